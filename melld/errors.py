@@ -1,0 +1,49 @@
+"""Every error that melld raises on purpose, as a type that carries facts.
+
+`status` is what an HTTP client is answered when the error ends its request; `whose` says who can mend it.
+"""
+
+from typing import ClassVar
+
+
+class MelldError(Exception):
+    """Base of all of melld's own errors."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class ConfigError(MelldError):
+    """The configuration cannot be used; `where` is the file and key, or the flag."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: {why}")
+        self.where = where
+        self.why = why
+
+
+class RequestTooLarge(MelldError):
+    """The request needs more KV memory than any worker has, ever."""
+
+    status = 400
+    code = "request_too_large"
+
+    def __init__(self, request: str, kv_bytes: int, capacity_bytes: int) -> None:
+        super().__init__(
+            f"request {request} needs {kv_bytes} bytes of KV cache; the largest worker has {capacity_bytes}"
+        )
+        self.request = request
+        self.kv_bytes = kv_bytes
+        self.capacity_bytes = capacity_bytes
+
+
+class IllegalTransition(MelldError):
+    """A lifecycle was asked for a step that its table does not have.  Nothing has changed."""
+
+    def __init__(self, noun: str, name: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{noun} {name} is {state}: cannot {event}" + "".join(f"\n  {line}" for line in story))
+        self.noun = noun
+        self.name = name
+        self.state = state
+        self.event = event
+        self.story = story

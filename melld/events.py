@@ -1,0 +1,170 @@
+"""What the scheduler is told, and what it answers.
+
+Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.  Every command names the
+event that caused it; `handle` of `scheduler.Scheduler` takes one event and returns the commands in the order in which they
+must be applied.
+
+    event ──► Scheduler.handle ──► commands ──► driver (daemon) or simulator ──► events ...
+
+Times are seconds on a monotonic clock that the caller chooses.  Sizes are bytes of KV blocks.
+"""
+
+import msgspec
+
+from melld.ids import RequestId, WorkerId
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A fact.  `at_s` never decreases from one event to the next."""
+
+    at_s: float
+
+
+class RequestArrived(Event, frozen=True, tag=True, gc=False):
+    """A request wants a worker.  `kv_bytes` is what its prompt needs.  Lower `priority` goes first, as in vLLM."""
+
+    request: RequestId
+    kv_bytes: int
+    prompt_tokens: int = 0
+    priority: int = 0
+
+
+class RequestsGrew(Event, frozen=True, tag=True):
+    """The present size of every request that has grown since the last such event (placed requests only)."""
+
+    kv_bytes: dict[RequestId, int]
+
+
+class RequestFinished(Event, frozen=True, tag=True, gc=False):
+    """The request has ended, in whatever way; its blocks are free on all workers that held them."""
+
+    request: RequestId
+
+
+class RequestPreempted(Event, frozen=True, tag=True, gc=False):
+    """vLLM itself pushed the request out of its worker's running set for lack of blocks.  It stays on that worker."""
+
+    request: RequestId
+
+
+class WorkerUp(Event, frozen=True, tag=True, gc=False):
+    """A worker may be used: `activate` may name it.  `slots` is the most requests that it runs at once.
+
+    `machine` groups workers that are near each other (the distance part of the priority of GPUs).
+    """
+
+    worker: WorkerId
+    capacity_bytes: int
+    slots: int = 2**31
+    machine: int = 0
+
+
+class WorkerDown(Event, frozen=True, tag=True, gc=False):
+    """A worker has died or was taken away.  Its requests are placed anew or queued, ahead of those that wait."""
+
+    worker: WorkerId
+
+
+class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
+    """Someone else has taken, or given back, memory of the worker's device."""
+
+    worker: WorkerId
+    capacity_bytes: int
+
+
+class WorkerDraining(Event, frozen=True, tag=True, gc=False):
+    """No new requests for this worker; those that it has are moved away as room is found."""
+
+    worker: WorkerId
+
+
+class WorkerResumed(Event, frozen=True, tag=True, gc=False):
+    """The worker takes requests again."""
+
+    worker: WorkerId
+
+
+class MoveCommitted(Event, frozen=True, tag=True, gc=False):
+    """The request now runs on the move's destination alone; the source's blocks are free."""
+
+    request: RequestId
+
+
+class MoveAborted(Event, frozen=True, tag=True, gc=False):
+    """The request still runs on the move's source alone; the destination's reservation is free."""
+
+    request: RequestId
+    reason: str = ""
+
+
+class EpochStarted(Event, frozen=True, tag=True, gc=False):
+    """The period of re-planning begins: overloads are judged, batched operations are carried out."""
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A decision.  `cause` is a short word or two for people and the decision log: "arrival", "refill", "overload"."""
+
+    cause: str
+
+
+class PlaceRequest(Command, frozen=True, tag=True, gc=False):
+    """Give the request to the worker (which may still be waking: the request waits for it)."""
+
+    request: RequestId
+    worker: WorkerId
+
+
+class QueueRequest(Command, frozen=True, tag=True, gc=False):
+    """No worker has room: the request waits; a later `PlaceRequest` ends its wait."""
+
+    request: RequestId
+
+
+class RefuseRequest(Command, frozen=True, tag=True, gc=False):
+    """The request can never fit: `melld.errors.RequestTooLarge` is its answer."""
+
+    request: RequestId
+    kv_bytes: int
+    capacity_bytes: int
+
+
+class MoveRequest(Command, frozen=True, tag=True, gc=False):
+    """Start to move the request.  It counts on both workers until `MoveCommitted` or `MoveAborted`.
+
+    `urgency_s`: seconds until the source overflows if the request stays; infinity when nothing presses.
+    """
+
+    request: RequestId
+    source: WorkerId
+    destination: WorkerId
+    kv_bytes: int
+    urgency_s: float = float("inf")
+
+
+class ActivateWorker(Command, frozen=True, tag=True, gc=False):
+    """The worker is about to be given requests: wake it."""
+
+    worker: WorkerId
+
+
+class RetireWorker(Command, frozen=True, tag=True, gc=False):
+    """The worker has no requests and none are coming: it may sleep."""
+
+    worker: WorkerId
+
+
+AnyEvent = (
+    RequestArrived
+    | RequestsGrew
+    | RequestFinished
+    | RequestPreempted
+    | WorkerUp
+    | WorkerDown
+    | WorkerCapacityChanged
+    | WorkerDraining
+    | WorkerResumed
+    | MoveCommitted
+    | MoveAborted
+    | EpochStarted
+)
+AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | MoveRequest | ActivateWorker | RetireWorker

@@ -1,0 +1,10 @@
+"""The names of things.  Plain strings at run time, distinct types for the checker.
+
+A worker is not a device and a worker's name says nothing about a GPU's index: the supervisor alone maps one to the other.
+"""
+
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+ModelId = NewType("ModelId", str)
