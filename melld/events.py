@@ -1,8 +1,7 @@
 """What the scheduler is told, and what it answers.
 
-Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.  Every command names the
-event that caused it; `handle` of `scheduler.Scheduler` takes one event and returns the commands in the order in which they
-must be applied.
+Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.
+`scheduler.Scheduler.handle` takes one event and returns the commands in the order in which they must be applied.
 
     event ──► Scheduler.handle ──► commands ──► driver (daemon) or simulator ──► events ...
 
