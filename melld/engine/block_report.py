@@ -1,0 +1,98 @@
+"""The ledger's facts, read from vLLM's block tables: who holds how many blocks, reported when it changes.
+
+Owns reading; changes nothing in vLLM.  Runs on the engine thread between two steps, so its price is paid by every
+token: in steady decoding a request is looked at with one length and a few comparisons, and reported only when a block
+was added (about once in `block_size` steps), its phase changed, or its prefill went on.  The tokens of a decoding
+request need no report: whoever reads this sees them pass.
+
+    used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from melld.migrate.snapshot import Phase
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+# (blocks, num_computed_tokens, num_prompt_tokens, num_output_tokens, phase)
+RequestBlocks = tuple[int, int, int, int, Phase]
+
+
+class BlockReport(msgspec.Struct, frozen=True, array_like=True):
+    """One look at a worker's KV blocks.  `total_blocks` leaves out vLLM's null block, which no request can have."""
+
+    used_blocks: int
+    total_blocks: int
+    changed: dict[str, RequestBlocks]
+
+
+class BlockReporter:
+    """Says what changed in a scheduler's block tables since it was last asked (vllm.v1.core.sched.scheduler)."""
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        manager = scheduler.kv_cache_manager
+        self._pool = manager.block_pool
+        self._tables = [group.req_to_blocks for group in manager.coordinator.single_type_managers]
+        self._total_blocks = self._pool.num_gpu_blocks - 1
+        self._last: dict[str, RequestBlocks] = {}
+
+    def collect(self) -> BlockReport:
+        """The blocks in use now, and every request whose blocks, phase or prefill changed since the last call.
+
+        A request that has ended is no longer named; its end was seen in the step's outputs.
+        """
+        requests = self._scheduler.requests
+        last = self._last
+        changed: dict[str, RequestBlocks] = {}
+        for request_id, request in requests.items():
+            blocks = self._blocks(request_id)
+            before = last.get(request_id)
+            if before is not None and before[0] == blocks and _unchanged(before, request):
+                continue
+            facts = (
+                blocks,
+                request.num_computed_tokens,
+                request.num_prompt_tokens,
+                request.num_output_tokens,
+                phase_of(request),
+            )
+            if facts != before:
+                last[request_id] = changed[request_id] = facts
+        if len(last) > len(requests):
+            self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
+        return BlockReport(self._total_blocks - self._pool.get_num_free_blocks(), self._total_blocks, changed)
+
+    def forget(self) -> None:
+        """Make the next report name every request: for a listener that has just connected."""
+        self._last.clear()
+
+    def _blocks(self, request_id: str) -> int:
+        tables = self._tables
+        if len(tables) == 1:
+            held = tables[0].get(request_id)
+            return len(held) if held is not None else 0
+        return sum(len(table[request_id]) for table in tables if request_id in table)
+
+
+def phase_of(request: "Request") -> Phase:
+    """Where the request stands: nothing computed, a prefill on its way, or one new token a step."""
+    computed = request.num_computed_tokens
+    if computed == 0:
+        return Phase.WAITING
+    # While decoding, one known token (the newest) waits to be computed; placeholders stand for tokens in flight.
+    placeholders = request.num_output_placeholders
+    generating = request.num_output_tokens + placeholders > 0
+    missing = request.num_tokens + placeholders - computed
+    return Phase.DECODING if generating and missing <= 1 else Phase.PREFILLING
+
+
+def _unchanged(before: RequestBlocks, request: "Request") -> bool:
+    """Whether a request with as many blocks as before has nothing to tell: it decodes on, or stands where it stood."""
+    if before[4] is Phase.DECODING:
+        return bool(request.num_computed_tokens > 0)
+    return bool(request.num_computed_tokens == before[1] and request.num_output_tokens == before[3])
