@@ -1,0 +1,252 @@
+"""A tiny Llama for trying melld without a download: random weights, a really trained tokenizer.
+
+Owns the files of a demo model's directory.  Never imports torch or transformers, and never touches the network: the
+weights are numpy arrays written as safetensors, so the daemon's process may call this too.
+
+The text that it writes is gibberish, but everything around it is real: byte-level BPE, special tokens, a chat template
+with tools (calls in the `<tool_call>` form that vLLM's `hermes` parser reads), grouped-query attention and rope.
+The same seed gives the same bytes; only the tokenizer also depends on the Python release, whose own language
+reference (`pydoc_data`) is the text that it is trained on.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from melld.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+VOCABULARY = 2048
+"""Tokens, the special ones included."""
+
+CONTEXT_TOKENS = 32768
+LAYERS = 4
+HIDDEN = 256
+INTERMEDIATE = 704
+HEADS = 4
+KV_HEADS = 2
+HEAD_WIDTH = HIDDEN // HEADS
+
+BEGIN, END, PAD, TURN_START, TURN_END = "<|begin|>", "<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (BEGIN, END, PAD, TURN_START, TURN_END)
+"""Ids 0 to 4, in this order; hidden from the text that a client sees."""
+
+MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Single tokens that stay visible in the text: the tool and reasoning parsers look for them there."""
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+CHAT_TEMPLATE = """\
+{%- set start, end = '<|im_start|>', '<|im_end|>\\n' -%}
+{{- bos_token -}}
+{%- set system = namespace(text='') -%}
+{%- if messages and messages[0].role == 'system' -%}
+    {%- set system.text = messages[0].content -%}
+{%- endif -%}
+{%- if tools -%}
+    {{- start + 'system\\n' + (system.text + '\\n\\n' if system.text else '') -}}
+    {{- 'You may call these functions:\\n<tools>\\n' -}}
+    {%- for tool in tools -%}
+        {{- (tool | tojson) + '\\n' -}}
+    {%- endfor -%}
+    {{- '</tools>\\nTo call one, answer with:\\n' -}}
+    {{- '<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' + end -}}
+{%- elif system.text -%}
+    {{- start + 'system\\n' + system.text + end -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- start + 'user' -}}{%- endif -%}
+        {{- '\\n<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' -}}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- end -}}{%- endif -%}
+    {%- elif message.role == 'assistant' -%}
+        {{- start + 'assistant\\n' + (message.content or '') -}}
+        {%- for call in message.tool_calls or [] -%}
+            {%- set function = call.function or call -%}
+            {{- '\\n<tool_call>\\n{"name": "' + function.name + '", "arguments": ' -}}
+            {{- function.arguments if function.arguments is string else function.arguments | tojson -}}
+            {{- '}\\n</tool_call>' -}}
+        {%- endfor -%}
+        {{- end -}}
+    {%- elif message.role in ('user', 'system', 'developer') -%}
+        {%- if not (loop.first and message.role == 'system') -%}
+            {{- start + message.role + '\\n' + (message.content or '') + end -}}
+        {%- endif -%}
+    {%- else -%}
+        {{- raise_exception('unknown role: ' ~ message.role) -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- start + 'assistant\\n' -}}{%- endif -%}
+"""
+
+
+def make_demo_model(directory: Path, seed: int = 0) -> None:
+    """Write the model into `directory`, all or nothing; a complete one made with this seed is left alone.
+
+    Raises:
+        ConfigError: `directory` holds something else, a demo model of another seed included.
+    """
+    if _is_complete(directory, seed):
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that the rename stays within one file system.
+    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        _write_files(scratch, seed)
+        scratch.chmod(0o755)
+        _move_into_place(scratch, directory, seed)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _move_into_place(scratch: Path, directory: Path, seed: int) -> None:
+    """Rename; another process that was faster with the same model is as good."""
+    try:
+        os.rename(scratch, directory)  # noqa: PTH104 - an empty directory may be replaced, anything else may not
+    except OSError as error:
+        if not _is_complete(directory, seed):
+            raise ConfigError(str(directory), f"cannot put a demo model here: {error.strerror}") from error
+
+
+def _is_complete(directory: Path, seed: int) -> bool:
+    """Whether the demo model of this seed stands in `directory`."""
+    if not all((directory / name).is_file() for name in FILES):
+        return False
+    found = json.loads((directory / "config.json").read_text()).get("melld_demo_seed")
+    if found != seed:
+        made_with = "is not a demo model" if found is None else f"was made with seed {found}"
+        raise ConfigError(str(directory), f"holds a model that {made_with}: choose another directory")
+    return True
+
+
+def _write_files(directory: Path, seed: int) -> None:
+    from safetensors.numpy import save_file
+
+    _write_tokenizer(directory)
+    _write_json(directory / "config.json", _model_config(seed))
+    ids = {"bos_token_id": 0, "eos_token_id": [1, 4], "pad_token_id": 2}
+    _write_json(directory / "generation_config.json", {"do_sample": True, "temperature": 1.0, "top_p": 1.0} | ids)
+    save_file(_weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors makes it private; the service runs as another user
+
+
+def _model_config(seed: int) -> dict[str, Any]:
+    """The fields of transformers' LlamaConfig."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_WIDTH,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "use_cache": True,
+        "dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "melld_demo_seed": seed,
+    }
+
+
+def _weights(seed: int) -> "dict[str, np.ndarray]":
+    """Random float32 tensors under the names of transformers' LlamaForCausalLM, each [out, in].
+
+    Scaled so that the next token depends on position and on far tokens: with the usual small spread, greedy decoding
+    soon repeats one word, and a test that compares texts would compare nothing.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, gain: float) -> "np.ndarray":
+        return (random.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / columns**0.5)).copy()
+
+    weights = {"model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN, HIDDEN**0.5)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        weights |= {
+            f"{prefix}.input_layernorm.weight": np.ones(HIDDEN, dtype=np.float32),
+            f"{prefix}.post_attention_layernorm.weight": np.ones(HIDDEN, dtype=np.float32),
+            f"{prefix}.self_attn.q_proj.weight": matrix(HEADS * HEAD_WIDTH, HIDDEN, 1.5),
+            f"{prefix}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_WIDTH, HIDDEN, 1.5),
+            f"{prefix}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_WIDTH, HIDDEN, 1.0),
+            f"{prefix}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_WIDTH, 1.0),
+            f"{prefix}.mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN, 1.0),
+            f"{prefix}.mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN, 1.0),
+            f"{prefix}.mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE, 1.0),
+        }
+    weights["model.norm.weight"] = np.ones(HIDDEN, dtype=np.float32)
+    head = matrix(VOCABULARY, HIDDEN, 2.5)
+    # A logit of 0 for the special tokens: the largest of the others is above it, so a greedy answer never ends or
+    # opens a turn by chance, and a sampled one rarely does.  Answers run to their max_tokens.
+    head[: len(SPECIAL_TOKENS)] = 0.0
+    weights["lm_head.weight"] = head
+    return weights
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A $B", special_tokens=[(BEGIN, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKER_TOKENS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_text(), trainer)
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKER_TOKENS])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": CONTEXT_TOKENS,
+            "clean_up_tokenization_spaces": False,
+            "bos_token": BEGIN,
+            "eos_token": END,
+            "pad_token": PAD,
+            "additional_special_tokens": [TURN_START, TURN_END],
+        },
+    )
+
+
+def _training_text() -> list[str]:
+    """Python's language reference (about 460 kB), and chat and JSON shapes that it lacks."""
+    from pydoc_data.topics import topics
+
+    shapes = ["system user assistant tool", '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'] * 20
+    return [topics[name] for name in sorted(topics)] + shapes
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
