@@ -1,0 +1,180 @@
+"""How few workers could hold a set of requests at one instant: lower bounds for bin packing.
+
+Owns arithmetic on sizes.  Never looks at where a request is placed: no schedule, with or without migration, can use
+fewer workers at that instant than these bounds say.
+
+All workers are alike and hold `capacity` bytes.  Sizes are whole bytes in (0, capacity].
+
+    volume    sum / capacity, rounded up
+    counting  at most one L, two of L and M, three of L, M and S share a worker (the paper's classes)
+    l2        Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem" (1990)
+    dual      the dual feasible functions u(k) of Fekete and Schepers, "New classes of fast lower bounds for bin
+              packing problems" (2001), for k = 2, 3, 4: a finer counting
+    exact     branch and bound, for small sets and up to a limit of nodes
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Sizes = npt.NDArray[np.int64]
+_DUAL_PARTS = (2, 3, 4)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Workers that are needed at least; `exact` is None where the search was not asked for or met its limit."""
+
+    volume: int
+    counting: int
+    l2: int
+    dual: int
+    exact: int | None = None
+
+    @property
+    def best(self) -> int:
+        """The greatest of them, hence the truest."""
+        return max(self.volume, self.counting, self.l2, self.dual, self.exact or 0)
+
+
+def bounds(sizes: Iterable[int], capacity: int, node_limit: int = 0) -> Bounds:
+    """All bounds of one set of sizes; the exact search is tried if `node_limit` is above zero.
+
+    Raises:
+        ValueError: a size is not in (0, capacity].
+    """
+    ascending = sorted_sizes(sizes, capacity)
+    found = Bounds(
+        volume=volume_bound(ascending, capacity),
+        counting=counting_bound(ascending, capacity),
+        l2=l2_bound(ascending, capacity),
+        dual=dual_bound(ascending, capacity),
+    )
+    if node_limit <= 0:
+        return found
+    exact = exact_workers(ascending.tolist(), capacity, node_limit, at_least=found.best)
+    return msgspec.structs.replace(found, exact=exact)
+
+
+def lower_bound(sizes: Sizes, capacity: int) -> int:
+    """The best of the bounds that cost O(n log n): what the simulator evaluates in every epoch.
+
+    Sizes of zero (a preempted request that holds nothing) are left out.
+    """
+    ascending = np.sort(sizes)
+    ascending = ascending[np.searchsorted(ascending, 1) :]
+    if ascending.size == 0:
+        return 0
+    # l2 with alpha = 0 is the volume bound; u(2) and u(3) are at least the counting of L, M and S.
+    return max(l2_bound(ascending, capacity), dual_bound(ascending, capacity))
+
+
+def sorted_sizes(sizes: Iterable[int], capacity: int) -> Sizes:
+    """The sizes in ascending order, shape [n].
+
+    Raises:
+        ValueError: a size is not in (0, capacity].
+    """
+    ascending = np.sort(np.fromiter(sizes, dtype=np.int64))
+    if ascending.size and (ascending[0] <= 0 or ascending[-1] > capacity):
+        raise ValueError(f"sizes must lie in (0, {capacity}]: found {ascending[0]} to {ascending[-1]}")
+    return ascending
+
+
+def volume_bound(ascending: Sizes, capacity: int) -> int:
+    """The bytes of all, spread as if requests could be cut."""
+    return _ceil_div(int(ascending.sum()), capacity)
+
+
+def counting_bound(ascending: Sizes, capacity: int) -> int:
+    """Requests above C/2 are alone among their kind, above C/3 in pairs, above C/4 in threes."""
+    return max(
+        _ceil_div(ascending.size - int(np.searchsorted(ascending, capacity // parts, side="right")), parts - 1)
+        for parts in (2, 3, 4)
+    )
+
+
+def l2_bound(ascending: Sizes, capacity: int) -> int:
+    """Martello and Toth's L2 over every alpha that can matter, in O(n log n) for sorted sizes of shape [n].
+
+    For a given alpha, requests above C - alpha are alone, requests above C/2 are apart from each other, and requests
+    of at least alpha must use what room the latter leave.
+    """
+    if ascending.size == 0:
+        return 0
+    cumulative = np.concatenate(([0], np.cumsum(ascending)))
+    half = int(np.searchsorted(ascending, capacity // 2, side="right"))
+    alphas = np.concatenate((np.zeros(1, dtype=np.int64), ascending[:half]))
+    first_counted = np.concatenate(([0], np.searchsorted(ascending, ascending[:half], side="left")))
+    first_alone = np.searchsorted(ascending, capacity - alphas, side="right")
+    apart = first_alone - half
+    room_beside = apart * capacity - (cumulative[first_alone] - cumulative[half])
+    small_bytes = cumulative[half] - cumulative[first_counted]
+    more = np.maximum(0, -((room_beside - small_bytes) // capacity))
+    return int((ascending.size - half + more).max())
+
+
+def dual_bound(ascending: Sizes, capacity: int) -> int:
+    """The best of Fekete and Schepers' u(k): x counts floor((k+1)x)/k, or x itself where (k+1)x is whole."""
+    best = 0
+    for parts in _DUAL_PARTS:
+        whole, rest = np.divmod(ascending * (parts + 1), capacity)
+        weight = np.where(rest == 0, ascending * parts, whole * capacity)
+        best = max(best, _ceil_div(int(weight.sum()), parts * capacity))
+    return best
+
+
+def first_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:
+    """Workers that first fit uses when it takes the largest first: an upper bound."""
+    rooms: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        for index, room in enumerate(rooms):
+            if size <= room:
+                rooms[index] -= size
+                break
+        else:
+            rooms.append(capacity - size)
+    return len(rooms)
+
+
+def exact_workers(sizes: Sequence[int], capacity: int, node_limit: int, at_least: int = 0) -> int | None:
+    """The least number of workers that hold the sizes, or None if the search met `node_limit` placements.
+
+    `at_least` is a bound that is known already; the search starts from there.
+    """
+    descending = sorted(sizes, reverse=True)
+    enough = first_fit_decreasing(descending, capacity)
+    budget = [node_limit]
+    for workers in range(max(at_least, 0), enough):
+        fits = _fits(descending, [capacity] * workers, sum(descending), budget)
+        if fits is None:
+            return None
+        if fits:
+            return workers
+    return enough
+
+
+def _fits(descending: Sequence[int], rooms: list[int], left: int, budget: list[int], start: int = 0) -> bool | None:
+    """Whether the sizes from `start` fit in the rooms; None when the budget of placements is used up."""
+    if start == len(descending):
+        return True
+    smallest = descending[-1]
+    if left > sum(room for room in rooms if room >= smallest):
+        return False
+    size = descending[start]
+    for room in sorted({room for room in rooms if room >= size}):
+        if budget[0] == 0:
+            return None
+        budget[0] -= 1
+        index = rooms.index(room)
+        rooms[index] = room - size
+        fits = _fits(descending, rooms, left - size, budget, start + 1)
+        rooms[index] = room
+        if fits is not False or room == size:
+            return fits
+    return False
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
