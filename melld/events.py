@@ -71,6 +71,13 @@ class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
     capacity_bytes: int
 
 
+class WorkerSlotsChanged(Event, frozen=True, tag=True, gc=False):
+    """The worker should run at most so many requests at once, perhaps fewer than it has: its steps became too slow."""
+
+    worker: WorkerId
+    slots: int
+
+
 class WorkerDraining(Event, frozen=True, tag=True, gc=False):
     """No new requests for this worker; those that it has are moved away as room is found."""
 
@@ -84,9 +91,13 @@ class WorkerResumed(Event, frozen=True, tag=True, gc=False):
 
 
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
-    """The request now runs on the move's destination alone; the source's blocks are free."""
+    """The request now runs on the move's destination alone; the source's blocks are free.
+
+    `destination` tells a late answer from the answer to a newer move; None means the move in flight.
+    """
 
     request: RequestId
+    destination: WorkerId | None = None
 
 
 class MoveAborted(Event, frozen=True, tag=True, gc=False):
@@ -94,6 +105,7 @@ class MoveAborted(Event, frozen=True, tag=True, gc=False):
 
     request: RequestId
     reason: str = ""
+    destination: WorkerId | None = None
 
 
 class EpochStarted(Event, frozen=True, tag=True, gc=False):
@@ -160,6 +172,7 @@ AnyEvent = (
     | WorkerUp
     | WorkerDown
     | WorkerCapacityChanged
+    | WorkerSlotsChanged
     | WorkerDraining
     | WorkerResumed
     | MoveCommitted

@@ -1,0 +1,366 @@
+"""The state of one model's workers and requests, and the only code that changes it.
+
+Owns the sums (one ledger per worker: free + used = capacity) and the order of the commands; never decides who goes
+where (policies do) and never acts.  Asking (`fits`, `room_bytes`, `sleeping`) is apart from taking.
+
+    policy ──asks──► Cluster ◄──facts── Scheduler
+       └─decides──► activate / assign / retire ──► commands, in the order in which they must be applied
+
+Two kinds of moves.  In flight: a request that is assigned elsewhere counts on both workers until `commit` or
+`abort`.  Instant (`ClusterSettings.instant_moves`, the paper's assumption): the source is free at once, so commands
+applied in order never exceed a capacity; the acknowledgement that follows changes nothing.
+
+What fits is judged one horizon ahead: each request on a worker is reckoned with `ahead_bytes`, the growth that was
+observed of late times `horizon_s`.
+"""
+
+import heapq
+
+import msgspec
+
+from melld.errors import IllegalTransition
+from melld.events import ActivateWorker, AnyCommand, MoveRequest, PlaceRequest, RequestArrived, RetireWorker, WorkerUp
+from melld.ids import RequestId, WorkerId
+from melld.scheduler.growth import GrowthRate
+from melld.scheduler.index import RoomIndex
+from melld.scheduler.state import Request, RequestState, Worker, WorkerState
+from melld.scheduler.waiting import WaitingQueue
+
+
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided."""
+
+    horizon_s: float = 0.0
+    instant_moves: bool = False
+
+
+class Cluster:
+    """All workers and requests of one model."""
+
+    def __init__(self, settings: ClusterSettings | None = None) -> None:
+        self.settings = settings or ClusterSettings()
+        self.now_s = 0.0
+        self.workers: dict[WorkerId, Worker] = {}
+        self.active: dict[WorkerId, Worker] = {}  # in the order of activation (resumed ones at the end)
+        self.draining: dict[WorkerId, Worker] = {}
+        self.requests: dict[RequestId, Request] = {}
+        self.waiting = WaitingQueue()
+        self.growth = GrowthRate()
+        self.ahead_bytes = 0
+        self.room = RoomIndex(self.active, self.room_bytes)
+        self._asleep: list[tuple[int, WorkerId]] = []
+        self._empty: dict[WorkerId, Worker] = {}  # awake, without requests
+        self._largest: tuple[int, int] | None = None  # bytes: ever offered, offered now; None: to be measured
+        self._commands: list[AnyCommand] = []
+        self._orders = 0
+        self._ranks = 0
+        self._sequences = 0
+
+    # ---- asking
+
+    def room_bytes(self, worker: Worker) -> int:
+        """The largest request that still fits one horizon ahead, slots aside.  An empty worker needs no horizon."""
+        count = len(worker.requests) + len(worker.arriving)
+        ahead_bytes = (count + 1) * self.ahead_bytes if count else 0
+        return worker.capacity_bytes - worker.used_bytes - ahead_bytes
+
+    def fits(self, worker: Worker, kv_bytes: int) -> bool:
+        """Whether a request of that size could be assigned to the worker now."""
+        if worker.state is not WorkerState.ACTIVE or len(worker.requests) + len(worker.arriving) >= worker.slots:
+            return False
+        return kv_bytes <= self.room_bytes(worker)
+
+    def sleeping(self, kv_bytes: int) -> Worker | None:
+        """The worker to activate next for a request of that size: the first known of those large enough."""
+        while self._asleep and not self._is_asleep(self._asleep[0]):
+            heapq.heappop(self._asleep)
+        if not self._asleep:
+            return None
+        first = self.workers[self._asleep[0][1]]
+        if kv_bytes <= first.capacity_bytes and first.slots > 0:
+            return first
+        for rank, name in sorted(self._asleep):
+            worker = self.workers.get(name)
+            if self._is_asleep((rank, name)) and worker and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
+                return worker
+        return None
+
+    def empty_workers(self) -> list[Worker]:
+        """Workers that are awake, active or draining, and have no requests."""
+        return list(self._empty.values())
+
+    def largest_capacity_bytes(self) -> int:
+        """The most that any known worker has ever offered: what is larger can never fit."""
+        if self._largest is None:
+            self._largest = self._measure_largest()
+        return self._largest[0]
+
+    def could_hold(self, kv_bytes: int) -> bool:
+        """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
+        if self._largest is None:
+            self._largest = self._measure_largest()
+        return kv_bytes <= self._largest[1]
+
+    # ---- deciding: each records its command
+
+    def activate(self, worker: Worker, cause: str) -> None:
+        """Wake the worker: requests may be assigned to it from now on."""
+        worker.state = worker.after("activate")
+        self._orders += 1
+        worker.order = self._orders
+        worker.empty_since_s = self.now_s
+        self.active[worker.id] = worker
+        self._empty[worker.id] = worker
+        self.room.note(worker)
+        self._commands.append(ActivateWorker(cause, worker.id))
+
+    def retire(self, worker: Worker, cause: str) -> None:
+        """Let the empty worker sleep."""
+        assert not worker.requests, worker.id
+        assert not worker.arriving, worker.id
+        worker.state = worker.after("retire")
+        self.draining.pop(worker.id, None)
+        self.active.pop(worker.id, None)
+        self._empty.pop(worker.id, None)
+        self.room.note(worker)
+        if worker.state is WorkerState.ASLEEP:
+            heapq.heappush(self._asleep, (worker.rank, worker.id))
+        self._commands.append(RetireWorker(cause, worker.id))
+
+    def assign(self, request: Request, worker: Worker, cause: str, urgency_s: float = float("inf")) -> None:
+        """Place the waiting request on the worker, or move the running one there.  It must fit."""
+        assert self.fits(worker, request.kv_bytes), (request.id, worker.id)
+        source = request.worker
+        if source is None:
+            request.state = request.after("place")
+            if request.id in self.waiting:
+                self.waiting.remove(request.id)
+            request.placed_s = self.now_s
+            self._settle_on(request, worker)
+            self._commands.append(PlaceRequest(cause, request.id, worker.id))
+            return
+        assert source is not worker, request.id
+        request.state = request.after("move")
+        request.destination = worker
+        request.moves += 1
+        self._empty.pop(worker.id, None)
+        worker.arriving[request.id] = request
+        worker.used_bytes += request.kv_bytes
+        source.leaving += 1
+        source.leaving_bytes += request.kv_bytes
+        self.room.note(worker)
+        self._commands.append(
+            MoveRequest(cause, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s)
+        )
+        if self.settings.instant_moves:
+            self.commit(request)
+
+    def record(self, command: AnyCommand) -> None:
+        """A command that changes no sums (queue, refuse), in its place among the others."""
+        self._commands.append(command)
+
+    def take_commands(self) -> list[AnyCommand]:
+        """What has been decided since the last call."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    # ---- facts about workers
+
+    def add_worker(self, event: WorkerUp) -> Worker:
+        """A worker may be used from now on."""
+        if event.worker in self.workers:
+            raise IllegalTransition("worker", event.worker, self.workers[event.worker].state, "come up")
+        self._ranks += 1
+        worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
+        self.workers[worker.id] = worker
+        self._largest = None
+        heapq.heappush(self._asleep, (worker.rank, worker.id))
+        return worker
+
+    def remove_worker(self, worker: Worker) -> list[Request]:
+        """The worker is gone and its requests, which are returned, wait ahead of all others; moves to it are off."""
+        for request in list(worker.arriving.values()):
+            self.abort(request)
+        displaced = list(worker.requests.values())
+        for request in displaced:
+            state = request.after("lose")
+            self._leave(request)
+            request.state = state
+            self.waiting.add(request, displaced=True)
+        del self.workers[worker.id]
+        self._largest = None
+        self.draining.pop(worker.id, None)
+        self.active.pop(worker.id, None)
+        self._empty.pop(worker.id, None)
+        self.room.note(worker)
+        return displaced
+
+    def resize_worker(self, worker: Worker, capacity_bytes: int, slots: int) -> None:
+        """The worker holds more or less than before, perhaps less than what it has."""
+        worker.capacity_bytes = capacity_bytes
+        worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
+        worker.slots = slots
+        self._largest = None
+        self.room.note(worker)
+
+    def drain_worker(self, worker: Worker) -> None:
+        """Nothing more is assigned to the worker.  Said twice it is the same."""
+        worker.state = worker.after("drain")
+        self._largest = None
+        self.active.pop(worker.id, None)
+        if worker.state is WorkerState.DRAINING:
+            self.draining[worker.id] = worker
+        self.room.note(worker)
+
+    def resume_worker(self, worker: Worker) -> None:
+        """The worker takes requests again; it keeps its place in the order of activation."""
+        was, worker.state = worker.state, worker.after("resume")
+        if was is worker.state:
+            return
+        self._largest = None
+        self.draining.pop(worker.id, None)
+        if worker.state is WorkerState.ACTIVE:
+            self.active[worker.id] = worker
+            self.room.note(worker)
+        else:
+            heapq.heappush(self._asleep, (worker.rank, worker.id))
+
+    # ---- facts about requests
+
+    def add_request(self, event: RequestArrived) -> Request:
+        """The request waits (or will be assigned at once); raises `IllegalTransition` if it is known."""
+        if event.request in self.requests:
+            raise IllegalTransition("request", event.request, self.requests[event.request].state, "arrive")
+        self._sequences += 1
+        request = Request(event.request, event.kv_bytes, event.prompt_tokens, event.priority, self._sequences)
+        request.arrived_s = self.now_s
+        self.requests[request.id] = request
+        return request
+
+    def grow(self, sizes: dict[RequestId, int]) -> None:
+        """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
+        known = self.requests
+        note = self.room.note
+        growing = total_bytes = 0
+        for name, kv_bytes in sizes.items():
+            request = known.get(name)
+            if request is None or (worker := request.worker) is None:
+                continue
+            delta_bytes = kv_bytes - request.kv_bytes
+            if delta_bytes <= 0:
+                continue
+            request.kv_bytes = kv_bytes
+            worker.used_bytes += delta_bytes
+            note(worker)
+            if (destination := request.destination) is not None:
+                worker.leaving_bytes += delta_bytes
+                destination.used_bytes += delta_bytes
+                note(destination)
+            growing += 1
+            total_bytes += delta_bytes
+        self.growth.observe(self.now_s, total_bytes, growing)
+        ahead_bytes = self.growth.ahead_bytes(self.settings.horizon_s)
+        if ahead_bytes != self.ahead_bytes:
+            self.ahead_bytes = ahead_bytes
+            self.room.note_all()
+
+    def remove_request(self, request: Request) -> Worker | None:
+        """The request has ended wherever it was.  Returns the worker that ran it, None if it waited."""
+        worker = request.worker
+        if worker is None:
+            if request.id in self.waiting:
+                self.waiting.remove(request.id)
+        else:
+            self._leave(request)
+        del self.requests[request.id]
+        return worker
+
+    def commit(self, request: Request) -> Worker:
+        """The move is done: the request runs on its destination alone.  Returns the worker that it left."""
+        request.state = request.after("commit")
+        source, destination = request.worker, request.destination
+        assert source is not None, request.id
+        assert destination is not None, request.id
+        self._end_move(request, source, destination)
+        del source.requests[request.id]
+        source.used_bytes -= request.kv_bytes
+        self._note_departure(source)
+        self._settle_on(request, destination)
+        return source
+
+    def abort(self, request: Request) -> Worker:
+        """The move is off: the request runs on its source alone.  Returns the worker that it does not go to."""
+        request.state = request.after("abort")
+        source, destination = request.worker, request.destination
+        assert source is not None, request.id
+        assert destination is not None, request.id
+        self._end_move(request, source, destination)
+        self._note_departure(destination)
+        return destination
+
+    # ---- the law
+
+    def check(self) -> None:
+        """Hold every sum and every state against what they stand for.  For tests and the simulator."""
+        for worker in self.workers.values():
+            held = [*worker.requests.values(), *worker.arriving.values()]
+            leaving = [request for request in worker.requests.values() if request.destination is not None]
+            assert worker.used_bytes == sum(request.kv_bytes for request in held), worker.id
+            assert worker.leaving_bytes == sum(request.kv_bytes for request in leaving), worker.id
+            assert worker.leaving == len(leaving), worker.id
+            assert all(request.worker is worker for request in worker.requests.values()), worker.id
+            assert all(request.destination is worker for request in worker.arriving.values()), worker.id
+            awake = worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING)
+            assert awake or not held, worker.id
+            assert (worker.id in self.active) == (worker.state is WorkerState.ACTIVE), worker.id
+            assert (worker.id in self.draining) == (worker.state is WorkerState.DRAINING), worker.id
+            assert (worker.id in self._empty) == (awake and not held), worker.id
+        for request in self.requests.values():
+            assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
+            assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id
+            assert (request.state is RequestState.WAITING) == (request.id in self.waiting), request.id
+            assert request.worker is None or self.workers.get(request.worker.id) is request.worker, request.id
+
+    def _measure_largest(self) -> tuple[int, int]:
+        open_states = (WorkerState.ASLEEP, WorkerState.ACTIVE)
+        ever = max((worker.largest_capacity_bytes for worker in self.workers.values()), default=0)
+        usable = [w.capacity_bytes for w in self.workers.values() if w.state in open_states and w.slots > 0]
+        return ever, max(usable, default=-1)
+
+    # ---- in one place: how a request comes to a worker and leaves it
+
+    def _settle_on(self, request: Request, worker: Worker) -> None:
+        request.worker = worker
+        worker.requests[request.id] = request
+        worker.used_bytes += request.kv_bytes
+        self._empty.pop(worker.id, None)
+        self.room.note(worker)
+
+    def _leave(self, request: Request) -> None:
+        worker = request.worker
+        assert worker is not None, request.id
+        if request.destination is not None:
+            destination = request.destination
+            self._end_move(request, worker, destination)
+            self._note_departure(destination)
+        del worker.requests[request.id]
+        worker.used_bytes -= request.kv_bytes
+        request.worker = None
+        self._note_departure(worker)
+
+    def _end_move(self, request: Request, source: Worker, destination: Worker) -> None:
+        request.destination = None
+        source.leaving -= 1
+        source.leaving_bytes -= request.kv_bytes
+        del destination.arriving[request.id]
+        destination.used_bytes -= request.kv_bytes
+
+    def _note_departure(self, worker: Worker) -> None:
+        self.room.note(worker)
+        if not worker.requests and not worker.arriving:
+            worker.empty_since_s = self.now_s
+            self._empty[worker.id] = worker
+
+    def _is_asleep(self, entry: tuple[int, WorkerId]) -> bool:
+        worker = self.workers.get(entry[1])
+        return worker is not None and worker.rank == entry[0] and worker.state is WorkerState.ASLEEP

@@ -1,0 +1,17 @@
+"""The policies by name, each as a factory `cluster -> Policy`.
+
+Owns the names that configuration and command line accept; a policy joins the tests by being registered here.
+"""
+
+from collections.abc import Callable, Mapping
+
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.fit import BestFit, WorstFit
+from melld.scheduler.policy import Policy
+
+POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
+    BestFit.name: BestFit,
+    WorstFit.name: WorstFit,
+}
+
+DEFAULT_POLICY = BestFit.name

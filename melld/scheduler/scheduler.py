@@ -1,0 +1,217 @@
+"""Events in, commands out: what is common to all policies.
+
+Owns the queue discipline, refusals, workers that die, drain and retire.  Never chooses a worker: the policy does.
+Pure: no I/O, no clock (`event.at_s` is the time), no chance.  The same events give the same commands.
+
+An event that cannot be (an arrival of a known request, a worker that comes up twice) raises `IllegalTransition` and
+changes nothing.  One that may come late or twice (a finish, the end of a move, a size) is heard once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melld import events
+from melld.errors import IllegalTransition
+from melld.events import AnyCommand, AnyEvent
+from melld.ids import WorkerId
+from melld.scheduler.cluster import Cluster, ClusterSettings
+from melld.scheduler.policy import Policy
+from melld.scheduler.state import Request, RequestState, Worker, WorkerState
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True):
+    """`retire_after_s`: how long a worker stays awake without requests (judged at epochs)."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    retire_after_s: float = 0.0
+
+
+class Scheduler:
+    """One model's scheduler.  `policy` builds the policy object for the cluster that the scheduler owns."""
+
+    def __init__(self, policy: Callable[[Cluster], Policy], settings: SchedulerSettings | None = None) -> None:
+        self.settings = settings or SchedulerSettings()
+        self.cluster = Cluster(self.settings.cluster)
+        self.policy = policy(self.cluster)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.RequestArrived: self._arrived,
+            events.RequestsGrew: self._grew,
+            events.RequestFinished: self._finished,
+            events.RequestPreempted: self._preempted,
+            events.WorkerUp: self._worker_up,
+            events.WorkerDown: self._worker_down,
+            events.WorkerCapacityChanged: self._capacity_changed,
+            events.WorkerSlotsChanged: self._slots_changed,
+            events.WorkerDraining: self._worker_draining,
+            events.WorkerResumed: self._worker_resumed,
+            events.MoveCommitted: self._move_ended,
+            events.MoveAborted: self._move_ended,
+            events.EpochStarted: self._epoch_started,
+        }
+
+    def handle(self, event: AnyEvent) -> list[AnyCommand]:
+        """Take one fact; the answer's commands must be applied in their order.
+
+        Raises:
+            IllegalTransition: the event contradicts what is known; nothing has changed.
+            ValueError: the event's time is before the last one's, or a size is negative; nothing has changed.
+        """
+        if event.at_s < self.cluster.now_s:
+            raise ValueError(f"time runs backwards: {event.at_s} after {self.cluster.now_s}")
+        before_s, self.cluster.now_s = self.cluster.now_s, event.at_s
+        try:
+            self._handlers[type(event)](event)
+        except (IllegalTransition, ValueError):
+            self.cluster.now_s = before_s
+            raise
+        return self.cluster.take_commands()
+
+    # ---- requests
+
+    def _arrived(self, event: events.RequestArrived) -> None:
+        if event.kv_bytes < 0:
+            raise ValueError(f"request {event.request} of {event.kv_bytes} bytes")
+        cluster = self.cluster
+        request = cluster.add_request(event)
+        if cluster.workers and event.kv_bytes > (largest_bytes := cluster.largest_capacity_bytes()):
+            cluster.remove_request(request)
+            cluster.record(events.RefuseRequest("too large", request.id, event.kv_bytes, largest_bytes))
+        elif len(cluster.waiting):
+            cluster.waiting.add(request)
+            self._serve_waiting()
+            self._tell_waiting(request)
+        elif not self.policy.allocate(request, "arrival"):
+            cluster.waiting.add(request)
+            self._tell_waiting(request)
+
+    def _tell_waiting(self, request: Request) -> None:
+        if request.state is RequestState.WAITING:
+            self.cluster.record(events.QueueRequest("no room", request.id))
+
+    def _grew(self, event: events.RequestsGrew) -> None:
+        self.cluster.grow(event.kv_bytes)
+        self.policy.grew(event.kv_bytes)
+
+    def _finished(self, event: events.RequestFinished) -> None:
+        request = self.cluster.requests.get(event.request)
+        if request is None:
+            return
+        destination = request.destination
+        worker = self.cluster.remove_request(request)
+        if worker is not None:
+            self.policy.departed(request, worker, destination)
+        self._serve_waiting()
+
+    def _preempted(self, event: events.RequestPreempted) -> None:
+        """Its size still counts: it needs the bytes again before it can go on."""
+
+    def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
+        request = self.cluster.requests.get(event.request)
+        if request is None or request.destination is None or request.worker is None:
+            return
+        if event.destination is not None and event.destination != request.destination.id:
+            return
+        source, destination = request.worker, request.destination
+        if type(event) is events.MoveCommitted:
+            self.cluster.commit(request)
+        else:
+            self.cluster.abort(request)
+        self.policy.moved(request, source, destination)
+        self._serve_waiting()
+
+    # ---- workers
+
+    def _worker(self, name: WorkerId, event: str) -> Worker:
+        worker = self.cluster.workers.get(name)
+        if worker is None:
+            raise IllegalTransition("worker", name, "unknown", event)
+        return worker
+
+    def _worker_up(self, event: events.WorkerUp) -> None:
+        if event.capacity_bytes < 0 or event.slots < 0:
+            raise ValueError(f"worker {event.worker} of {event.capacity_bytes} bytes, {event.slots} slots")
+        self.policy.changed(self.cluster.add_worker(event), [])
+        self._serve_waiting()
+
+    def _worker_down(self, event: events.WorkerDown) -> None:
+        worker = self.cluster.workers.get(event.worker)
+        if worker is None:
+            return
+        bound_for_it = [(r, r.worker, worker) for r in worker.arriving.values() if r.worker is not None]
+        leaving_it = [(r, worker, r.destination) for r in worker.requests.values() if r.destination is not None]
+        displaced = self.cluster.remove_worker(worker)
+        for request, source, destination in bound_for_it + leaving_it:
+            self.policy.moved(request, source, destination)
+        self.policy.changed(worker, displaced)
+        self._serve_waiting()
+        for request in displaced:
+            self._tell_waiting(request)
+
+    def _capacity_changed(self, event: events.WorkerCapacityChanged) -> None:
+        self._resize(event.worker, event.capacity_bytes, None)
+
+    def _slots_changed(self, event: events.WorkerSlotsChanged) -> None:
+        self._resize(event.worker, None, event.slots)
+
+    def _resize(self, name: WorkerId, capacity_bytes: int | None, slots: int | None) -> None:
+        worker = self.cluster.workers.get(name)
+        if worker is None:
+            return
+        new_capacity_bytes = worker.capacity_bytes if capacity_bytes is None else capacity_bytes
+        new_slots = worker.slots if slots is None else slots
+        if new_capacity_bytes < 0 or new_slots < 0:
+            raise ValueError(f"worker {name} of {new_capacity_bytes} bytes, {new_slots} slots")
+        self.cluster.resize_worker(worker, new_capacity_bytes, new_slots)
+        self.policy.changed(worker, [])
+        self._serve_waiting()
+
+    def _worker_draining(self, event: events.WorkerDraining) -> None:
+        worker = self._worker(event.worker, "drain")
+        self.cluster.drain_worker(worker)
+        self.policy.changed(worker, [])
+        self._empty_draining(worker)
+
+    def _worker_resumed(self, event: events.WorkerResumed) -> None:
+        worker = self._worker(event.worker, "resume")
+        was = worker.state
+        self.cluster.resume_worker(worker)
+        if worker.state is not was:
+            self.policy.changed(worker, [])
+            self._serve_waiting()
+
+    # ---- the epoch
+
+    def _epoch_started(self, event: events.EpochStarted) -> None:
+        self.policy.epoch()
+        self._serve_waiting()
+        for worker in self.cluster.draining.copy().values():
+            self._empty_draining(worker)
+        for worker in self.cluster.empty_workers():
+            draining = worker.state is WorkerState.DRAINING
+            if draining or event.at_s - worker.empty_since_s >= self.settings.retire_after_s:
+                self.cluster.retire(worker, "drained" if draining else "empty")
+
+    def _empty_draining(self, worker: Worker) -> None:
+        """Those that wait have no worker at all: they go first, so nothing is moved while anybody waits."""
+        for request in list(worker.requests.values()):
+            if len(self.cluster.waiting):
+                return
+            if request.state is RequestState.RUNNING:
+                self.policy.allocate(request, "drain")
+
+    def _serve_waiting(self) -> None:
+        """Strictly in order; only a request that no worker could hold now even if empty is passed over."""
+        waiting = self.cluster.waiting
+        passed_over: list[Request] = []
+        while (name := waiting.head()) is not None:
+            request = self.cluster.requests[name]
+            if self.policy.allocate(request, "room"):
+                continue
+            if self.cluster.could_hold(request.kv_bytes):
+                break
+            passed_over.append(request)
+            waiting.pass_over(name)
+        for request in passed_over:
+            waiting.restore(request.id)

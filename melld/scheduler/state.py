@@ -1,0 +1,162 @@
+"""The records that the scheduler keeps of workers and requests, and the lifecycle of each.
+
+Owns what a worker and a request are; never decides anything.  `cluster.Cluster` alone changes these records.
+
+    worker    ASLEEP ─activate─► ACTIVE ─drain─► DRAINING ─retire─► WITHDRAWN
+                 ▲ └──────────────◄─retire─┘ ◄─resume─┘                  │
+                 └────────────────────────────────────────────resume─────┘
+    request   WAITING ─place─► RUNNING ─move─► MOVING ─commit, abort─► RUNNING;  lose: back to WAITING
+"""
+
+import enum
+from collections.abc import Mapping
+
+from melld.errors import IllegalTransition
+from melld.ids import RequestId, WorkerId
+
+
+class WorkerState(enum.StrEnum):
+    """What may be done with a worker.  A worker that is down is unknown."""
+
+    ASLEEP = "asleep"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    WITHDRAWN = "withdrawn"
+
+
+class RequestState(enum.StrEnum):
+    """Where a request is.  A request that has finished is unknown."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    MOVING = "moving"
+
+
+WORKER_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
+    (WorkerState.ASLEEP, "activate"): WorkerState.ACTIVE,
+    (WorkerState.ASLEEP, "drain"): WorkerState.WITHDRAWN,
+    (WorkerState.ASLEEP, "resume"): WorkerState.ASLEEP,
+    (WorkerState.ACTIVE, "retire"): WorkerState.ASLEEP,
+    (WorkerState.ACTIVE, "drain"): WorkerState.DRAINING,
+    (WorkerState.ACTIVE, "resume"): WorkerState.ACTIVE,
+    (WorkerState.DRAINING, "drain"): WorkerState.DRAINING,
+    (WorkerState.DRAINING, "retire"): WorkerState.WITHDRAWN,
+    (WorkerState.DRAINING, "resume"): WorkerState.ACTIVE,
+    (WorkerState.WITHDRAWN, "drain"): WorkerState.WITHDRAWN,
+    (WorkerState.WITHDRAWN, "resume"): WorkerState.ASLEEP,
+}
+
+REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
+    (RequestState.WAITING, "place"): RequestState.RUNNING,
+    (RequestState.RUNNING, "move"): RequestState.MOVING,
+    (RequestState.RUNNING, "lose"): RequestState.WAITING,
+    (RequestState.MOVING, "commit"): RequestState.RUNNING,
+    (RequestState.MOVING, "abort"): RequestState.RUNNING,
+    (RequestState.MOVING, "lose"): RequestState.WAITING,
+}
+
+
+class Request:
+    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too."""
+
+    __slots__ = (
+        "arrived_s",
+        "destination",
+        "id",
+        "kv_bytes",
+        "moves",
+        "placed_s",
+        "priority",
+        "prompt_bytes",
+        "prompt_tokens",
+        "sequence",
+        "state",
+        "worker",
+    )
+
+    def __init__(self, request: RequestId, kv_bytes: int, prompt_tokens: int, priority: int, sequence: int) -> None:
+        self.id = request
+        self.kv_bytes = kv_bytes
+        self.prompt_bytes = kv_bytes
+        self.prompt_tokens = prompt_tokens
+        self.priority = priority
+        self.sequence = sequence
+        self.arrived_s = 0.0
+        self.placed_s = 0.0
+        self.moves = 0
+        self.state = RequestState.WAITING
+        self.worker: Worker | None = None
+        self.destination: Worker | None = None
+
+    def after(self, event: str) -> RequestState:
+        """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
+        try:
+            return REQUEST_TRANSITIONS[self.state, event]
+        except KeyError:
+            raise IllegalTransition("request", self.id, self.state, event) from None
+
+
+class Worker:
+    """A bin of the packing problem.
+
+    `requests` run here (those that are leaving included); `arriving` are the reservations of moves towards here.
+    `used_bytes` is the sum of both; `leaving_bytes` is the part of it that moves in flight will free.
+    `order` is unique and grows with each activation: among active workers, the greatest was activated last.
+    """
+
+    __slots__ = (
+        "arriving",
+        "capacity_bytes",
+        "empty_since_s",
+        "entry",
+        "id",
+        "largest_capacity_bytes",
+        "leaving",
+        "leaving_bytes",
+        "machine",
+        "order",
+        "rank",
+        "requests",
+        "slots",
+        "state",
+        "used_bytes",
+    )
+
+    def __init__(self, worker: WorkerId, capacity_bytes: int, slots: int, machine: int, rank: int) -> None:
+        self.id = worker
+        self.capacity_bytes = capacity_bytes
+        self.largest_capacity_bytes = capacity_bytes
+        self.slots = slots
+        self.machine = machine
+        self.rank = rank
+        self.order = -1
+        self.state = WorkerState.ASLEEP
+        self.requests: dict[RequestId, Request] = {}
+        self.arriving: dict[RequestId, Request] = {}
+        self.used_bytes = 0
+        self.leaving = 0
+        self.leaving_bytes = 0
+        self.empty_since_s = 0.0
+        self.entry: tuple[int, int, Worker] | None = None
+
+    @property
+    def count(self) -> int:
+        """Requests that hold a slot: running here or arriving."""
+        return len(self.requests) + len(self.arriving)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that nothing holds now; negative when growth or a lost capacity has overfilled the worker."""
+        return self.capacity_bytes - self.used_bytes
+
+    @property
+    def settled_free_bytes(self) -> int:
+        """Bytes that will be free when every move in flight has committed."""
+        return self.capacity_bytes - self.used_bytes + self.leaving_bytes
+
+    def after(self, event: str) -> WorkerState:
+        """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
+        try:
+            return WORKER_TRANSITIONS[self.state, event]
+        except KeyError:
+            raise IllegalTransition("worker", self.id, self.state, event) from None
