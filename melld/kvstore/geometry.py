@@ -1,0 +1,49 @@
+"""How tokens become blocks, and blocks bytes.
+
+Owns the arithmetic of one worker's KV cache.  Never decides what fits: that is the scheduler, on the ledger's facts.
+"""
+
+import msgspec
+
+
+class KvGeometry(msgspec.Struct, frozen=True, gc=False):
+    """The shape of a worker's KV cache.
+
+    `block_tokens` is vLLM's block size; `block_bytes` is one block of all layers together, keys and values.
+    """
+
+    block_tokens: int
+    block_bytes: int
+
+    def __post_init__(self) -> None:
+        """Valid by construction.
+
+        Raises:
+            ValueError: a size is not above zero.
+        """
+        if self.block_tokens <= 0 or self.block_bytes <= 0:
+            raise ValueError(f"a KV block of {self.block_tokens} tokens and {self.block_bytes} bytes cannot be")
+
+    @classmethod
+    def of_attention(
+        cls, *, layers: int, kv_heads: int, head_width: int, element_bytes: int, block_tokens: int
+    ) -> "KvGeometry":
+        """The geometry of plain (grouped-query) attention: a key and a value of each head, in each layer."""
+        token_bytes = 2 * layers * kv_heads * head_width * element_bytes
+        return cls(block_tokens=block_tokens, block_bytes=token_bytes * block_tokens)
+
+    def blocks_for_tokens(self, tokens: int) -> int:
+        """Blocks that hold `tokens`, the last one perhaps in part."""
+        return -(-tokens // self.block_tokens)
+
+    def bytes_for_tokens(self, tokens: int) -> int:
+        """Bytes of the blocks that hold `tokens`: always whole blocks."""
+        return self.blocks_for_tokens(tokens) * self.block_bytes
+
+    def bytes_for_blocks(self, blocks: int) -> int:
+        """Bytes of `blocks`."""
+        return blocks * self.block_bytes
+
+    def blocks_in_bytes(self, capacity_bytes: int) -> int:
+        """Whole blocks that `capacity_bytes` has room for."""
+        return capacity_bytes // self.block_bytes

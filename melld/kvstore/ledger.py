@@ -1,0 +1,298 @@
+"""Who holds how many KV blocks, on every worker: one ledger for the fleet.
+
+Owns the sums that the workers' block tables give, as they were last told.  Never counts text, never decides what fits,
+and does not know who owns a request: during a migration a request holds blocks on two workers, and both count.
+
+    one worker:   free + used = total
+                  used <= held by its requests + reserved      (a shared block is used once, and held by each)
+                  held by any one request <= used
+    one request:  kv_bytes = sum over the workers that hold blocks of it
+
+Blocks that only vLLM's prefix cache holds are free: they are taken back as soon as someone needs them.
+
+A worker numbers its messages by step.  A message may come twice or late: each fact is kept with its step, and gives
+way only to a later one.  A late one beyond `REORDER_STEPS` is dropped whole, so that the memory of requests that have
+gone stays small.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from melld.errors import MelldError
+from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
+
+REORDER_STEPS = 256
+"""How many steps late a message may be and still be understood."""
+
+BlockFacts = tuple[int, int, int, int, str]
+"""(blocks, computed tokens, prompt tokens, output tokens, phase) of one request, as its worker sees them."""
+
+
+class LedgerBroken(MelldError):
+    """The ledger's sums contradict each other: a message was lost, or there is a bug of ours."""
+
+    code = "ledger_broken"
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """What one request holds on one worker."""
+
+    request: RequestId
+    worker: WorkerId
+    blocks: int
+    kv_bytes: int
+    computed_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    phase: str
+    blocks_step: int
+    """The step that blocks and phase are from."""
+    tokens_step: int
+    """The step that the tokens are from; later than `blocks_step` while decoding within a block."""
+
+
+class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
+    """One worker's sums.  `used_blocks` counts a shared block once; `free_blocks` includes what is only cached."""
+
+    worker: WorkerId
+    geometry: KvGeometry
+    total_blocks: int
+    used_blocks: int
+    reserved_blocks: int
+    requests: int
+    step: int
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that a request can have now."""
+        return self.total_blocks - self.used_blocks
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all the blocks."""
+        return self.geometry.bytes_for_blocks(self.total_blocks)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return self.geometry.bytes_for_blocks(self.used_blocks)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the blocks that a request can have now."""
+        return self.geometry.bytes_for_blocks(self.free_blocks)
+
+
+class _Page:
+    """One worker's page of the ledger."""
+
+    def __init__(self, geometry: KvGeometry, total_blocks: int) -> None:
+        self.geometry = geometry
+        self.total_blocks = total_blocks
+        self.used_blocks = 0
+        self.step = -1
+        self.holdings: dict[RequestId, Holding] = {}
+        self.reserved: dict[RequestId, int] = {}
+        self.gone: dict[RequestId, int] = {}  # request -> the step at which it had gone, for late messages
+
+
+class Ledger:
+    """The fleet's KV blocks.  Every change comes through the methods of the first half; the second half only reads."""
+
+    def __init__(self) -> None:
+        self._pages: dict[WorkerId, _Page] = {}
+        self._homes: dict[RequestId, set[WorkerId]] = {}
+        self._grown: dict[tuple[RequestId, WorkerId], int] = {}
+
+    def open_worker(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
+        """A worker has started, empty; a page left by an earlier process of that name is thrown away."""
+        self.close_worker(worker)
+        self._pages[worker] = _Page(geometry, total_blocks)
+
+    def close_worker(self, worker: WorkerId) -> tuple[RequestId, ...]:
+        """A worker has ended, with its blocks.  Answers which requests held some there."""
+        page = self._pages.pop(worker, None)
+        if page is None:
+            return ()
+        lost = tuple(page.holdings)
+        for request in lost:
+            self._leave(request, worker)
+        return lost
+
+    def blocks_changed(
+        self,
+        worker: WorkerId,
+        step: int,
+        blocks: tuple[int, int],
+        changed: Mapping[RequestId, BlockFacts],
+        gone: Iterable[RequestId] = (),
+    ) -> None:
+        """What a worker says after `step`: its (used, total) blocks, the requests that changed, and those that went.
+
+        Facts that are no later than those known are passed over; so is a worker that is not open.  A message names a
+        request as changed or as gone, not as both.
+        """
+        page = self._pages.get(worker)
+        if page is None or step <= page.step - REORDER_STEPS:
+            return
+        for request, facts in changed.items():
+            self._set_holding(worker, page, step, request, facts)
+        for request in gone:
+            self._drop_holding(worker, page, step, request)
+        if step > page.step:
+            page.step = step
+            page.used_blocks, page.total_blocks = blocks
+            if len(page.gone) > REORDER_STEPS:
+                page.gone = {name: when for name, when in page.gone.items() if when > step - REORDER_STEPS}
+
+    def tokens_seen(self, worker: WorkerId, step: int, new_tokens: Mapping[RequestId, int]) -> None:
+        """Tokens that came out at `step`: between two reports of its blocks, a decoding request is known by these."""
+        page = self._pages.get(worker)
+        if page is None:
+            return
+        for request, count in new_tokens.items():
+            held = page.holdings.get(request)
+            if held is not None and step > held.tokens_step:
+                page.holdings[request] = msgspec.structs.replace(
+                    held,
+                    computed_tokens=held.computed_tokens + count,
+                    output_tokens=held.output_tokens + count,
+                    tokens_step=step,
+                )
+
+    def reserve(self, worker: WorkerId, request: RequestId, blocks: int) -> None:
+        """A migration keeps up to `blocks` there, outside of any block table that the worker reports.
+
+        It stands until `release`, or until the worker ends; a second call for the same request replaces the first.
+        """
+        if (page := self._pages.get(worker)) is not None:
+            page.reserved[request] = blocks
+
+    def release(self, worker: WorkerId, request: RequestId) -> None:
+        """The migration is over: its blocks are in a block table, or free.  Unknown ones are ignored."""
+        if (page := self._pages.get(worker)) is not None:
+            page.reserved.pop(request, None)
+
+    def take_grown(self) -> dict[tuple[RequestId, WorkerId], int]:
+        """The kv_bytes of every holding that has become larger since the last call."""
+        grown, self._grown = self._grown, {}
+        return grown
+
+    def _set_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId, facts: BlockFacts) -> None:
+        held = page.holdings.get(request)
+        known_step = held.blocks_step if held is not None else page.gone.get(request, -1)
+        if step <= known_step:
+            return
+        page.gone.pop(request, None)
+        blocks, computed_tokens, prompt_tokens, output_tokens, phase = facts
+        tokens_step = step
+        if held is not None and held.tokens_step > step:  # a late report: the tokens seen since still count
+            computed_tokens, output_tokens, tokens_step = held.computed_tokens, held.output_tokens, held.tokens_step
+        kv_bytes = page.geometry.bytes_for_blocks(blocks)
+        page.holdings[request] = Holding(
+            request, worker, blocks, kv_bytes, computed_tokens, prompt_tokens, output_tokens, phase, step, tokens_step
+        )
+        self._homes.setdefault(request, set()).add(worker)
+        if held is None or blocks > held.blocks or (request, worker) in self._grown:
+            self._grown[request, worker] = kv_bytes
+
+    def _drop_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId) -> None:
+        held = page.holdings.get(request)
+        if held is not None:
+            if held.blocks_step > step:  # it has come back since
+                return
+            del page.holdings[request]
+            self._leave(request, worker)
+        page.gone[request] = max(step, page.gone.get(request, -1))
+
+    def _leave(self, request: RequestId, worker: WorkerId) -> None:
+        homes = self._homes[request]
+        homes.discard(worker)
+        if not homes:
+            del self._homes[request]
+        self._grown.pop((request, worker), None)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def workers(self) -> list[WorkerBlocks]:
+        """The sums of every open worker, in the order in which they were opened."""
+        return [self._sums(worker, page) for worker, page in self._pages.items()]
+
+    def worker(self, worker: WorkerId) -> WorkerBlocks | None:
+        """One worker's sums, or None when it is not open."""
+        page = self._pages.get(worker)
+        return self._sums(worker, page) if page is not None else None
+
+    def holding(self, request: RequestId, worker: WorkerId) -> Holding | None:
+        """What the request holds on the worker, or None."""
+        page = self._pages.get(worker)
+        return page.holdings.get(request) if page is not None else None
+
+    def holdings_on(self, worker: WorkerId) -> list[Holding]:
+        """Everything held on the worker."""
+        page = self._pages.get(worker)
+        return list(page.holdings.values()) if page is not None else []
+
+    def holdings_of(self, request: RequestId) -> list[Holding]:
+        """What the request holds anywhere: two rows during a migration."""
+        return [self._pages[worker].holdings[request] for worker in sorted(self._homes.get(request, ()))]
+
+    def kv_bytes(self, request: RequestId) -> int:
+        """The bytes of all its blocks, on all workers; 0 for a request that holds none."""
+        return sum(held.kv_bytes for held in self.holdings_of(request))
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is held, used or reserved anywhere: what must be true once all requests have ended."""
+        return not any(page.holdings or page.used_blocks or page.reserved for page in self._pages.values())
+
+    def check(self) -> None:
+        """Hold every sum against the laws at the top of this file.
+
+        Raises:
+            LedgerBroken: with every law that does not hold.  Nothing is changed.
+        """
+        faults = [fault for worker, page in self._pages.items() for fault in _broken_laws(worker, page)]
+        homes: dict[RequestId, set[WorkerId]] = {}
+        for worker, page in self._pages.items():
+            for request in page.holdings:
+                homes.setdefault(request, set()).add(worker)
+        if homes != self._homes:
+            faults.append("the index of requests differs from the workers' pages")
+        if faults:
+            raise LedgerBroken(tuple(faults))
+
+    def _sums(self, worker: WorkerId, page: _Page) -> WorkerBlocks:
+        return WorkerBlocks(
+            worker=worker,
+            geometry=page.geometry,
+            total_blocks=page.total_blocks,
+            used_blocks=page.used_blocks,
+            reserved_blocks=sum(page.reserved.values()),
+            requests=len(page.holdings),
+            step=page.step,
+        )
+
+
+def _broken_laws(worker: WorkerId, page: _Page) -> list[str]:
+    held_blocks = sum(held.blocks for held in page.holdings.values())
+    largest = max((held.blocks for held in page.holdings.values()), default=0)
+    used, total, reserved = page.used_blocks, page.total_blocks, sum(page.reserved.values())
+    faults = []
+    if not 0 <= used <= total:
+        faults.append(f"{worker}: {used} blocks used of {total}")
+    if used > held_blocks + reserved:
+        faults.append(f"{worker}: {used} blocks used, but {held_blocks} held and {reserved} reserved")
+    if largest > used:
+        faults.append(f"{worker}: one request holds {largest} blocks where {used} are used")
+    faults += [
+        f"{worker}: {held.request} has {held.blocks} blocks, but {held.kv_bytes} bytes"
+        for held in page.holdings.values()
+        if held.kv_bytes != page.geometry.bytes_for_blocks(held.blocks)
+    ]
+    return faults

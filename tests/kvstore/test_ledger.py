@@ -1,0 +1,286 @@
+"""The fleet's KV ledger: it says what the workers' block tables say, however the messages come."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
+from melld.kvstore.ledger import REORDER_STEPS, BlockFacts, Ledger, LedgerBroken
+
+GEOMETRY = KvGeometry(block_tokens=16, block_bytes=1000)
+A, B = WorkerId("cpu:0"), WorkerId("cpu:1")
+ONE, TWO = RequestId("one"), RequestId("two")
+
+
+def decoding(blocks: int, tokens: int, outputs: int = 1) -> BlockFacts:
+    return (blocks, tokens, tokens - outputs, outputs, "decoding")
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    book = Ledger()
+    book.open_worker(A, GEOMETRY, 100)
+    book.open_worker(B, GEOMETRY, 100)
+    return book
+
+
+def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None:
+    """Memory that a migration takes for a moment is never handed out twice."""
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(B, 1, (3, 100), {ONE: decoding(3, 40)})
+    assert ledger.kv_bytes(ONE) == 6000
+    assert [held.worker for held in ledger.holdings_of(ONE)] == [A, B]
+    ledger.blocks_changed(A, 2, (0, 100), {}, [ONE])
+    assert ledger.kv_bytes(ONE) == 3000
+    assert [held.worker for held in ledger.holdings_of(ONE)] == [B]
+    ledger.check()
+
+
+def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
+    """Two chats on one system prompt do not make the worker look full, yet each has its full size when moved."""
+    ledger.blocks_changed(A, 1, (4, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.check()
+    sums = ledger.worker(A)
+    assert sums is not None
+    assert (sums.free_blocks, sums.used_bytes, sums.requests) == (96, 4000, 2)
+    assert ledger.kv_bytes(ONE) == ledger.kv_bytes(TWO) == 3000
+
+
+def test_a_late_message_never_brings_back_a_request_that_has_gone(ledger: Ledger) -> None:
+    """A repeated or delayed message must not leave a ghost that holds memory for ever."""
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 3, (0, 100), {}, [ONE])
+    ledger.blocks_changed(A, 2, (4, 100), {ONE: decoding(4, 50)})
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    assert ledger.is_quiet()
+    ledger.check()
+
+
+def test_a_late_end_does_not_remove_a_request_that_came_back(ledger: Ledger) -> None:
+    """A request that moves away and returns is not forgotten because of its first departure."""
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 9, (5, 100), {ONE: decoding(5, 70)})
+    ledger.blocks_changed(A, 5, (0, 100), {}, [ONE])
+    assert ledger.kv_bytes(ONE) == 5000
+    ledger.check()
+
+
+def test_tokens_between_two_block_reports_are_counted_once(ledger: Ledger) -> None:
+    """Status shows a request's tokens as they come, though its blocks are reported once in sixteen."""
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40, outputs=1)})
+    ledger.tokens_seen(A, 1, {ONE: 1})  # of the step that the facts above already count
+    ledger.tokens_seen(A, 2, {ONE: 1})
+    ledger.tokens_seen(A, 2, {ONE: 1})
+    ledger.tokens_seen(A, 3, {ONE: 2})
+    held = ledger.holding(ONE, A)
+    assert held is not None
+    assert (held.computed_tokens, held.prompt_tokens, held.output_tokens) == (43, 39, 4)
+    assert held.blocks == 3
+
+
+def test_growth_is_told_once(ledger: Ledger) -> None:
+    """The scheduler hears of each growth, and a quiet epoch costs it nothing."""
+    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 2, (4, 100), {ONE: decoding(4, 49)})
+    assert ledger.take_grown() == {(ONE, A): 4000}
+    ledger.blocks_changed(A, 3, (0, 100), {ONE: (0, 0, 39, 10, "waiting")})
+    assert ledger.take_grown() == {}, "a preempted request has not grown"
+    ledger.blocks_changed(A, 4, (4, 100), {ONE: decoding(4, 50)})
+    ledger.blocks_changed(A, 5, (0, 100), {}, [ONE])
+    assert ledger.take_grown() == {}, "nor has one that is gone"
+
+
+def test_a_dead_worker_takes_its_rows_along(ledger: Ledger) -> None:
+    """After a crash the requests to be rescued are known, and a new process of that name starts clean."""
+    ledger.blocks_changed(A, 7, (6, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.reserve(A, RequestId("three"), 2)
+    assert set(ledger.close_worker(A)) == {ONE, TWO}
+    ledger.blocks_changed(A, 8, (6, 100), {ONE: decoding(3, 40)})
+    assert ledger.kv_bytes(ONE) == 0
+    ledger.open_worker(A, GEOMETRY, 50)
+    ledger.blocks_changed(A, 1, (1, 50), {ONE: decoding(1, 16)})
+    assert ledger.kv_bytes(ONE) == 1000
+    ledger.check()
+
+
+def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
+    """A leak shows as a broken law, not as a worker that slowly fills."""
+    ledger.blocks_changed(A, 1, (5, 100), {ONE: decoding(3, 40)})
+    with pytest.raises(LedgerBroken, match="5 blocks used, but 3 held and 0 reserved"):
+        ledger.check()
+    ledger.reserve(A, TWO, 2)
+    ledger.check()
+    ledger.release(A, TWO)
+    ledger.release(A, TWO)
+    with pytest.raises(LedgerBroken):
+        ledger.check()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "facts", "fault"),
+    [((101, 100), decoding(101, 1616), "101 blocks used of 100"), ((2, 100), decoding(3, 40), "one request holds 3")],
+)
+def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int], facts: BlockFacts, fault: str) -> None:
+    """A lost message is noticed by the sums, where the numbers alone look harmless."""
+    ledger.blocks_changed(A, 1, blocks, {ONE: facts})
+    with pytest.raises(LedgerBroken, match=fault):
+        ledger.check()
+
+
+class FakePool:
+    """One worker's block tables, as vLLM keeps them: reference counts, shared prefixes, and what was last told."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.tables: dict[RequestId, list[int]] = {}
+        self.outputs: dict[RequestId, int] = {}
+        self.told: dict[RequestId, BlockFacts] = {}
+        self.step = 0
+
+    @property
+    def used(self) -> set[int]:
+        return {block for table in self.tables.values() for block in table}
+
+    def fresh(self, count: int) -> list[int]:
+        return sorted(set(range(self.total)) - self.used)[:count]
+
+    def facts(self, request: RequestId) -> BlockFacts:
+        table = self.tables[request]
+        outputs = self.outputs[request]
+        return (len(table), len(table) * 16, len(table) * 16 - outputs, outputs, "decoding" if table else "waiting")
+
+    def message(self) -> tuple[int, tuple[int, int], dict[RequestId, BlockFacts], list[RequestId]]:
+        self.step += 1
+        now = {request: self.facts(request) for request in self.tables}
+        changed = {request: facts for request, facts in now.items() if self.told.get(request) != facts}
+        gone = [request for request in self.told if request not in now]
+        self.told = now
+        return self.step, (len(self.used), self.total), changed, gone
+
+
+class LedgerAgainstBlockTables(RuleBasedStateMachine):
+    """Two workers with real tables on one side, on the other the ledger that hears of them late and twice."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.pools = {A: FakePool(40), B: FakePool(25)}
+        for worker, pool in self.pools.items():
+            self.ledger.open_worker(worker, GEOMETRY, pool.total)
+        self.mail: list[tuple[WorkerId, tuple]] = []
+        self.names = 0
+
+    workers = st.sampled_from([A, B])
+
+    @rule(target=requests, worker=workers, blocks=st.integers(1, 6), data=st.data())
+    def arrive(self, worker: WorkerId, blocks: int, data: st.DataObject) -> RequestId:
+        pool = self.pools[worker]
+        self.names += 1
+        request = RequestId(f"r{self.names}")
+        neighbours = sorted(pool.tables)
+        shared: list[int] = []
+        if neighbours and data.draw(st.booleans()):
+            shared = pool.tables[data.draw(st.sampled_from(neighbours))][:2]
+        pool.tables[request] = shared + pool.fresh(blocks)
+        pool.outputs[request] = 0
+        return request
+
+    @rule(request=requests, worker=workers)
+    def grow(self, request: RequestId, worker: WorkerId) -> None:
+        pool = self.pools[worker]
+        if request in pool.tables:
+            pool.tables[request] += pool.fresh(1)
+            pool.outputs[request] += 1
+
+    @rule(request=requests, worker=workers)
+    def preempt(self, request: RequestId, worker: WorkerId) -> None:
+        if request in self.pools[worker].tables:
+            self.pools[worker].tables[request] = []
+
+    @rule(request=requests, source=workers)
+    def copy_to_the_other(self, request: RequestId, source: WorkerId) -> None:
+        here, there = self.pools[source], self.pools[B if source == A else A]
+        if request in here.tables and request not in there.tables:
+            there.tables[request] = there.fresh(len(here.tables[request]))
+            there.outputs[request] = here.outputs[request]
+
+    @rule(request=requests, worker=workers)
+    def leave(self, request: RequestId, worker: WorkerId) -> None:
+        self.pools[worker].tables.pop(request, None)
+
+    @rule(request=consumes(requests))
+    def end(self, request: RequestId) -> None:
+        for pool in self.pools.values():
+            pool.tables.pop(request, None)
+
+    @rule(worker=workers, copies=st.integers(1, 2))
+    def step(self, worker: WorkerId, copies: int) -> None:
+        self.mail += [(worker, self.pools[worker].message())] * copies
+
+    @precondition(lambda self: self.mail)
+    @rule(data=st.data())
+    def deliver_one_of_them(self, data: st.DataObject) -> None:
+        self._deliver(self.mail.pop(data.draw(st.integers(0, len(self.mail) - 1))))
+
+    @rule(worker=workers)
+    def crash(self, worker: WorkerId) -> None:
+        self.pools[worker] = FakePool(self.pools[worker].total)
+        self.mail = [letter for letter in self.mail if letter[0] != worker]  # its socket died with it
+        self.ledger.open_worker(worker, GEOMETRY, self.pools[worker].total)
+
+    @rule()
+    def fall_quiet(self) -> None:
+        for worker in (A, B):
+            self.mail.append((worker, self.pools[worker].message()))
+        for letter in reversed(self.mail):
+            self._deliver(letter)
+        self.mail.clear()
+        self.ledger.check()
+        for worker, pool in self.pools.items():
+            sums = self.ledger.worker(worker)
+            assert sums is not None
+            assert (sums.used_blocks, sums.free_blocks) == (len(pool.used), pool.total - len(pool.used))
+            held = {row.request: row for row in self.ledger.holdings_on(worker)}
+            assert held.keys() == pool.tables.keys()
+            for request, row in held.items():
+                facts = (row.blocks, row.computed_tokens, row.prompt_tokens, row.output_tokens, row.phase)
+                assert facts == pool.facts(request)
+                everywhere = sum(len(other.tables.get(request, ())) for other in self.pools.values())
+                assert self.ledger.kv_bytes(request) == everywhere * GEOMETRY.block_bytes
+
+    def _deliver(self, letter: tuple[WorkerId, tuple]) -> None:
+        worker, (step, blocks, changed, gone) = letter
+        self.ledger.blocks_changed(worker, step, blocks, changed, gone)
+
+    @invariant()
+    def the_index_and_the_pages_agree(self) -> None:
+        rows = [row for worker in (A, B) for row in self.ledger.holdings_on(worker)]
+        for row in rows:
+            assert row in self.ledger.holdings_of(row.request)
+
+    def teardown(self) -> None:
+        for pool in self.pools.values():
+            pool.tables.clear()
+        self.fall_quiet()
+        assert self.ledger.is_quiet()
+
+
+TestLedgerAgainstBlockTables = LedgerAgainstBlockTables.TestCase
+TestLedgerAgainstBlockTables.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_memory_of_the_departed_stays_small(ledger: Ledger) -> None:
+    """A daemon that has served a million requests is no larger for it."""
+    for step in range(1, 20 * REORDER_STEPS):
+        name = RequestId(f"r{step}")
+        ledger.blocks_changed(A, 2 * step, (1, 100), {name: decoding(1, 8)})
+        ledger.blocks_changed(A, 2 * step + 1, (0, 100), {}, [name])
+        ledger.take_grown()
+    page = ledger._pages[A]
+    assert len(page.gone) <= REORDER_STEPS + 1
+    assert ledger.is_quiet()
+    assert not ledger._homes
