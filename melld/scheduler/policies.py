@@ -5,6 +5,7 @@ Owns the names that configuration and command line accept; a policy joins the te
 
 from collections.abc import Callable, Mapping
 
+from melld.scheduler.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.fit import BestFit, WorstFit
 from melld.scheduler.policy import Policy
@@ -12,6 +13,8 @@ from melld.scheduler.policy import Policy
 POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
     BestFit.name: BestFit,
     WorstFit.name: WorstFit,
+    LoadBalance.name: LoadBalance,
+    "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
 }
 
 DEFAULT_POLICY = BestFit.name
