@@ -1,0 +1,220 @@
+"""What is counted while a simulation runs, and the report that is made of it.
+
+Owns counters, integrals over virtual time and samples (one per epoch, at most one a second).  Never changes anything
+that it looks at.  No wall-clock time enters: the same seed gives the same report.
+"""
+
+import msgspec
+import numpy as np
+
+from melld.scheduler.bounds import lower_bound
+from melld.simulator.fleet import Fleet
+from melld.simulator.links import Via
+from melld.simulator.run import Run
+from melld.simulator.running import Floats
+from melld.simulator.settings import SimulatorSettings
+
+SAMPLE_EVERY_S = 1.0
+
+
+class Samples(msgspec.Struct):
+    """Columns: the time; GPUs awake; the lower bound; bytes held; requests that hold them; moves so far."""
+
+    at_s: list[float] = []
+    gpus: list[int] = []
+    bound: list[int] = []
+    used_bytes: list[int] = []
+    requests: list[int] = []
+    moves: list[int] = []
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Mean and percentiles, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Floats) -> "Spread":
+        """The spread of the values; all zero if there are none."""
+        if seconds.size == 0:
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        p50, p90, p99 = np.percentile(seconds, [50, 90, 99]).tolist()
+        return cls(float(seconds.mean()), p50, p90, p99, float(seconds.max()))
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on one workload.
+
+    Time-means, the ratio, the utilisation and the rates are over the window of arrivals (from zero to the last one);
+    GPU-seconds, peaks and counts are over the whole run, which goes on until every request has ended.
+    """
+
+    policy: str
+    seed: int
+    requests: int
+    refused: int
+    queued: int
+    window_s: float
+    end_s: float
+    peak_gpus: int
+    mean_gpus: float
+    gpu_seconds: float
+    peak_bound: int
+    mean_bound: float
+    ratio: float
+    migrations: int
+    migrations_kv: int
+    migrations_aborted: int
+    migrations_per_s: float
+    migrations_per_request: float
+    bytes_moved: int
+    utilisation: float
+    preemptions: int
+    preemptions_per_request: float
+    activations: int
+    activations_per_h: float
+    queueing_s: Spread
+    ttft_s: Spread
+    itl_s: Spread
+
+
+class Measures:
+    """Counters of one simulation."""
+
+    def __init__(self, settings: SimulatorSettings, requests: int) -> None:
+        self.settings = settings
+        self.samples = Samples()
+        self.preemptions = 0
+        self.aborted = 0
+        self.refused = 0
+        self.queued = 0
+        self.activations = 0
+        self.moves = 0
+        self.moves_kv = 0
+        self.bytes_moved = 0
+        self.peak_gpus = 0
+        self.gpu_seconds = 0.0
+        self.window_s = 0.0
+        self.end_s = 0.0
+        self._moves_in_window = 0
+        self._activations_in_window = 0
+        self._gpus = 0
+        self._gpus_since_s = 0.0
+        self._next_sample_s = 0.0
+        nothing = float("nan")
+        self._placed_s = [nothing] * requests
+        self._first_token_s = [nothing] * requests
+        self._end_s = [nothing] * requests
+        self._outputs = [0] * requests
+
+    def placed(self, run: Run, now_s: float) -> None:
+        """The request has a worker."""
+        self._placed_s[run.index] = now_s
+
+    def finished(self, run: Run, first_token_s: float, now_s: float) -> None:
+        """The request has ended."""
+        self._end_s[run.index] = now_s
+        self._first_token_s[run.index] = first_token_s
+        self._outputs[run.index] = run.output
+
+    def moved(self, via: Via, kv_bytes: int) -> None:
+        """A migration is done."""
+        self.moves += 1
+        if via is Via.KV:
+            self.moves_kv += 1
+            self.bytes_moved += kv_bytes
+
+    def activated(self, now_s: float, gpus: int) -> None:
+        """A worker was woken; so many are awake now."""
+        self.activations += 1
+        self._count_gpus(now_s, gpus)
+
+    def retired(self, now_s: float, gpus: int) -> None:
+        """A worker went to sleep; so many are awake now."""
+        self._count_gpus(now_s, gpus)
+
+    def sample(self, now_s: float, fleet: Fleet) -> None:
+        """Take a sample if one is due."""
+        if now_s < self._next_sample_s:
+            return
+        self._next_sample_s = now_s + SAMPLE_EVERY_S * (1 - 1e-9)
+        running, samples = fleet.running, self.samples
+        rows = running.held_rows()  # a preempted request needs no worker at this instant: its cost is its own column
+        sizes = running.told_bytes[rows]
+        bound = max(lower_bound(sizes, self.settings.capacity_bytes), -(-rows.size // self.settings.slots))
+        samples.at_s.append(now_s)
+        samples.gpus.append(self._gpus)
+        samples.bound.append(bound)
+        samples.used_bytes.append(int(sizes.sum()))
+        samples.requests.append(int(rows.size))
+        samples.moves.append(self.moves)
+
+    def last_arrival(self, now_s: float) -> None:
+        """The window of arrivals is over."""
+        self.window_s = now_s
+        self._moves_in_window = self.moves
+        self._activations_in_window = self.activations
+
+    def end(self, now_s: float) -> None:
+        """The simulation is over."""
+        self._count_gpus(now_s, self._gpus)
+        self.end_s = now_s
+
+    def report(self, policy: str, arrival_s: list[float]) -> Report:
+        """The report; to be asked for after `end`."""
+        samples = self.samples
+        inside = np.array(samples.at_s) <= self.window_s
+        gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))
+        window_s = max(self.window_s, 1e-9)
+        arrived, placed = np.array(arrival_s), np.array(self._placed_s)
+        first, ended, outputs = np.array(self._first_token_s), np.array(self._end_s), np.array(self._outputs)
+        more = outputs > 1
+        requests = len(arrival_s)
+        return Report(
+            policy=policy,
+            seed=self.settings.seed,
+            requests=requests,
+            refused=self.refused,
+            queued=self.queued,
+            window_s=self.window_s,
+            end_s=self.end_s,
+            peak_gpus=self.peak_gpus,
+            mean_gpus=float(gpus.mean()) if gpus.size else 0.0,
+            gpu_seconds=self.gpu_seconds,
+            peak_bound=max(samples.bound, default=0),
+            mean_bound=float(bound.mean()) if bound.size else 0.0,
+            ratio=_quotient(float(gpus.sum()), float(bound.sum())),
+            migrations=self.moves,
+            migrations_kv=self.moves_kv,
+            migrations_aborted=self.aborted,
+            migrations_per_s=self._moves_in_window / window_s,
+            migrations_per_request=_quotient(self.moves, requests),
+            bytes_moved=self.bytes_moved,
+            utilisation=_quotient(float(used.sum()), float(gpus.sum()) * self.settings.capacity_bytes),
+            preemptions=self.preemptions,
+            preemptions_per_request=_quotient(self.preemptions, requests),
+            activations=self.activations,
+            activations_per_h=self._activations_in_window / window_s * 3600,
+            queueing_s=Spread.of(_known(placed - arrived)),
+            ttft_s=Spread.of(_known(first - arrived)),
+            itl_s=Spread.of(_known((ended - first)[more] / (outputs[more] - 1))),
+        )
+
+    def _count_gpus(self, now_s: float, gpus: int) -> None:
+        self.gpu_seconds += self._gpus * (now_s - self._gpus_since_s)
+        self._gpus_since_s = now_s
+        self._gpus = gpus
+        self.peak_gpus = max(self.peak_gpus, gpus)
+
+
+def _known(seconds: Floats) -> Floats:
+    known: Floats = seconds[~np.isnan(seconds)]
+    return known
+
+
+def _quotient(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

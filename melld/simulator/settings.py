@@ -1,0 +1,49 @@
+"""What a simulation is of: the machines, the links between them, and how time passes."""
+
+import msgspec
+
+from melld.simulator.latency import Latency
+from melld.simulator.links import LinkSettings
+from melld.simulator.running import BLOCK_SHIFT
+
+BLOCK_TOKENS = 1 << BLOCK_SHIFT
+
+
+class SimulatorSettings(msgspec.Struct, frozen=True):
+    """`gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
+
+    `paper_slots`: overflow is judged after the scheduler has acted on the epoch.  `wake_s`: seconds from the
+    activation of a worker until it computes.  `failure_rate`: the part of the moves that fail.
+    """
+
+    capacity_bytes: int
+    bytes_per_token: int
+    latency: Latency
+    gpus: int | None = None
+    slots: int = 256
+    epoch_s: float = 0.1
+    paper_slots: bool = False
+    wake_s: float = 0.0
+    link: LinkSettings | None = None
+    failure_rate: float = 0.0
+    gpus_per_machine: int = 8
+    seed: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block."""
+        return BLOCK_TOKENS * self.bytes_per_token
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest request that one worker can hold alone."""
+        return self.capacity_bytes // self.block_bytes * BLOCK_TOKENS
+
+    @property
+    def instant_moves(self) -> bool:
+        """Whether a move is over as soon as it is decided."""
+        return self.link is None and self.failure_rate == 0.0
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of the blocks of so many tokens."""
+        return -(-tokens // BLOCK_TOKENS) * self.block_bytes

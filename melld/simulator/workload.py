@@ -1,0 +1,188 @@
+"""What the clients ask for: arrivals with prompt and output lengths, from files or from seeded chance.
+
+Owns the file schema (CSV with a header line, plain or gzip: `arrival_s`, `prompt_tokens`, `output_tokens`; a file of
+lengths lacks the first).  Never looks at workers.  The scheduler never sees `output_tokens`.
+"""
+
+import csv
+import gzip
+import math
+import pathlib
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO, NamedTuple
+
+import msgspec
+
+from melld.errors import ConfigError
+
+GZIP_MAGIC = b"\x1f\x8b"
+MOST_TOKENS = 10**9
+
+
+class Lengths(NamedTuple):
+    """Tokens of one request's prompt and answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Columns of equal length; `arrival_s` ascends from zero or later."""
+
+    arrival_s: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def limited(self, most_tokens: int) -> "Workload":
+        """As vLLM's `max_model_len` would have it: the answer stops when the request holds `most_tokens`.
+
+        A prompt that is longer than that stays as it is: it is for the scheduler to refuse.
+        """
+        output = [
+            max(1, min(output, most_tokens - prompt))
+            for prompt, output in zip(self.prompt_tokens, self.output_tokens, strict=True)
+        ]
+        return Workload(self.arrival_s, self.prompt_tokens, output)
+
+    def scaled(self, factor: float) -> "Workload":
+        """All lengths times the factor, at least one token each."""
+        return Workload(
+            self.arrival_s,
+            [max(1, round(tokens * factor)) for tokens in self.prompt_tokens],
+            [max(1, round(tokens * factor)) for tokens in self.output_tokens],
+        )
+
+
+class LogNormal(msgspec.Struct, frozen=True):
+    """Independent log-normal lengths: a median and a sigma of the logarithm for prompts and for answers.
+
+    The defaults give means of about 70 and 215 tokens, as published for one-turn chat.
+    """
+
+    prompt_median: float = 34.0
+    prompt_sigma: float = 1.2
+    output_median: float = 143.0
+    output_sigma: float = 0.9
+
+    def draw(self, chance: random.Random) -> Lengths:
+        """One request's lengths."""
+        prompt = chance.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
+        output = chance.lognormvariate(math.log(self.output_median), self.output_sigma)
+        return Lengths(max(1, round(prompt)), max(1, round(output)))
+
+
+def parse_lengths(text: str) -> LogNormal | list[Lengths]:
+    """`lognormal`, `lognormal:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA`, or the path of a file of lengths.
+
+    Raises:
+        ConfigError: the numbers are not four positive ones, or the file cannot be used.
+    """
+    kind, _, numbers = text.partition(":")
+    if kind != "lognormal":
+        return read_lengths(pathlib.Path(text))
+    if not numbers:
+        return LogNormal()
+    try:
+        values = [float(number) for number in numbers.split(",")]
+    except ValueError:
+        values = []
+    if len(values) != 4 or not all(0 < value < MOST_TOKENS for value in values):
+        raise ConfigError("--lengths", f"{text!r}: expected lognormal:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA")
+    return LogNormal(*values)
+
+
+def poisson(
+    rate_per_s: float, seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
+) -> Workload:
+    """Arrivals of a Poisson process until `seconds`, each with lengths drawn (with replacement) from `lengths`."""
+    columns = Workload([], [], [])
+    at_s = chance.expovariate(rate_per_s)
+    while at_s < seconds:
+        drawn = lengths.draw(chance) if isinstance(lengths, LogNormal) else chance.choice(lengths)
+        columns.arrival_s.append(at_s)
+        columns.prompt_tokens.append(drawn.prompt_tokens)
+        columns.output_tokens.append(drawn.output_tokens)
+        at_s += chance.expovariate(rate_per_s)
+    return columns
+
+
+def read_trace(path: pathlib.Path, seconds: float = math.inf) -> Workload:
+    """The arrivals of a trace file before `seconds`.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, or has a line that is no request; names file and line.
+    """
+    columns = Workload([], [], [])
+    last_s = 0.0
+    for line, row in _rows(path, ("arrival_s", "prompt_tokens", "output_tokens")):
+        try:
+            at_s, lengths = float(row[0]), _lengths(row[1], row[2])
+        except ValueError as error:
+            raise ConfigError(f"{path}:{line}", f"not a request: {error}") from error
+        if not last_s <= at_s < math.inf:
+            raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} comes before the line above, or is no time")
+        if at_s >= seconds:
+            break
+        last_s = at_s
+        columns.arrival_s.append(at_s)
+        columns.prompt_tokens.append(lengths.prompt_tokens)
+        columns.output_tokens.append(lengths.output_tokens)
+    if not columns.arrival_s:
+        raise ConfigError(str(path), "has no requests")
+    return columns
+
+
+def read_lengths(path: pathlib.Path) -> list[Lengths]:
+    """The rows of a file of lengths (a trace will do too).
+
+    Raises:
+        ConfigError: as for `read_trace`.
+    """
+    found = []
+    for line, row in _rows(path, ("prompt_tokens", "output_tokens")):
+        try:
+            found.append(_lengths(row[0], row[1]))
+        except ValueError as error:
+            raise ConfigError(f"{path}:{line}", f"not a pair of lengths: {error}") from error
+    if not found:
+        raise ConfigError(str(path), "has no lengths")
+    return found
+
+
+def _lengths(prompt: str, output: str) -> Lengths:
+    lengths = Lengths(int(prompt), int(output))
+    if not all(0 <= tokens <= MOST_TOKENS for tokens in lengths):
+        raise ValueError(f"token counts must lie in 0..{MOST_TOKENS}: {prompt}, {output}")
+    return Lengths(max(1, lengths.prompt_tokens), max(1, lengths.output_tokens))
+
+
+def _rows(path: pathlib.Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and the wanted columns' texts."""
+    try:
+        with _open(path) as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            missing = [name for name in wanted if name not in header]
+            if missing:
+                raise ConfigError(str(path), f"lacks the column {', '.join(missing)} in its header line")
+            places = [header.index(name) for name in wanted]
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) <= max(places):
+                    raise ConfigError(f"{path}:{reader.line_num}", "has too few columns")
+                yield reader.line_num, [row[place] for place in places]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(str(path), f"cannot be read: {why}") from error
+
+
+def _open(path: pathlib.Path) -> IO[str]:
+    with path.open("rb") as file:
+        zipped = file.read(2) == GZIP_MAGIC
+    return gzip.open(path, "rt", encoding="utf-8", newline="") if zipped else path.open(encoding="utf-8", newline="")
