@@ -1,0 +1,89 @@
+"""Readings of all devices for an asyncio process, each before a deadline.
+
+Owns one lane per device, so that a GPU that is slow to answer (lost ones take seconds) hides no other.  A lane asks
+in a daemon thread, one question at a time: a call into the driver cannot be cancelled, and must not hold up the
+process's end either.  Never decides what a reading means.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+
+from melld.kvstore.device_reading import DeviceReading, DeviceState
+
+Ask = Callable[[], DeviceReading]
+
+
+class DevicePoller:
+    """Asks every device at once.  `sources` maps a device's name to the blocking call that reads it."""
+
+    def __init__(self, sources: Mapping[str, Ask], deadline_s: float = 1.0) -> None:
+        self._deadline_s = deadline_s
+        self._lanes = {device: _Lane(device, ask) for device, ask in sources.items()}
+
+    def set_source(self, device: str, ask: Ask) -> None:
+        """Read `device` in this way from now on (a new worker process, another GPU); an open question is dropped."""
+        self._lanes[device] = _Lane(device, ask)
+
+    def drop_source(self, device: str) -> None:
+        """Read `device` no longer."""
+        self._lanes.pop(device, None)
+
+    async def read(self) -> dict[str, DeviceReading]:
+        """One reading of each device, `late` for those that have not answered within the deadline.
+
+        A late answer is handed out by the next call, unless it is still not there.
+        """
+        asked = {lane: lane.question() for lane in self._lanes.values()}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=self._deadline_s)
+        return {lane.device: lane.answer(question, self._deadline_s) for lane, question in asked.items()}
+
+
+Question = asyncio.Future[DeviceReading | None]
+
+
+class _Lane:
+    """At most one question to one device."""
+
+    def __init__(self, device: str, ask: Ask) -> None:
+        self.device = device
+        self._ask = ask
+        self._open: Question | None = None
+
+    def question(self) -> Question:
+        """The question that is open, or a new one."""
+        if self._open is None:
+            loop = asyncio.get_running_loop()
+            self._open = loop.create_future()
+            arguments = (self._ask, self._open, loop)
+            threading.Thread(target=_answer, args=arguments, name=f"read {self.device}", daemon=True).start()
+        return self._open
+
+    def answer(self, question: Question, deadline_s: float) -> DeviceReading:
+        """What came of `question`."""
+        if not question.done():
+            reason = f"no answer within {deadline_s:g} s"
+            return DeviceReading(device=self.device, state=DeviceState.LATE, reason=reason)
+        if self._open is question:
+            self._open = None
+        failed = DeviceReading(
+            device=self.device, state=DeviceState.UNAVAILABLE, reason="the reading failed, see the log"
+        )
+        return question.result() or failed
+
+
+def _answer(ask: Ask, question: Question, loop: asyncio.AbstractEventLoop) -> None:
+    """In the lane's thread: ask, and carry the answer to the loop.  An error of ours goes to `threading.excepthook`."""
+    reading = None
+    try:
+        reading = ask()
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody wants to know any more
+            loop.call_soon_threadsafe(_settle, question, reading)
+
+
+def _settle(question: Question, reading: DeviceReading | None) -> None:
+    if not question.done():  # cancelled with its loop
+        question.set_result(reading)

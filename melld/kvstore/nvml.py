@@ -1,0 +1,223 @@
+"""GPUs as the driver's management library (NVML) shows them, without a CUDA context.
+
+Owns every call to `pynvml`.  Never raises an NVML error and never keeps a handle: a GPU can be lost, reset or come back
+between two readings, and each reading finds it anew by its UUID.  All calls block, usually for milliseconds, with a
+lost GPU for seconds: `kvstore/device_poller` calls them from threads.
+
+    NVML's error                                          what is told
+    GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND, ...      ->   state `lost`
+    no library, no driver, driver updated, ...       ->   state `unavailable`; the next call starts NVML anew
+    anything else about one value (NOT_SUPPORTED)    ->   that value is None
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+import msgspec
+import pynvml
+
+from melld.errors import ConfigError
+from melld.kvstore.device_reading import Device, DeviceReading, DeviceState, Link, Proximity
+
+Value = TypeVar("Value")
+
+LOST_CODES = frozenset(
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
+)
+LIBRARY_CODES = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+# pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple by mistake.
+P2P_READ = 0
+P2P_NVLINK = 2
+_LEVELS: dict[int | None, Proximity] = {level.value: level for level in Proximity}
+
+
+class Discovery(msgspec.Struct, frozen=True):
+    """The GPUs that are there, by nvidia-smi's index; `reason` says why there are none, or which could not be read."""
+
+    devices: tuple[Device, ...] = ()
+    reason: str = ""
+
+
+class Nvml:
+    """The library, started when first needed and again after it has failed.  Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def discover(self) -> Discovery:
+        """Every GPU that answers."""
+        try:
+            self._start()
+            found = [self._describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            self._started = False
+            return Discovery((), str(error))
+        devices = tuple(device for device in found if isinstance(device, Device))
+        return Discovery(devices, "; ".join(line for line in found if isinstance(line, str)))
+
+    def read(self, device: str, uuid: str, own_pids: Collection[int] = ()) -> DeviceReading:
+        """Look at one GPU.  `own_pids`: melld's processes on it, whose memory is not that of others."""
+        try:
+            self._start()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            return _read_handle(device, uuid, handle, own_pids)
+        except pynvml.NVMLError as error:
+            if error.value not in LOST_CODES:
+                self._started = False
+            state = DeviceState.LOST if error.value in LOST_CODES else DeviceState.UNAVAILABLE
+            return DeviceReading(device=device, uuid=uuid, state=state, reason=str(error))
+
+    def link(self, first_uuid: str, second_uuid: str) -> Link:
+        """How two GPUs are joined."""
+        try:
+            self._start()
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (first_uuid, second_uuid)]
+            asked = _Asked()
+            level = asked.value("topology", lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(*handles))
+            read = asked.value("peer access", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_READ))
+            nvlink = asked.value("NVLink", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK))
+        except pynvml.NVMLError as error:
+            return Link(reason=str(error))
+        return Link(
+            proximity=_LEVELS.get(level),
+            peer_read=_is_ok(read),
+            nvlink=_is_ok(nvlink),
+            reason=asked.reason,
+        )
+
+    def _start(self) -> None:
+        if not self._started:
+            pynvml.nvmlInit()
+            self._started = True
+
+    def _describe(self, index: int) -> Device | str:
+        """The GPU at `index`, or why it cannot be used."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            asked = _Asked()
+            memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+            name = asked.value("name", lambda: pynvml.nvmlDeviceGetName(handle))
+        except pynvml.NVMLError as error:
+            if error.value in LIBRARY_CODES:
+                raise
+            return f"GPU {index}: {error}"
+        return Device(index=index, uuid=uuid, name=name, memory_bytes=memory.total if memory is not None else None)
+
+
+class _Asked:
+    """The questions put to one GPU, and why some had no answer."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(self._reasons)
+
+    def value(self, what: str, call: Callable[[], Value]) -> Value | None:
+        """The answer; None when this GPU does not tell it.  A lost GPU or library ends the whole reading."""
+        try:
+            return call()
+        except pynvml.NVMLError as error:
+            if error.value in LOST_CODES or error.value in LIBRARY_CODES:
+                raise
+            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+                self._reasons.append(f"{what}: {error}")
+            return None
+
+
+def _read_handle(device: str, uuid: str, handle: object, own_pids: Collection[int]) -> DeviceReading:
+    asked = _Asked()
+    memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    power_mw = asked.value("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    limit_mw = asked.value("power limit", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    rates = asked.value("utilisation", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    processes = asked.value("processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    others_bytes = None
+    if memory is not None and (own_bytes := _bytes_of(processes, own_pids)) is not None:
+        others_bytes = max(0, memory.used - own_bytes)
+    return DeviceReading(
+        device=device,
+        uuid=uuid,
+        state=DeviceState.OK,
+        name=asked.value("name", lambda: pynvml.nvmlDeviceGetName(handle)),
+        total_bytes=memory.total if memory is not None else None,
+        free_bytes=memory.free if memory is not None else None,
+        used_bytes=memory.used if memory is not None else None,
+        used_by_others_bytes=others_bytes,
+        power_w=power_mw / 1000 if power_mw is not None else None,
+        power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
+        temperature_c=asked.value(
+            "temperature", lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+        ),
+        utilisation=rates.gpu / 100 if rates is not None else None,
+        reason=asked.reason,
+    )
+
+
+def _bytes_of(processes: Sequence[object] | None, pids: Collection[int]) -> int | None:
+    """What `pids` hold together; None when NVML hides one of them (another PID namespace, no permission)."""
+    if not pids:
+        return 0
+    if processes is None:
+        return None
+    held = {process.pid: process.usedGpuMemory for process in processes}  # type: ignore[attr-defined]
+    known = [held.get(pid) for pid in pids]
+    return None if None in known else sum(size for size in known if size is not None)
+
+
+def _is_ok(status: int | None) -> bool | None:
+    return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
+
+
+def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Device]:
+    """The GPUs named in `[devices] cuda`, in that order: an index of nvidia-smi, or a UUID or its beginning.
+
+    Raises:
+        ConfigError: one is not there, is not one alone, or is named twice.
+    """
+    chosen: list[Device] = []
+    for name in wanted:
+        found = [device for device in devices if _is_named(device, name)]
+        if len(found) != 1:
+            there = ", ".join(f"{device.index} ({device.uuid})" for device in devices) or "none"
+            raise ConfigError("devices.cuda", f"{'no' if not found else 'more than one'} GPU {name!r}; there: {there}")
+        if found[0] in chosen:
+            raise ConfigError("devices.cuda", f"GPU {found[0].index} ({found[0].uuid}) is named twice")
+        chosen += found
+    return chosen
+
+
+def restrict(devices: Sequence[Device], visible: str | None) -> list[Device]:
+    """What is left of `devices` under a CUDA_VISIBLE_DEVICES of `visible`; None leaves all.
+
+    As CUDA does, the list ends at the first name that is no GPU.  NVML itself knows nothing of that variable.
+    """
+    if visible is None:
+        return list(devices)
+    left: list[Device] = []
+    for name in (part.strip() for part in visible.split(",")):
+        found = [device for device in devices if _is_named(device, int(name) if name.isdecimal() else name)]
+        if len(found) != 1 or found[0] in left:
+            break
+        left += found
+    return left
+
+
+def _is_named(device: Device, name: int | str) -> bool:
+    if isinstance(name, int):
+        return device.index == name
+    return len(name) > len("GPU-") and device.uuid.startswith(name)

@@ -1,0 +1,50 @@
+"""The process that looks at the fake GPUs: one JSON question a line on stdin, one JSON answer a line on stdout.
+
+A process of its own, so that the fake library never lives in the process that runs the other tests.
+"""
+
+import asyncio
+import functools
+import json
+import sys
+
+import msgspec
+
+from melld.kvstore.device_poller import DevicePoller
+from melld.kvstore.nvml import Nvml
+
+
+class Probe:
+    """What a test may ask for, by name."""
+
+    def __init__(self) -> None:
+        self._nvml = Nvml()
+        self._poller = DevicePoller({})
+
+    async def discover(self) -> object:
+        return self._nvml.discover()
+
+    async def read(self, uuid: str, own_pids: list[int]) -> object:
+        return self._nvml.read("cuda:0", uuid, own_pids)
+
+    async def link(self, first: str, second: str) -> object:
+        return self._nvml.link(first, second)
+
+    async def poll(self, uuids: list[str], deadline_s: float) -> object:
+        """The poller lives on from one call to the next, and so do its open questions."""
+        if uuids:
+            sources = {uuid: functools.partial(self._nvml.read, uuid, uuid) for uuid in uuids}
+            self._poller = DevicePoller(sources, deadline_s)
+        return await self._poller.read()
+
+
+async def main() -> None:
+    probe = Probe()
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer = await getattr(probe, question["ask"])(*question["arguments"])
+        print(msgspec.json.encode(answer).decode(), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,53 @@
+"""The poller's promises to the event loop (hanging GPUs are tested in test_nvml, through the driver's library)."""
+
+import asyncio
+import queue
+import threading
+
+import pytest
+
+from melld.kvstore.device_poller import DevicePoller
+from melld.kvstore.device_reading import DeviceReading, DeviceState
+
+OK = DeviceReading(device="cpu:0", state=DeviceState.OK)
+
+
+async def test_two_callers_share_one_question() -> None:
+    """The driver and `melld status` asking at once cost one reading, and both get it."""
+    asked = []
+    go = threading.Event()
+
+    def source() -> DeviceReading:
+        asked.append(1)
+        go.wait(10)
+        return OK
+
+    poller = DevicePoller({"cpu:0": source}, deadline_s=10)
+    both = asyncio.gather(poller.read(), poller.read())
+    asyncio.get_running_loop().call_soon(go.set)
+    assert await both == [{"cpu:0": OK}, {"cpu:0": OK}]
+    assert len(asked) == 1
+
+
+async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours in one reading is reported, and takes neither the poller nor the other devices down."""
+    reported: queue.SimpleQueue[threading.ExceptHookArgs] = queue.SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", reported.put)
+
+    def broken() -> DeviceReading:
+        raise ZeroDivisionError
+
+    readings = await DevicePoller({"cuda:0": broken, "cpu:0": lambda: OK}).read()
+    assert readings["cuda:0"].state is DeviceState.UNAVAILABLE
+    assert readings["cpu:0"] == OK
+    assert (await asyncio.to_thread(reported.get, timeout=10)).exc_type is ZeroDivisionError
+
+
+async def test_sources_come_and_go() -> None:
+    """A restarted worker is another process: its device is read anew from the next call on."""
+    poller = DevicePoller({})
+    assert await poller.read() == {}
+    poller.set_source("cpu:0", lambda: OK)
+    assert await poller.read() == {"cpu:0": OK}
+    poller.drop_source("cpu:0")
+    assert await poller.read() == {}

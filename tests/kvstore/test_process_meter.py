@@ -1,0 +1,56 @@
+"""A CPU worker's memory and load, from the system's own counters."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from melld.kvstore.device_reading import DeviceState
+from melld.kvstore.process_meter import ProcessMeter
+
+
+def test_memory_follows_what_the_process_takes() -> None:
+    """`melld status` shows a CPU worker's real memory."""
+    meter = ProcessMeter("cpu:0", os.getpid())
+    before = meter.read()
+    ballast = bytearray(os.urandom(1 << 20) * 64)
+    after = meter.read()
+    assert (before.state, before.device, before.power_w) == (DeviceState.OK, "cpu:0", None)
+    assert before.used_bytes is not None
+    assert after.used_bytes is not None
+    assert after.used_bytes - before.used_bytes > len(ballast) * 0.8
+
+
+def test_utilisation_is_the_share_of_a_core_since_the_last_reading() -> None:
+    """A busy worker shows as busy; the first reading, with nothing to compare, claims nothing."""
+    meter = ProcessMeter("cpu:0", os.getpid())
+    assert meter.read().utilisation is None
+    ticks_needed = os.times().user + 0.2
+    while os.times().user < ticks_needed:
+        sum(range(1000))
+    busy = meter.read().utilisation
+    assert busy is not None
+    assert 0 < busy <= 1
+
+
+def test_a_process_that_has_ended_is_lost_even_before_it_is_reaped() -> None:
+    """A dead worker is never shown with the memory of its last moment."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    meter = ProcessMeter("cpu:1", child.pid)
+    assert meter.read().state is DeviceState.OK
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert (meter.read().state, meter.read().reason) == (DeviceState.LOST, "process: has ended")
+    child.communicate()
+    assert meter.read().reason == "process: No such file or directory"
+
+
+def test_a_name_with_brackets_and_spaces_does_not_confuse_it(tmp_path: Path) -> None:
+    """A process may call itself anything: `stat` puts the name, unescaped, in front of the numbers."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "statm").write_text("9 5 1 1 0 1 0\n")
+    times = " ".join(["0"] * 10 + ["150", "50"] + ["0"] * 30)
+    (tmp_path / "7" / "stat").write_text(f"7 (evil ) Z 1) S {times}\n")
+    reading = ProcessMeter("cpu:0", 7, tmp_path).read()
+    assert reading.state is DeviceState.OK
+    assert reading.used_bytes == 5 * os.sysconf("SC_PAGE_SIZE")
