@@ -4,6 +4,7 @@ Owns the file schema (CSV with a header line, plain or gzip: `arrival_s`, `promp
 lengths lacks the first).  Never looks at workers.  The scheduler never sees `output_tokens`.
 """
 
+import bisect
 import csv
 import gzip
 import math
@@ -57,6 +58,21 @@ class Workload(msgspec.Struct, frozen=True):
             [max(1, round(tokens * factor)) for tokens in self.output_tokens],
         )
 
+    def stretched(self, rate_per_s: float) -> "Workload":
+        """The same arrivals, slower or faster, so that their mean rate is the given one."""
+        factor = len(self) / rate_per_s / max(self.arrival_s[-1], 1e-9)
+        return Workload([at_s * factor for at_s in self.arrival_s], self.prompt_tokens, self.output_tokens)
+
+    def until(self, seconds: float) -> "Workload":
+        """The arrivals before then."""
+        count = bisect.bisect_left(self.arrival_s, seconds)
+        return Workload(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
+
+    def with_lengths(self, lengths: "LogNormal | Sequence[Lengths]", chance: random.Random) -> "Workload":
+        """The same arrivals with lengths drawn anew."""
+        drawn = [draw(lengths, chance) for _ in self.arrival_s]
+        return Workload(self.arrival_s, [one.prompt_tokens for one in drawn], [one.output_tokens for one in drawn])
+
 
 class LogNormal(msgspec.Struct, frozen=True):
     """Independent log-normal lengths: a median and a sigma of the logarithm for prompts and for answers.
@@ -74,6 +90,11 @@ class LogNormal(msgspec.Struct, frozen=True):
         prompt = chance.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
         output = chance.lognormvariate(math.log(self.output_median), self.output_sigma)
         return Lengths(max(1, round(prompt)), max(1, round(output)))
+
+
+def draw(lengths: LogNormal | Sequence[Lengths], chance: random.Random) -> Lengths:
+    """One request's lengths, from the distribution or (with replacement) from the list."""
+    return lengths.draw(chance) if isinstance(lengths, LogNormal) else chance.choice(lengths)
 
 
 def parse_lengths(text: str) -> LogNormal | list[Lengths]:
@@ -103,7 +124,7 @@ def poisson(
     columns = Workload([], [], [])
     at_s = chance.expovariate(rate_per_s)
     while at_s < seconds:
-        drawn = lengths.draw(chance) if isinstance(lengths, LogNormal) else chance.choice(lengths)
+        drawn = draw(lengths, chance)
         columns.arrival_s.append(at_s)
         columns.prompt_tokens.append(drawn.prompt_tokens)
         columns.output_tokens.append(drawn.output_tokens)
@@ -111,8 +132,8 @@ def poisson(
     return columns
 
 
-def read_trace(path: pathlib.Path, seconds: float = math.inf) -> Workload:
-    """The arrivals of a trace file before `seconds`.
+def read_trace(path: pathlib.Path) -> Workload:
+    """The arrivals of a trace file.
 
     Raises:
         ConfigError: the file cannot be read, lacks a column, or has a line that is no request; names file and line.
@@ -126,8 +147,6 @@ def read_trace(path: pathlib.Path, seconds: float = math.inf) -> Workload:
             raise ConfigError(f"{path}:{line}", f"not a request: {error}") from error
         if not last_s <= at_s < math.inf:
             raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} comes before the line above, or is no time")
-        if at_s >= seconds:
-            break
         last_s = at_s
         columns.arrival_s.append(at_s)
         columns.prompt_tokens.append(lengths.prompt_tokens)

@@ -1,0 +1,54 @@
+"""The command line: one table of sub-commands, each a module that is imported only when it is asked for.
+
+Owns the dispatch and what every sub-command shares: exit codes (0 done, 1 the operation failed, 2 bad usage, 3 no
+daemon to talk to, 130 interrupted).  A sub-command is a module with `add_arguments(parser)` and `run(arguments)`.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+DONE, FAILED, BAD_USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class SubCommand(NamedTuple):
+    """Where a sub-command is, and what it does in a few words."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, SubCommand] = {
+    "simulate": SubCommand("melld.cli.simulate", "try scheduling policies on a trace, without GPUs"),
+    "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sub-command that the arguments (without the program's name) ask for; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        name = _parser().parse_args(words[:1]).command
+        module = importlib.import_module(COMMANDS[name].module)
+        parser = argparse.ArgumentParser(prog=f"melld {name}")
+        module.add_arguments(parser)
+        return int(module.run(parser.parse_args(words[1:])))
+    except SystemExit as exited:  # argparse has said why
+        return exited.code if isinstance(exited.code, int) else BAD_USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="melld",
+        description="An LLM serving daemon that keeps running requests packed on as few GPUs as possible.",
+        epilog=f"commands:\n{listing}\n\n`melld COMMAND --help` says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
+    return parser

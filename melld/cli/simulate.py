@@ -1,0 +1,178 @@
+"""`melld simulate`: policies on a trace or on generated load, in virtual time, with the daemon's own scheduler.
+
+Owns what the flags mean together, the files that are read and written, and what is printed.  Never simulates: `melld.simulator` does.
+"""
+
+import argparse
+import contextlib
+import math
+import pathlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
+from melld.cli.simulate_report import table
+from melld.decision_log import Record, encode
+from melld.errors import ConfigError, MelldError
+from melld.scheduler.policies import POLICIES
+from melld.simulator import workload as workloads
+from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
+from melld.simulator.experiment import Outcome, SchedulerChoices, run_policy, unbatched
+from melld.simulator.latency import ConstantLatency, profile_for
+from melld.simulator.links import LinkSettings, Via
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.workload import Workload
+
+FAILED, BAD_USAGE = 1, 2
+PROGRESS_ABOVE = 20_000  # requests: fewer are done before a bar is of use
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = "Run scheduling policies on a workload in virtual time and report what each would have cost."
+    add_load(parser.add_argument_group("workload"))
+    add_machines(parser.add_argument_group("machines"))
+    add_scheduler(parser.add_argument_group("scheduler"))
+    add_output(parser.add_argument_group("output"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate and print; 0, 1 where a file cannot be used or a policy is stuck, 2 where flags do not go together."""
+    try:
+        policies = _policies(arguments)
+        settings = _settings(arguments)
+        workload = _workload(arguments)
+        outcomes = [_run_one(policy, arguments, settings, workload) for policy in policies]
+        reports = [outcome.report for outcome in outcomes]
+        if arguments.json:
+            sys.stdout.buffer.write(msgspec.json.encode({"policies": reports}) + b"\n")
+        else:
+            print(table(reports, settings))
+        if arguments.plot is not None:
+            _plot(arguments, settings, workload, outcomes)
+        return 0
+    except ConfigError as error:
+        print(f"melld simulate: {error}", file=sys.stderr)
+        return BAD_USAGE if error.where.startswith("--") else FAILED
+    except (MelldError, OSError) as error:
+        print(f"melld simulate: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _policies(arguments: argparse.Namespace) -> list[str]:
+    names = [name.strip() for name in arguments.policy.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError("--policy", f"{name!r} is not one of {', '.join(POLICIES)}")
+    if arguments.decision_log is not None and len(names) > 1:
+        raise ConfigError("--decision-log", "one log holds one policy's decisions: name one --policy")
+    return list(dict.fromkeys(names))
+
+
+def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
+    sized = arguments.capacity_bytes is not None
+    if sized != (arguments.bytes_per_token is not None):
+        raise ConfigError("--capacity-bytes", "goes together with --bytes-per-token")
+    if sized and (arguments.model or arguments.gpu):
+        raise ConfigError("--capacity-bytes", "does not go together with --model and --gpu")
+    model, card = model_by_name(arguments.model or "llama-2-13b"), card_by_name(arguments.gpu or "a100-40g")
+    capacity_bytes = arguments.capacity_bytes if sized else kv_capacity_bytes(model, card)
+    profile = profile_for(model, card)
+    prefill_token_s = profile.prefill_s(1024) / 1024
+    constant = None if arguments.step_ms is None else ConstantLatency(arguments.step_ms / 1e3, prefill_token_s)
+    ways = {"kv": (Via.KV,), "tokens": (Via.TOKENS,), "both": (Via.KV, Via.TOKENS)}[arguments.migrate_via]
+    settings = SimulatorSettings(
+        capacity_bytes=capacity_bytes,
+        bytes_per_token=arguments.bytes_per_token if sized else model.bytes_per_token,
+        latency=constant or profile,
+        gpus=arguments.gpus,
+        slots=arguments.slots,
+        epoch_s=arguments.epoch_ms / 1e3,
+        paper_slots=arguments.paper_slots,
+        wake_s=arguments.wake_s,
+        link=None if arguments.link_rate is None else LinkSettings(arguments.link_rate, ways=ways),
+        failure_rate=arguments.failure_rate,
+        seed=arguments.seed,
+    )
+    if settings.most_tokens == 0:
+        raise ConfigError("--capacity-bytes", "is less than one block of 16 tokens")
+    return settings
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    chance = random.Random(arguments.seed)
+    lengths = None if arguments.lengths is None else workloads.parse_lengths(arguments.lengths)
+    if arguments.poisson is not None:
+        if lengths is None or arguments.seconds == math.inf:
+            raise ConfigError("--poisson", "needs --lengths and --seconds")
+        if arguments.rate is not None:
+            raise ConfigError("--rate", "is for --trace")
+        made = workloads.poisson(arguments.poisson, arguments.seconds, lengths, chance)
+        if not len(made):
+            raise ConfigError("--seconds", "no request arrives in so short a time")
+        return made.scaled(arguments.length_factor)
+    trace = workloads.read_trace(arguments.trace)
+    if arguments.rate is not None:
+        trace = trace.stretched(arguments.rate)
+    if lengths is not None:
+        trace = trace.with_lengths(lengths, chance)
+    trace = trace.until(arguments.seconds)
+    if not len(trace):
+        raise ConfigError("--seconds", "no request of the trace arrives in so short a time")
+    return trace.scaled(arguments.length_factor)
+
+
+def _run_one(policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload) -> Outcome:
+    choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
+    with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
+        return run_policy(policy, settings, workload, choices, log, progress)
+
+
+def _plot(
+    arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload, outcomes: list[Outcome]
+) -> None:
+    from melld.simulator.plots import draw_run
+
+    plain = SchedulerChoices(False, arguments.horizon_s, arguments.retire_after_s)
+    one_by_one = [
+        run_policy(outcome.report.policy, settings, workload, plain).report
+        for outcome in outcomes
+        if unbatched(outcome.report.policy) != outcome.report.policy and not arguments.no_batching
+    ]
+    for path in draw_run(arguments.plot, outcomes, one_by_one):
+        print(path, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None] | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("wb") as file:
+        yield lambda record: (file.write(encode(record)), None)[1]
+
+
+@contextlib.contextmanager
+def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal's standard error, drawn at most ten times a second."""
+    if requests < PROGRESS_ABOVE or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=requests, desc=policy, unit="request", file=sys.stderr, miniters=1000) as bar:
+        drawn_s = time.monotonic()
+
+        def advance(arrived: int) -> None:
+            nonlocal drawn_s
+            if arrived % 1000 and arrived != requests:
+                return
+            if arrived == requests or time.monotonic() - drawn_s > 0.1:
+                drawn_s = time.monotonic()
+                bar.update(arrived - bar.n)
+
+        yield advance

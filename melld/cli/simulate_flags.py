@@ -1,0 +1,159 @@
+"""The flags of `melld simulate`, in groups, and how their words become values.
+
+Owns what each flag accepts on its own; `melld.cli.simulate` owns what they mean together.
+"""
+
+import argparse
+import math
+import pathlib
+
+from melld.scheduler.policies import DEFAULT_POLICY, POLICIES
+from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
+
+
+def add_load(group: argparse._ArgumentGroup) -> None:
+    """What arrives, and when."""
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--trace", metavar="FILE", type=pathlib.Path, help="CSV (or gzip): arrival_s, prompt_tokens, output_tokens"
+    )
+    source.add_argument("--poisson", metavar="RATE", type=_positive, help="arrivals per second of a Poisson process")
+    group.add_argument(
+        "--lengths",
+        metavar="FILE",
+        help="CSV (or gzip) of prompt_tokens, output_tokens to draw from; or "
+        "lognormal[:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA]; replaces a trace's own",
+    )
+    group.add_argument(
+        "--length-factor", metavar="X", type=_positive, default=1.0, help="all lengths times X (the paper: 10)"
+    )
+    group.add_argument(
+        "--rate", metavar="RATE", type=_positive, help="stretch a trace's arrivals to so many per second"
+    )
+    group.add_argument(
+        "--seconds", metavar="N", type=_positive, default=math.inf, help="arrivals until then (needed with --poisson)"
+    )
+    group.add_argument("--seed", metavar="S", type=int, default=0, help="of everything left to chance (default: 0)")
+
+
+def add_machines(group: argparse._ArgumentGroup) -> None:
+    """What serves it."""
+    group.add_argument("--model", metavar="M", help=f"{', '.join(MODELS)}, or a config.json (default: llama-2-13b)")
+    group.add_argument("--gpu", metavar="G", help=f"{', '.join(CARDS)}, or its memory, as 24GiB (default: a100-40g)")
+    group.add_argument(
+        "--capacity-bytes", metavar="N", type=_bytes, help="KV bytes of a GPU, instead of --model and --gpu"
+    )
+    group.add_argument("--bytes-per-token", metavar="N", type=_bytes, help="KV bytes of one token, likewise")
+    group.add_argument(
+        "--step-ms",
+        metavar="MS",
+        type=_positive,
+        help="every decode step takes so long (default: from measured tables)",
+    )
+    group.add_argument("--gpus", metavar="N", type=_count, help="as many GPUs at most (default: as many as are wanted)")
+    group.add_argument(
+        "--slots", metavar="N", type=_count, default=256, help="requests that a GPU runs at once (default: 256)"
+    )
+    group.add_argument(
+        "--wake-s", metavar="S", type=_not_negative, default=0.0, help="until an activated GPU computes (default: 0)"
+    )
+    group.add_argument(
+        "--link-rate",
+        metavar="BYTES",
+        type=_bytes,
+        help="bytes a second between GPUs, as 4GiB; migrations then take time, and memory on both sides "
+        "(default: instant)",
+    )
+    group.add_argument(
+        "--migrate-via",
+        choices=("kv", "tokens", "both"),
+        default="both",
+        help="with --link-rate: what is sent (default: whichever ends sooner)",
+    )
+    group.add_argument(
+        "--failure-rate", metavar="P", type=_part, default=0.0, help="part of the migrations that fail (default: 0)"
+    )
+
+
+def add_scheduler(group: argparse._ArgumentGroup) -> None:
+    """Who decides, and how often."""
+    group.add_argument(
+        "--policy",
+        metavar="P[,P...]",
+        default=DEFAULT_POLICY,
+        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY})",
+    )
+    group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
+    group.add_argument(
+        "--epoch-ms", metavar="MS", type=_positive, default=100.0, help="period of re-planning (default: 100)"
+    )
+    group.add_argument(
+        "--paper-slots",
+        action="store_true",
+        help="judge overflow after the scheduler has acted on the epoch, as the paper's time slots do",
+    )
+    group.add_argument(
+        "--horizon-s",
+        metavar="S",
+        type=_not_negative,
+        help="reckon with growth so far ahead (default: an epoch and a transfer)",
+    )
+    group.add_argument(
+        "--retire-after-s",
+        metavar="S",
+        type=_not_negative,
+        default=0.0,
+        help="an empty GPU stays awake so long (default: 0)",
+    )
+
+
+def add_output(group: argparse._ArgumentGroup) -> None:
+    """What becomes of the results."""
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument(
+        "--decision-log",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="write every fact and decision, one JSON object a line (one policy only)",
+    )
+    group.add_argument(
+        "--plot",
+        metavar="DIR",
+        type=pathlib.Path,
+        help="draw the paper's figures 11 to 15 as PNG and SVG (needs matplotlib)",
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above zero: {text}")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must not be below zero: {text}")
+    return value
+
+
+def _part(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must lie in 0..1, 1 excluded: {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be above zero: {text}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number of bytes: {text!r} (as 4GiB, 512MiB, 1000000)") from None

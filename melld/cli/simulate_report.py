@@ -1,0 +1,51 @@
+"""What `melld simulate` prints for people: one column per policy, one line per figure, with units."""
+
+from collections.abc import Callable, Sequence
+
+from melld.simulator.measures import Report
+from melld.simulator.settings import SimulatorSettings
+
+GIB = 2**30
+
+LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
+    ("GPUs, time-mean", lambda r: f"{r.mean_gpus:.2f}"),
+    ("  lower bound", lambda r: f"{r.mean_bound:.2f}"),
+    ("  ratio to the lower bound", lambda r: f"{r.ratio:.3f}"),
+    ("GPUs, peak", lambda r: f"{r.peak_gpus}"),
+    ("  lower bound", lambda r: f"{r.peak_bound}"),
+    ("GPU-seconds", lambda r: f"{r.gpu_seconds:.0f}"),
+    ("GPU activations per hour", lambda r: f"{r.activations_per_h:.0f}"),
+    ("KV utilisation of awake GPUs", lambda r: f"{r.utilisation:.1%}"),
+    ("migrations per request", lambda r: f"{r.migrations_per_request:.3f}"),
+    ("migrations per second", lambda r: f"{r.migrations_per_s:.3f}"),
+    ("  as tokens", lambda r: f"{r.migrations - r.migrations_kv}"),
+    ("  aborted", lambda r: f"{r.migrations_aborted}"),
+    ("KV moved, GiB", lambda r: f"{r.bytes_moved / GIB:.1f}"),
+    ("preemptions per request", lambda r: f"{r.preemptions_per_request:.3f}"),
+    ("requests queued", lambda r: f"{r.queued}"),
+    ("queueing delay, mean s", lambda r: f"{r.queueing_s.mean:.3f}"),
+    ("  99th percentile", lambda r: f"{r.queueing_s.p99:.3f}"),
+    ("time to first token, median s", lambda r: f"{r.ttft_s.p50:.3f}"),
+    ("  99th percentile", lambda r: f"{r.ttft_s.p99:.3f}"),
+    ("time between tokens, median ms", lambda r: f"{r.itl_s.p50 * 1e3:.1f}"),
+    ("  99th percentile", lambda r: f"{r.itl_s.p99 * 1e3:.1f}"),
+)
+
+
+def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
+    """The reports side by side."""
+    first = reports[0]
+    tokens = settings.capacity_bytes // settings.bytes_per_token
+    heading = (
+        f"{first.requests} requests ({first.refused} refused) in {first.window_s:.0f} s, "
+        f"GPUs of {settings.capacity_bytes / GIB:.2f} GiB KV ({tokens} tokens), seed {first.seed}"
+    )
+    label_width = max(len(label) for label, _ in LINES)
+    widths = [max(len(report.policy), 10) for report in reports]
+    rows = [heading, "", " " * label_width + _row([report.policy for report in reports], widths)]
+    rows += [f"{label:<{label_width}}" + _row([show(report) for report in reports], widths) for label, show in LINES]
+    return "\n".join(rows)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
