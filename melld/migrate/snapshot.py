@@ -2,9 +2,18 @@
 
 Owns the frozen facts alone: no vLLM, no torch, no I/O.  `engine/residency` makes and consumes them; the daemon passes
 them on as bytes and needs to read no more of them than the request's id and sizes.
+
+    source                                             destination
+    facts(request) ──────────► block ids so far ─────► reserve, copy full blocks      (the source decodes on)
+    freeze, snapshot ────────► the last of it ───────► copy the rest, attach
+    release ◄──────────────────────────────────────── committed
 """
 
 import enum
+
+import msgspec
+
+from melld.errors import MelldError
 
 
 class Phase(enum.StrEnum):
@@ -13,3 +22,175 @@ class Phase(enum.StrEnum):
     WAITING = "waiting"  # holds no computed tokens: queued, or preempted
     PREFILLING = "prefilling"  # part of its known tokens is computed
     DECODING = "decoding"  # one token a step
+
+
+class Via(enum.StrEnum):
+    """What is carried: the KV blocks, or the tokens alone, from which the destination computes them again."""
+
+    KV = "kv"
+    TOKENS = "tokens"
+
+
+class Refusal(enum.StrEnum):
+    """Why a request, or the KV of a request, stays where it is."""
+
+    UNKNOWN = "not on this worker"
+    POOLING = "it is an embedding or scoring request"
+    MULTIMODAL = "it has image, audio or video inputs"
+    PROMPT_EMBEDDINGS = "its prompt is embeddings, not tokens"
+    STREAMING_INPUT = "its prompt is still being streamed in"
+    KV_CONNECTOR = "the worker has a KV connector"
+    SPECULATIVE = "the worker decodes speculatively"
+    AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
+    KV_LAYOUT = "the model's KV cache is not plain full attention"
+    PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"
+    LORA_ABSENT = "its LoRA adapter is not loaded at the destination"
+    INCOMPATIBLE = "the two workers do not run the same model in the same way"
+    GRAMMAR = "its output grammar does not take the tokens it has produced"
+    ALREADY_THERE = "the worker holds a request of this id"
+    ALREADY_LEAVING = "it is on its way already"
+
+
+class MoveRefused(MelldError):
+    """The request cannot be carried.  Nothing has been touched: it runs on where it is."""
+
+    status = 409
+    code = "move_refused"
+
+    def __init__(self, request: str, reason: Refusal) -> None:
+        super().__init__(f"request {request} cannot be moved: {reason.value}")
+        self.request = request
+        self.reason = reason
+
+
+class NoRoom(MelldError):
+    """The destination lacks blocks, or a place in its batch, for the request.  Nothing has been touched."""
+
+    status = 503
+    code = "no_room"
+
+    def __init__(self, request: str, needed_blocks: int, free_blocks: int, free_slots: int) -> None:
+        super().__init__(f"no room for {request}: {needed_blocks} blocks, {free_blocks} free, {free_slots} places free")
+        self.request = request
+        self.needed_blocks = needed_blocks
+        self.free_blocks = free_blocks
+        self.free_slots = free_slots
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """Where a request stands now, and which of its blocks will not change again.
+
+    `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while it
+    decodes, and stay what they are as long as `block_epoch` does (vLLM's preemption gives blocks up).
+    `kv_bytes` counts every block that the request holds.
+    """
+
+    request: str
+    phase: Phase
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    full_block_ids: tuple[tuple[int, ...], ...]
+    block_epoch: int
+    blocks: int
+    kv_bytes: int
+
+
+class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """A frozen request, whole: with the bytes of `block_ids` it can go on anywhere as if it had always been there.
+
+    `core_request` is vLLM's EngineCoreRequest in vLLM's own encoding (prompt, parameters, priority, arrival time, LoRA,
+    cache salt, trace headers, client).  `block_ids[group]` cover `num_computed_tokens`, the last block perhaps in part.
+    `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
+    draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
+    once they have been reported; `events` are those not reported yet.  `engine` names model, version and layout.
+    """
+
+    request: str
+    core_request: bytes
+    output_token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[tuple[int, ...], ...]
+    block_epoch: int
+    num_preemptions: int
+    generator_state: bytes | None
+    prefill_stats: tuple[int, ...] | None
+    events: tuple[tuple[int, float], ...]
+    engine: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens together."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def encode(self) -> bytes:
+        """As MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RequestSnapshot":
+        """From MessagePack.
+
+        Raises:
+            msgspec.ValidationError: the bytes are no snapshot.
+        """
+        return _snapshots.decode(data)
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """Room taken on the destination.
+
+    `block_ids[group]` are the destination's; the first `reused_blocks` of each group came out of its own prefix cache
+    with their bytes in them and must not be written.  There is room for `token_capacity` tokens.
+    """
+
+    request: str
+    block_ids: tuple[tuple[int, ...], ...]
+    reused_blocks: int
+    token_capacity: int
+
+
+class BlockPairs(msgspec.Struct, frozen=True):
+    """What one pull copies: the block `source[i]` into the block `destination[i]`."""
+
+    source: tuple[int, ...]
+    destination: tuple[int, ...]
+
+
+class CopyPlan:
+    """Which blocks of one request have been copied, and which are still to be.
+
+    Blocks are known by their place in the request.  A preemption on the source (another `block_epoch`) makes everything
+    copied so far worthless.  All groups' blocks live in one pool of ids, so that a pull does not care for groups.
+    """
+
+    def __init__(self, reservation: Reservation) -> None:
+        self._reused_blocks = reservation.reused_blocks
+        self._copied: set[tuple[int, int]] = set()
+        self._epoch: int | None = None
+
+    def missing(
+        self, block_ids: tuple[tuple[int, ...], ...], block_epoch: int, reservation: Reservation
+    ) -> tuple[BlockPairs, frozenset[tuple[int, int]]]:
+        """The pairs still to be copied for these source blocks, and their places, to be given to `copied`."""
+        if block_epoch != self._epoch:
+            self._copied.clear()
+            self._epoch = block_epoch
+        places = [
+            (group, place)
+            for group, ids in enumerate(block_ids)
+            for place in range(self._reused_blocks, min(len(ids), len(reservation.block_ids[group])))
+            if (group, place) not in self._copied
+        ]
+        source = tuple(block_ids[group][place] for group, place in places)
+        destination = tuple(reservation.block_ids[group][place] for group, place in places)
+        return BlockPairs(source, destination), frozenset(places)
+
+    def copied(self, places: frozenset[tuple[int, int]], block_epoch: int) -> None:
+        """These places hold the source's bytes now, if the source has not given its blocks up since."""
+        if block_epoch == self._epoch:
+            self._copied |= places
+
+
+_snapshots = msgspec.msgpack.Decoder(RequestSnapshot)

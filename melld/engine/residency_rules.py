@@ -1,0 +1,113 @@
+"""What can be carried from one vLLM worker to another, and what an engine must be for that: asked beforehand.
+
+Owns the refusals.  Changes nothing.
+"""
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from melld.engine.pin import VLLM_VERSION
+from melld.errors import MelldError
+from melld.migrate.snapshot import Refusal, Via
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+
+class UnsupportedEngine(MelldError):
+    """The engine was built in a way that requests cannot be taken out of and put into; `why` says in which."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"this engine cannot give or take running requests: {why}")
+        self.why = why
+
+
+def check_engine(engine: "EngineCore") -> None:
+    """Refuse an engine whose insides are not in this process, or are spread over several devices.
+
+    Raises:
+        UnsupportedEngine: with the reason.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    parallel = engine.vllm_config.parallel_config
+    if not isinstance(engine.model_executor, UniProcExecutor):
+        raise UnsupportedEngine('its executor is not in its process (distributed_executor_backend="uni")')
+    if not isinstance(engine.scheduler, Scheduler):
+        raise UnsupportedEngine("its scheduler is not vLLM's own")
+    if parallel.pipeline_parallel_size * parallel.tensor_parallel_size * parallel.data_parallel_size > 1:
+        raise UnsupportedEngine("it is spread over several devices")
+
+
+def engine_refusal(scheduler: "Scheduler") -> Refusal | None:
+    """What keeps every request of this engine where it is."""
+    if scheduler.connector is not None or scheduler.ec_connector is not None:
+        return Refusal.KV_CONNECTOR
+    if scheduler.num_spec_tokens or scheduler.vllm_config.speculative_config is not None:
+        return Refusal.SPECULATIVE
+    if scheduler.aux_output_connector is not None:
+        return Refusal.AUXILIARY_OUTPUT
+    return None
+
+
+def kv_refusal(scheduler: "Scheduler") -> Refusal | None:
+    """What keeps KV blocks of this engine where they are: blocks that do not hold plain full attention."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    plain = all(type(manager) is FullAttentionManager for manager in managers)
+    if not plain or scheduler.needs_kv_cache_zeroing or scheduler.dcp_world_size > 1:
+        return Refusal.KV_LAYOUT
+    return None
+
+
+def request_refusal(request: "Request", via: Via) -> Refusal | None:
+    """What keeps this request where it is, whatever its engine."""
+    from vllm.v1.request import RequestStatus
+
+    if request.pooling_params is not None or request.sampling_params is None:
+        return Refusal.POOLING
+    if request.mm_features:
+        return Refusal.MULTIMODAL
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return Refusal.PROMPT_EMBEDDINGS
+    if request.resumable or request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+        return Refusal.STREAMING_INPUT
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return Refusal.KV_CONNECTOR
+    half_collected = 0 < request.num_computed_tokens < request.num_prompt_tokens
+    if via is Via.KV and request.sampling_params.prompt_logprobs is not None and half_collected:
+        return Refusal.PROMPT_LOGPROBS
+    return None
+
+
+def lora_refusal(engine: "EngineCore", request: "Request") -> Refusal | None:
+    """What keeps this request from coming here: an adapter that this engine does not have."""
+    if request.lora_request is None:
+        return None
+    if engine.vllm_config.lora_config is None:
+        return Refusal.LORA_ABSENT
+    return None if request.lora_request.lora_int_id in engine.list_loras() else Refusal.LORA_ABSENT
+
+
+def engine_name(engine: "EngineCore") -> str:
+    """A digest of all that must be equal on two workers for a request's KV to mean the same on both."""
+    config = engine.vllm_config
+    scheduler: Any = engine.scheduler
+    words: tuple[Any, ...] = (
+        VLLM_VERSION,
+        config.model_config.model,
+        config.model_config.revision,
+        config.model_config.dtype,
+        config.model_config.max_model_len,
+        config.model_config.quantization,
+        config.cache_config.cache_dtype,
+        str(getattr(config.cache_config, "kv_cache_layout", "")),
+        config.device_config.device_type,
+        scheduler.use_v2_model_runner,
+        scheduler.kv_cache_manager.coordinator.group_block_sizes,
+    )
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]

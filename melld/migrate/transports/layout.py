@@ -1,0 +1,123 @@
+"""Where the bytes of a KV block lie: read from the tensors' shapes and strides, never from a layout's name.
+
+Owns the arithmetic.  Copies nothing.
+
+A block's bytes are `chunk_offsets` many runs of `chunk_bytes`, at `offset + block * block_stride_bytes`:
+
+    layers outermost (LBHNC, LBNHC)   one chunk per layer, far apart          |K0 V0 ...|K0 V0 ...|
+    blocks outermost (BLHNC)          all layers of a block are one chunk     |all of 0|all of 1|...
+    heads outside of blocks (LHBNC)   one chunk per layer and head
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+
+class UnsupportedLayout(ValueError):
+    """The tensors' blocks cannot be described by one stride; the message says what is wrong with them."""
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """The place of every block in one allocation of `region_bytes`."""
+
+    num_blocks: int
+    chunk_bytes: int
+    block_stride_bytes: int
+    chunk_offsets: tuple[int, ...]
+    region_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """One block of all layers."""
+        return self.chunk_bytes * len(self.chunk_offsets)
+
+    def fits(self, other: "KvLayout") -> bool:
+        """Whether a block there is made of the same chunks as a block here, wherever each lies."""
+        return (self.chunk_bytes, len(self.chunk_offsets)) == (other.chunk_bytes, len(other.chunk_offsets))
+
+    @property
+    def even_step(self) -> int | None:
+        """The distance from each chunk to the next, if all are equally far apart (0 for a single chunk)."""
+        steps = {b - a for a, b in itertools.pairwise(self.chunk_offsets)}
+        return steps.pop() if len(steps) == 1 else (None if steps else 0)
+
+
+def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
+    """The layout of the KV cache tensors of one engine (one per layer, block first in the logical shape).
+
+    A tensor may have several times `num_blocks` entries, where the attention kernel splits a block into smaller ones.
+
+    Raises:
+        UnsupportedLayout: not one allocation, or not one shape.
+    """
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if len(storages) != 1:
+        raise UnsupportedLayout(f"the KV cache is {len(storages)} allocations, not one")
+    found = {_chunks(tensor, num_blocks) for tensor in tensors}
+    if len({(chunk, stride) for chunk, stride, _ in found}) != 1:
+        raise UnsupportedLayout("the layers' blocks are not of one shape")
+    chunk, stride, _ = next(iter(found))
+    offsets = sorted(offset for _, _, offsets in found for offset in offsets)
+    if len(offsets) > 1 and all(b - a == chunk for a, b in itertools.pairwise(offsets)):
+        chunk, offsets = chunk * len(offsets), offsets[:1]
+    region_bytes = tensors[0].untyped_storage().nbytes()
+    return KvLayout(num_blocks, chunk, stride, tuple(offsets), region_bytes)
+
+
+def _chunks(tensor: torch.Tensor, num_blocks: int) -> tuple[int, int, tuple[int, ...]]:
+    """(bytes of a chunk, stride of a block, offsets of the chunks of block 0), in bytes, of one layer."""
+    if tensor.shape[0] % num_blocks:
+        raise UnsupportedLayout(f"{tensor.shape[0]} entries do not make {num_blocks} blocks")
+    size = tensor.element_size()
+    dims = [(tensor.stride(dim), tensor.shape[dim]) for dim in range(1, tensor.dim()) if tensor.shape[dim] > 1]
+    split = tensor.shape[0] // num_blocks
+    if split > 1:
+        dims.append((tensor.stride(0), split))
+    dense = 1
+    outer: list[tuple[int, int]] = []
+    for stride, length in sorted(dims):
+        if stride == dense and not outer:
+            dense *= length
+        else:
+            outer.append((stride, length))
+    block_stride = tensor.stride(0) * split
+    steps = [[stride * index for index in range(length)] for stride, length in outer]
+    base = tensor.storage_offset()
+    offsets = tuple(size * (base + sum(combination)) for combination in itertools.product(*steps))
+    return dense * size, block_stride * size, offsets
+
+
+def paired_views(
+    ours: torch.Tensor, layout: KvLayout, theirs: torch.Tensor, their_layout: KvLayout
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Views [chunks, blocks, chunk] of two regions (uint8), alike in all but the number of blocks.
+
+    In words as wide as the alignment of both allows.  One pair where the chunks are equally far apart on both sides,
+    else one for each chunk.
+    """
+    word = min(_word(layout), _word(their_layout))
+    even = layout.even_step is not None and their_layout.even_step is not None
+    return list(zip(_views(ours, layout, word, even), _views(theirs, their_layout, word, even), strict=True))
+
+
+def _word(layout: KvLayout) -> int:
+    word = 8
+    while any(n % word for n in (layout.chunk_bytes, layout.block_stride_bytes, *layout.chunk_offsets)):
+        word //= 2
+    return word
+
+
+def _views(region: torch.Tensor, layout: KvLayout, word: int, even: bool) -> list[torch.Tensor]:
+    words = region[: region.numel() // word * word].view(_WORDS[word])
+    blocks, stride, chunk = layout.num_blocks, layout.block_stride_bytes // word, layout.chunk_bytes // word
+    offsets = [offset // word for offset in layout.chunk_offsets]
+    if even:
+        step = (layout.even_step or 0) // word
+        return [words.as_strided((len(offsets), blocks, chunk), (step, stride, 1), offsets[0])]
+    return [words.as_strided((1, blocks, chunk), (0, stride, 1), offset) for offset in offsets]
+
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -1,0 +1,123 @@
+"""CPU devices: the KV cache lies in memory that a sibling process can map, and copies are memory copies.
+
+Owns the memory file.  It has no name in any directory: it is found through the process that holds it
+(`/proc/PID/fd/N`, for processes of the same user) and vanishes with it, whatever killed it.  Nor does it count against
+the size of /dev/shm, which containers keep small.
+"""
+
+import ctypes
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from melld.migrate.transports.layout import KvLayout, paired_views
+from melld.migrate.transports.transport import KvHandle, TransportFailed, checksum_of, require_fit
+
+NAME = "shared_memory"
+
+
+class _Where(msgspec.Struct, frozen=True):
+    """The process and its file descriptor; the inode tells a process that took over its number."""
+
+    pid: int
+    file: int
+    inode: int
+
+
+_MADV_POPULATE_READ = 22
+
+
+def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
+    """Move the tensors' one allocation into shareable memory, in place, and return the handle of it.
+
+    Every tensor object that refers to the allocation must be given: each is pointed to the new memory.  The memory
+    stays until this process ends.
+    """
+    storage = tensors[0].untyped_storage()
+    file = os.memfd_create("melld-kv", os.MFD_CLOEXEC)
+    os.ftruncate(file, storage.nbytes())
+    shared = _map(f"/proc/self/fd/{file}", storage.nbytes())
+    shared.copy_(storage)
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != storage.data_ptr():
+            raise TransportFailed(NAME, "the tensors are not of one allocation")
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
+    where = _Where(pid=os.getpid(), file=file, inode=os.fstat(file).st_ino)
+    return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
+
+
+def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "SharedMemoryLink":
+    """Map the peer's region beside ours (`region`: our allocation's bytes, uint8).
+
+    Raises:
+        TransportFailed: the peer is gone, is another user's, or has blocks of another shape.
+    """
+    require_fit(NAME, handle.layout, layout)
+    where = msgspec.msgpack.decode(handle.where, type=_Where)
+    try:
+        file = os.open(Path("/proc", str(where.pid), "fd", str(where.file)), os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransportFailed(NAME, f"the peer's memory is not there: {error.strerror}") from error
+    try:
+        if os.fstat(file).st_ino != where.inode:
+            raise TransportFailed(NAME, "the peer has ended, and its number is another process's")
+        storage = _map(f"/proc/self/fd/{file}", handle.layout.region_bytes)
+    finally:
+        os.close(file)
+    _populate(storage)
+    peer = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return SharedMemoryLink(peer, handle.layout, region, layout)
+
+
+class SharedMemoryLink:
+    """The peer's region and ours, both mapped here."""
+
+    def __init__(self, peer: torch.Tensor, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
+        self.source = source
+        self.destination = destination
+        self._views = paired_views(region, destination, peer, source)
+
+    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """See `Link`.  Blocks that are neighbours on both sides are one copy, of all layers."""
+        for start, end in _runs(source_blocks, destination_blocks):
+            here, there, count = destination_blocks[start], source_blocks[start], end - start
+            for ours, theirs in self._views:
+                ours[:, here : here + count].copy_(theirs[:, there : there + count])
+
+    def checksum(self, side: str, blocks: Sequence[int]) -> int:
+        """See `Link`."""
+        return checksum_of([pair[side == "source"] for pair in self._views], torch.tensor(blocks))
+
+    def close(self) -> None:
+        """Unmap the peer's memory."""
+        self._views = []
+
+
+def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, int]]:
+    """The stretches [start, end) in which both ids go up by one."""
+    breaks = [
+        i + 1
+        for i, ((a, b), (c, d)) in enumerate(
+            zip(itertools.pairwise(source), itertools.pairwise(destination), strict=True)
+        )
+        if b != a + 1 or d != c + 1
+    ]
+    edges = [0, *breaks, len(source)] if source else []
+    return list(itertools.pairwise(edges))
+
+
+def _map(path: str, nbytes: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage.from_file(path, shared=True, nbytes=nbytes)
+
+
+def _populate(storage: torch.UntypedStorage) -> None:
+    """Have the kernel fill the page tables now, not in the first copies.  Old kernels cannot; then it is done there."""
+    ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_POPULATE_READ
+    )
