@@ -115,7 +115,7 @@ class Arrivals:
             NoRoom: too few free blocks, or no place in the batch; nothing is taken.
         """
         manager, request = self._scheduler.kv_cache_manager, arrival.request
-        capacity = max(token_capacity, request.num_tokens)
+        capacity = self._within_model(max(token_capacity, request.num_tokens))
         if self.free_slots < 1:
             raise self._no_room(arrival, capacity)
         blocks, reused_tokens, _ = manager.get_computed_blocks(request)
@@ -142,11 +142,12 @@ class Arrivals:
             NoRoom: too few free blocks; what was reserved before still is.
         """
         arrival = self._reserved[request_id]
-        if token_capacity > arrival.token_capacity:
+        capacity = self._within_model(token_capacity)
+        if capacity > arrival.token_capacity:
             manager = self._scheduler.kv_cache_manager
-            if manager.allocate_slots(arrival.request, token_capacity, delay_cache_blocks=True) is None:
-                raise self._no_room(arrival, token_capacity)
-            arrival.token_capacity = token_capacity
+            if manager.allocate_slots(arrival.request, capacity, delay_cache_blocks=True) is None:
+                raise self._no_room(arrival, capacity)
+            arrival.token_capacity = capacity
         return self._reservation(arrival)
 
     def attach(self, snapshot: RequestSnapshot, via: Via) -> None:
@@ -190,6 +191,9 @@ class Arrivals:
         """Give the reserved room back."""
         arrival = self._reserved.pop(request_id)
         self._scheduler.kv_cache_manager.free(arrival.request)
+
+    def _within_model(self, tokens: int) -> int:
+        return min(tokens, int(self._scheduler.max_model_len))
 
     def _check(self, snapshot: RequestSnapshot) -> None:
         if snapshot.engine and snapshot.engine != self._name:

@@ -124,6 +124,26 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
         """Prompt and output tokens together."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
+    @classmethod
+    def from_log(
+        cls, request: str, core_request: bytes, num_prompt_tokens: int, output_token_ids: list[int]
+    ) -> "RequestSnapshot":
+        """What is known of a request whose worker has died: its words, and the tokens that have been seen of it."""
+        return cls(
+            request=request,
+            core_request=core_request,
+            output_token_ids=output_token_ids,
+            num_prompt_tokens=num_prompt_tokens,
+            num_computed_tokens=0,
+            block_ids=(),
+            block_epoch=0,
+            num_preemptions=0,
+            generator_state=None,
+            prefill_stats=None if output_token_ids else (),
+            events=(),
+            engine="",
+        )
+
     def encode(self) -> bytes:
         """As MessagePack."""
         return msgspec.msgpack.encode(self)

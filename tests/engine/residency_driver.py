@@ -197,8 +197,8 @@ class Worker:
             self.engine.post_step(model_executed=executed)
             if not executed:
                 time.sleep(0.001)
-            for output in result[0].outputs if result and 0 in result else ():
-                outputs.append(_plain(output))
+            if result and 0 in result:
+                outputs += [_plain(output) for output in result[0].outputs]
         return outputs
 
     def abort(self, request_ids: list[str]) -> None:
