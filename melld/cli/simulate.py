@@ -1,6 +1,7 @@
 """`melld simulate`: policies on a trace or on generated load, in virtual time, with the daemon's own scheduler.
 
-Owns what the flags mean together, the files that are read and written, and what is printed.  Never simulates: `melld.simulator` does.
+Owns what the flags mean together, the files that are read and written, and what is printed.  Never simulates itself:
+`melld.simulator` does.
 """
 
 import argparse

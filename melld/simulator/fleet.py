@@ -31,10 +31,11 @@ class Fleet:
         self._counts: list[int] = []
         self._preempted: dict[int, list[Run]] = {}
         self._moving: dict[RequestId, Run] = {}
+        self._prefill_s = settings.latency.prefill_s
         self._links = None if settings.link is None else Links(settings.link)
         self._orders = 0
-        self._rows = np.zeros(0, dtype=np.int64)
-        self._need_bytes = np.zeros(0, dtype=np.int64)
+        self._rows = np.zeros(0, dtype=np.int64)  # those in memory when the epoch began
+        self._need_bytes = np.zeros(0, dtype=np.int64)  # what each of all rows needs, as of then
 
     # ---- workers
 
@@ -70,12 +71,30 @@ class Fleet:
 
     # ---- requests
 
-    def place(self, run: Run, worker: WorkerId, now_s: float) -> None:
-        """The request waits for its turn among the worker's prompts, then decodes."""
-        run.row = self.running.add(run, run.prompt, run.output, run.kv_bytes)
-        self._settle(run, self._indexes[worker])
-        run.first_token_s = self._prefill(run.worker, run.prompt, now_s)
-        self.running.since_s[run.row] = run.first_token_s
+    def place(self, run: Run, worker: WorkerId, now_s: float) -> float:
+        """The request waits for its turn among the worker's prompts, then decodes.  Returns when it may end.
+
+        Every request passes here once, so it is written for speed: `_settle` and `_prefill` for a new row.
+        """
+        running, index = self.running, self._indexes[worker]
+        prompt, output = run.prompt, run.output
+        row = run.row = running.add(run.id, prompt, output, run.prompt_bytes)
+        self._orders += 1
+        running.worker[row] = run.worker = index
+        running.order[row] = self._orders
+        counts, free_s = self._counts, self._prefill_free_s
+        seconds = self._prefill_s(prompt)
+        start_s = free_s[index]
+        first_s = max(start_s, now_s) + seconds
+        free_s[index] = run.first_token_s = running.since_s[row] = first_s
+        if counts[index]:
+            running.debt_s[index] += seconds
+        counts[index] += 1
+        return first_s + (output - 1) / running.pace[index]
+
+    def kv_bytes(self, run: Run) -> int:
+        """The run's size, as last told to the scheduler."""
+        return run.prompt_bytes if run.row < 0 else self.running.told_bytes[run.row]
 
     def end_s(self, run: Run) -> float:
         """When the run will end at the present pace; never while it is preempted."""
@@ -84,8 +103,9 @@ class Fleet:
     def drop(self, run: Run) -> None:
         """The request has ended: nothing of it is left anywhere."""
         del self.runs[run.id]
-        self._moving.pop(run.id, None)
-        run.move = None
+        if run.move is not None:
+            del self._moving[run.id]
+            run.move = None
         self._counts[run.worker] -= 1
         self.running.remove(run.row)
 
@@ -97,7 +117,7 @@ class Fleet:
         target, ways = self._indexes[destination], self._links.settings.ways
         self.running.advance_one(run.row, now_s)
         tokens = self.running.tokens(run.row)
-        kv_end_s = self._links.kv_end_s(run.worker, target, run.kv_bytes, now_s)
+        kv_end_s = self._links.kv_end_s(run.worker, target, self.kv_bytes(run), now_s)
         start_s = max(now_s, self._prefill_free_s[target])
         tokens_end_s = start_s + self._links.settings.delay_s + self.settings.latency.prefill_s(tokens)
         recompute = run.state is RunState.PREEMPTED or Via.KV not in ways
@@ -137,25 +157,26 @@ class Fleet:
 
     def advance(self, now_s: float) -> None:
         """Every request in memory has come as far as it could."""
-        self._rows = self.running.held_rows()
-        self._need_bytes = self.running.advance(self._rows, now_s)
+        running = self.running
+        self._rows = running.held_rows()
+        self._need_bytes = running.all_told()
+        self._need_bytes[self._rows] = running.advance(self._rows, now_s)
 
     def overflowing(self) -> Iterator[Run]:
         """Push the youngest out of every worker whose requests need more than it has, until the rest fits."""
         running, capacity_bytes = self.running, self.settings.capacity_bytes
-        keep = running.held[self._rows]
-        rows, need_bytes = self._rows[keep], self._need_bytes[keep]
-        used_bytes = self._used_bytes(rows, need_bytes)
+        rows = running.held_rows()
+        workers = running.workers_of(rows)
+        used_bytes = self._used_bytes(rows)
         for worker in np.flatnonzero(used_bytes > capacity_bytes).tolist():
-            here = np.flatnonzero(running.worker[rows] == worker)
+            here = rows[workers == worker]
             over_bytes = int(used_bytes[worker]) - capacity_bytes
-            youngest_first = here[np.argsort(-running.order[rows[here]])].tolist()
-            for place in youngest_first[:-1]:
+            for row in here[np.argsort(-running.orders_of(here))].tolist()[:-1]:
                 if over_bytes <= 0:
                     break
-                over_bytes -= int(need_bytes[place])
-                run: Run = running.names[rows[place]]
-                running.held[run.row] = False
+                over_bytes -= int(self._need_bytes[row])
+                run = self.runs[running.ids[row]]
+                running.held[row] = 0
                 run.version += 1
                 self._preempted.setdefault(worker, []).append(run)
                 yield run
@@ -165,61 +186,53 @@ class Fleet:
         if not any(self._preempted.values()):
             return {}
         resumed: dict[RequestId, int] = {}
-        rows = self.running.held_rows()
-        need_bytes = self._need_of(rows)
-        used_bytes = self._used_bytes(rows, need_bytes)
+        used_bytes = self._used_bytes(self.running.held_rows())
         for worker, waiting in self._preempted.items():
             waiting.sort(key=lambda run: run.index)
-            while waiting and used_bytes[worker] + waiting[0].kv_bytes <= self.settings.capacity_bytes:
+            while waiting and used_bytes[worker] + self.kv_bytes(waiting[0]) <= self.settings.capacity_bytes:
                 run = waiting.pop(0)
-                used_bytes[worker] += run.kv_bytes
-                resumed[run.id] = run.kv_bytes
+                used_bytes[worker] += self.kv_bytes(run)
+                resumed[run.id] = self.kv_bytes(run)
                 self._readmit(run, now_s)
         return resumed
 
     def take_growth(self) -> dict[RequestId, int]:
         """Sizes that have changed since they were last told, of requests in memory."""
         running, rows = self.running, self._rows
-        grown = (self._need_bytes != running.told_bytes[rows]) & running.held[rows]
-        rows, sizes = rows[grown], self._need_bytes[grown]
-        running.told_bytes[rows] = sizes
-        told: dict[RequestId, int] = {}
-        for run, kv_bytes in zip(running.names[rows].tolist(), sizes.tolist(), strict=True):
-            run.kv_bytes = kv_bytes
-            told[run.id] = kv_bytes
-        return told
+        sizes = self._need_bytes[rows]
+        grown = (sizes != running.told_of(rows)) & running.is_held(rows)
+        return running.tell(rows[grown], sizes[grown])
 
-    def replan(self, now_s: float, epoch_s: float) -> list[tuple[Run, float]]:
+    def settle_sizes(self) -> None:
+        """What has been told is what is needed now, of those placed since the epoch began too."""
+        self._need_bytes = self.running.all_told()
+
+    def replan(self, now_s: float, epoch_s: float) -> list[tuple[float, Run]]:
         """Set the paces for the epoch that begins; returns who ends within it, and when."""
         rows, ends_s = self.running.replan(now_s, epoch_s)
-        return list(zip(self.running.names[rows].tolist(), ends_s.tolist(), strict=True))
+        ids, runs = self.running.ids, self.runs
+        return [(end_s, runs[ids[row]]) for row, end_s in zip(rows.tolist(), ends_s.tolist(), strict=True)]
 
     def check(self) -> None:
         """Assert that no worker holds more than it has.  For tests."""
-        rows = self.running.held_rows()
-        assert (self._used_bytes(rows, self.running.told_bytes[rows]) <= self.settings.capacity_bytes).all()
+        self.settle_sizes()
+        assert (self._used_bytes(self.running.held_rows()) <= self.settings.capacity_bytes).all()
 
     # ---- in one place
 
-    def _need_of(self, rows: Integers) -> Integers:
-        """Bytes that the rows need: as just computed for this epoch, else as last told."""
-        need = self.running.told_bytes.copy()
-        need[self._rows] = self._need_bytes
-        return need[rows]
-
-    def _used_bytes(self, rows: Integers, need_bytes: Integers) -> Integers:
-        """Bytes in use per worker, reservations for moves included."""
-        count = len(self.names)
-        used: Integers = np.bincount(self.running.worker[rows], weights=need_bytes, minlength=count).astype(np.int64)
+    def _used_bytes(self, rows: Integers) -> Integers:
+        """Bytes in use per worker by the rows that are in memory, reservations for moves included."""
+        need_bytes, count = self._need_bytes, len(self.names)
+        used: Integers = np.bincount(self.running.workers_of(rows), weights=need_bytes[rows], minlength=count)
+        used = used.astype(np.int64)
         for run in self._moving.values():
             assert run.move is not None
-            used[run.move.destination] += run.kv_bytes
+            used[run.move.destination] += need_bytes[run.row]
         return used
 
     def _settle(self, run: Run, worker: int) -> None:
         self._orders += 1
-        if run.worker >= 0:
-            self._counts[run.worker] -= 1
+        self._counts[run.worker] -= 1
         self._counts[worker] += 1
         run.worker = worker
         run.version += 1
@@ -229,7 +242,7 @@ class Fleet:
     def _readmit(self, run: Run, now_s: float) -> None:
         run.become(RunState.RUNNING)
         run.version += 1
-        self.running.held[run.row] = True
+        self.running.held[run.row] = 1
         end_s = self._prefill(run.worker, self.running.tokens(run.row), now_s)
         self.running.since_s[run.row] = end_s
         if run.first_token_s > now_s:
@@ -237,7 +250,7 @@ class Fleet:
 
     def _prefill(self, worker: int, tokens: int, now_s: float) -> float:
         """Compute so many tokens after what the worker has to prefill already.  Returns when that is done."""
-        seconds = self.settings.latency.prefill_s(tokens)
+        seconds = self._prefill_s(tokens)
         end_s = max(now_s, self._prefill_free_s[worker]) + seconds
         self._prefill_free_s[worker] = end_s
         if self._counts[worker] > 1:  # alone, it slows nobody

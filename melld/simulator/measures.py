@@ -111,14 +111,11 @@ class Measures:
         self._end_s = [nothing] * requests
         self._outputs = [0] * requests
 
-    def placed(self, run: Run, now_s: float) -> None:
-        """The request has a worker."""
-        self._placed_s[run.index] = now_s
-
-    def finished(self, run: Run, first_token_s: float, now_s: float) -> None:
+    def finished(self, run: Run, now_s: float) -> None:
         """The request has ended."""
+        self._placed_s[run.index] = run.placed_s
         self._end_s[run.index] = now_s
-        self._first_token_s[run.index] = first_token_s
+        self._first_token_s[run.index] = run.first_token_s
         self._outputs[run.index] = run.output
 
     def moved(self, via: Via, kv_bytes: int) -> None:
@@ -144,7 +141,7 @@ class Measures:
         self._next_sample_s = now_s + SAMPLE_EVERY_S * (1 - 1e-9)
         running, samples = fleet.running, self.samples
         rows = running.held_rows()  # a preempted request needs no worker at this instant: its cost is its own column
-        sizes = running.told_bytes[rows]
+        sizes = running.told_of(rows)
         bound = max(lower_bound(sizes, self.settings.capacity_bytes), -(-rows.size // self.settings.slots))
         samples.at_s.append(now_s)
         samples.gpus.append(self._gpus)

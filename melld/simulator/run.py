@@ -4,28 +4,28 @@ QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from melld.errors import IllegalTransition
 from melld.ids import RequestId
 from melld.simulator.links import Via
 
 
-class RunState(enum.Enum):
+class RunState(enum.IntEnum):
     """Where the request stands: waiting for a worker, in a worker's memory, pushed out of it, gone."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    ENDED = "ended"
+    QUEUED = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    ENDED = 3
 
 
-RUN_TRANSITIONS: Mapping[RunState, tuple[RunState, ...]] = {
-    RunState.QUEUED: (RunState.RUNNING, RunState.ENDED),
-    RunState.RUNNING: (RunState.PREEMPTED, RunState.ENDED),
-    RunState.PREEMPTED: (RunState.RUNNING,),
-    RunState.ENDED: (),
-}
+RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
+    (RunState.RUNNING, RunState.ENDED),
+    (RunState.PREEMPTED, RunState.ENDED),
+    (RunState.RUNNING,),
+    (),
+)
 
 
 class Move:
@@ -43,34 +43,36 @@ class Move:
 class Run:
     """`row` is its row in `Running` (from its placement on), `worker` the index of its worker.
 
-    `kv_bytes` is its size as last told to the scheduler.  `version` changes whenever its expected end does.
+    `version` changes whenever its expected end does.
     """
 
     __slots__ = (
         "first_token_s",
         "id",
         "index",
-        "kv_bytes",
         "move",
         "moves",
         "output",
+        "placed_s",
         "prompt",
+        "prompt_bytes",
         "row",
         "state",
         "version",
         "worker",
     )
 
-    def __init__(self, index: int, prompt_tokens: int, output_tokens: int, kv_bytes: int) -> None:
+    def __init__(self, index: int, prompt_tokens: int, output_tokens: int, prompt_bytes: int) -> None:
         self.id = RequestId(f"r{index}")
         self.index = index
         self.prompt = prompt_tokens
         self.output = output_tokens
-        self.kv_bytes = kv_bytes
+        self.prompt_bytes = prompt_bytes
         self.row = -1
         self.worker = -1
         self.version = 0
         self.moves = 0
+        self.placed_s = 0.0
         self.first_token_s = 0.0
         self.move: Move | None = None
         self.state = RunState.QUEUED
@@ -78,5 +80,5 @@ class Run:
     def become(self, state: RunState) -> None:
         """Take the next state; raises `IllegalTransition` where the table has none."""
         if state not in RUN_TRANSITIONS[self.state]:
-            raise IllegalTransition("run", self.id, self.state.value, f"become {state.value}")
+            raise IllegalTransition("run", self.id, self.state.name.lower(), f"become {state.name.lower()}")
         self.state = state

@@ -5,28 +5,30 @@ Owns progress and sizes between epochs.  Never talks to the scheduler and knows 
 Tokens grow linearly: from `since_s` on, a request emits `pace[worker]` tokens a second.  The paces are set once an
 epoch (`replan`) from the batch and context of each worker; arrivals within an epoch do not slow the others until the
 next one.  A request that is still being prefilled has its `since_s` in the future.
+
+Each column is an `array.array`, which is fast one by one, with a numpy view of the same memory, which is fast in bulk.
 """
 
+from array import array
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from melld.ids import RequestId
 from melld.simulator.latency import Latency
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 BLOCK_SHIFT = 4  # blocks of 16 tokens
 PREFILL_CHUNK_TOKENS = 2048
-
-
-def blocks(tokens: Integers) -> Integers:
-    """KV blocks that so many tokens need, element-wise."""
-    return (tokens + ((1 << BLOCK_SHIFT) - 1)) >> BLOCK_SHIFT
+FIRST_ROWS = 64
+INTEGER_COLUMNS = ("worker", "order", "prompt", "output", "told_bytes")
+FLOAT_COLUMNS = ("generated", "since_s")
 
 
 class Running:
-    """Columns by row (one per placed request) and by worker.  Rows are reused; `placed` says which are in use.
+    """Columns by row (one per placed request) and by worker.  Rows are reused.
 
     `held`: the request's blocks are in memory (it has not been preempted).  `told_bytes`: its size as last reported.
     `debt_s`: prefill work that a worker has accepted and not yet been slowed down for.
@@ -36,69 +38,88 @@ class Running:
         self.latency = latency
         self.block_bytes = block_bytes
         self.rows = 0
+        self.ids: list[RequestId] = []
+        self.worker, self.order, self.prompt, self.output, self.told_bytes = (
+            array("q", bytes(8 * FIRST_ROWS)) for _ in INTEGER_COLUMNS
+        )
+        self.generated, self.since_s = (array("d", bytes(8 * FIRST_ROWS)) for _ in FLOAT_COLUMNS)
+        self.held = bytearray(FIRST_ROWS)
+        self.pace: list[float] = []
+        self.debt_s: list[float] = []
         self._free: list[int] = []
-        self.worker = np.zeros(64, dtype=np.int64)
-        self.order = np.zeros(64, dtype=np.int64)
-        self.prompt = np.zeros(64, dtype=np.int64)
-        self.output = np.zeros(64, dtype=np.int64)
-        self.told_bytes = np.zeros(64, dtype=np.int64)
-        self.generated = np.zeros(64)
-        self.since_s = np.zeros(64)
-        self.held = np.zeros(64, dtype=np.bool_)
-        self.placed = np.zeros(64, dtype=np.bool_)
-        self.names = np.zeros(64, dtype=object)
-        self.pace = np.zeros(0)
-        self.debt_s = np.zeros(0)
         self._chunk_s = latency.prefill_s(PREFILL_CHUNK_TOKENS)
+        self._paces = np.zeros(0)
+        self._look()
 
     def add_workers(self, count: int) -> None:
         """So many more workers, idle."""
-        idle = self._paces(np.ones(count), np.zeros(count), np.zeros(count))
-        self.pace = np.concatenate((self.pace, idle))
-        self.debt_s = np.concatenate((self.debt_s, np.zeros(count)))
+        idle = self._pace_of(np.ones(count), np.zeros(count), np.zeros(count))
+        self._paces = np.concatenate((self._paces, idle))
+        self.pace = self._paces.tolist()
+        self.debt_s += [0.0] * count
 
-    def add(self, name: Any, prompt_tokens: int, output_tokens: int, told_bytes: int) -> int:
+    def add(self, request: RequestId, prompt_tokens: int, output_tokens: int, told_bytes: int) -> int:
         """A row for a request that is about to be placed; the caller sets worker, order and since_s."""
         if self._free:
             row = self._free.pop()
+            self.ids[row] = request
         else:
             row = self.rows
             self.rows += 1
-            if row == self.worker.size:
+            self.ids.append(request)
+            if row == len(self.worker):
                 self._double()
-        self.names[row] = name
         self.prompt[row] = prompt_tokens
         self.output[row] = output_tokens
         self.told_bytes[row] = told_bytes
         self.generated[row] = 1.0  # prefill emits the first token
-        self.held[row] = True
-        self.placed[row] = True
+        self.held[row] = 1
         return row
 
     def remove(self, row: int) -> None:
         """The request has ended."""
-        self.held[row] = False
-        self.placed[row] = False
-        self.names[row] = None
+        self.held[row] = 0
         self._free.append(row)
 
     def held_rows(self) -> Integers:
-        """Rows whose blocks are in memory."""
-        return np.flatnonzero(self.held[: self.rows])
+        """Rows whose blocks are in memory, shape [held]."""
+        return np.flatnonzero(self._held[: self.rows])
 
-    def placed_rows(self) -> Integers:
-        """Rows of all requests that have a worker."""
-        return np.flatnonzero(self.placed[: self.rows])
+    def workers_of(self, rows: Integers) -> Integers:
+        """The worker of each row."""
+        return self._worker[rows]
+
+    def orders_of(self, rows: Integers) -> Integers:
+        """The place of each row in the order in which requests came to their workers."""
+        return self._order[rows]
+
+    def told_of(self, rows: Integers) -> Integers:
+        """The sizes last reported of the rows."""
+        return self._told_bytes[rows]
+
+    def is_held(self, rows: Integers) -> npt.NDArray[np.bool_]:
+        """Whether each row's blocks are in memory."""
+        return self._held[rows]
+
+    def all_told(self) -> Integers:
+        """A copy of the sizes last reported, of all rows."""
+        return self._told_bytes[: self.rows].copy()
+
+    def tell(self, rows: Integers, sizes: Integers) -> dict[RequestId, int]:
+        """Note that these sizes are reported now; returns the report."""
+        self._told_bytes[rows] = sizes
+        return dict(zip(map(self.ids.__getitem__, rows.tolist()), sizes.tolist(), strict=True))
 
     def advance(self, rows: Integers, now_s: float) -> Integers:
         """Bring the rows up to now.  Returns the bytes that each needs, shape [rows]."""
-        since = self.since_s[rows]
-        emitted = np.maximum(now_s - since, 0.0) * self.pace[self.worker[rows]]
-        output = self.output[rows]
-        generated = np.minimum(self.generated[rows] + emitted, output)
-        self.generated[rows] = generated
-        self.since_s[rows] = np.maximum(since, now_s)
-        return blocks(self.prompt[rows] + generated.astype(np.int64)) * self.block_bytes
+        since = self._since_s[rows]
+        emitted = np.maximum(now_s - since, 0.0) * self._paces[self._worker[rows]]
+        generated = np.minimum(self._generated[rows] + emitted, self._output[rows])
+        self._generated[rows] = generated
+        self._since_s[rows] = np.maximum(since, now_s)
+        tokens = self._prompt[rows] + generated.astype(np.int64)
+        needed: Integers = ((tokens + ((1 << BLOCK_SHIFT) - 1)) >> BLOCK_SHIFT) * self.block_bytes
+        return needed
 
     def advance_one(self, row: int, now_s: float) -> None:
         """Bring one row up to now, at its worker's pace."""
@@ -114,7 +135,7 @@ class Running:
 
     def end_s(self, row: int) -> float:
         """When the row will have emitted its last token if its worker's pace stays."""
-        return float(self.since_s[row] + (self.output[row] - self.generated[row]) / self.pace[self.worker[row]])
+        return self.since_s[row] + (self.output[row] - self.generated[row]) / self.pace[self.worker[row]]
 
     def replan(self, now_s: float, epoch_s: float) -> tuple[Integers, Floats]:
         """Set every worker's pace for the epoch that begins now.
@@ -122,28 +143,44 @@ class Running:
         Returns the rows that will end within it, and when, both of shape [ending].
         """
         rows = self.held_rows()
-        worker = self.worker[rows]
-        since = self.since_s[rows]
+        worker, since, generated = self._worker[rows], self._since_s[rows], self._generated[rows]
         decoding = since <= now_s
-        count = self.pace.size
+        count = len(self.pace)
         batch = np.bincount(worker[decoding], minlength=count).astype(np.float64)
-        tokens = self.prompt[rows] + self.generated[rows]
+        tokens = self._prompt[rows] + generated
         context = np.bincount(worker[decoding], weights=tokens[decoding], minlength=count).astype(np.float64)
-        share = np.minimum(self.debt_s, epoch_s) / epoch_s
-        self.debt_s -= share * epoch_s
-        self.pace = self._paces(np.maximum(batch, 1.0), context, share)
-        end = np.maximum(since, now_s) + (self.output[rows] - self.generated[rows]) / self.pace[worker]
+        debt = np.array(self.debt_s)
+        paid = np.minimum(debt, epoch_s)
+        self.debt_s = (debt - paid).tolist()
+        self._paces = self._pace_of(np.maximum(batch, 1.0), context, paid / epoch_s)
+        self.pace = self._paces.tolist()
+        end = np.maximum(since, now_s) + (self._output[rows] - generated) / self._paces[worker]
         soon = end <= now_s + epoch_s
         return rows[soon], end[soon]
 
-    def _paces(self, batch: Floats, context_tokens: Floats, prefill_share: Floats) -> Floats:
+    def _pace_of(self, batch: Floats, context_tokens: Floats, prefill_share: Floats) -> Floats:
         """Tokens a second per request of each worker; while it prefills, each chunk lets one decode step through."""
         step_s = self.latency.step_s(batch, context_tokens)
         return (1.0 - prefill_share) / step_s + prefill_share / (step_s + self._chunk_s)
 
     def _double(self) -> None:
-        for name in (
-            "worker", "order", "prompt", "output", "told_bytes", "generated", "since_s", "held", "placed", "names"
-        ):  # fmt: skip
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        self._forget()  # a column with a view on it cannot grow
+        more = len(self.worker)
+        for name in (*INTEGER_COLUMNS, *FLOAT_COLUMNS):
+            getattr(self, name).frombytes(bytes(8 * more))
+        self.held.extend(bytes(more))
+        self._look()
+
+    def _look(self) -> None:
+        integers = (self.worker, self.order, self.prompt, self.output, self.told_bytes)
+        self._worker, self._order, self._prompt, self._output, self._told_bytes = (
+            np.frombuffer(column, dtype=np.int64) for column in integers
+        )
+        self._generated = np.frombuffer(self.generated, dtype=np.float64)
+        self._since_s = np.frombuffer(self.since_s, dtype=np.float64)
+        self._held = np.frombuffer(self.held, dtype=np.bool_)
+
+    def _forget(self) -> None:
+        empty: Any = np.zeros(0)
+        self._worker = self._order = self._prompt = self._output = self._told_bytes = empty
+        self._generated = self._since_s = self._held = empty

@@ -1,5 +1,7 @@
 """What a simulation is of: the machines, the links between them, and how time passes."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from melld.simulator.latency import Latency
@@ -44,6 +46,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
         """Whether a move is over as soon as it is decided."""
         return self.link is None and self.failure_rate == 0.0
 
-    def kv_bytes(self, tokens: int) -> int:
-        """Bytes of the blocks of so many tokens."""
-        return -(-tokens // BLOCK_TOKENS) * self.block_bytes
+    def kv_bytes_of(self, tokens: Sequence[int]) -> list[int]:
+        """Bytes of the blocks of so many tokens, for each."""
+        block_bytes = self.block_bytes
+        return [-(-count // BLOCK_TOKENS) * block_bytes for count in tokens]

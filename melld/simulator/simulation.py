@@ -13,8 +13,10 @@ new sizes and that the epoch began; paces are set for the next one.  With `paper
 scheduler has acted, as in the paper's time slots: what it cures in the same slot has not happened.
 """
 
+import gc
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 from melld import events
 from melld.decision_log import Record, decision_record, fact_records, preempted_record
 from melld.errors import MelldError
-from melld.events import AnyCommand, AnyEvent
+from melld.events import AnyCommand, AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Fleet
 from melld.simulator.links import Via
@@ -31,6 +33,7 @@ from melld.simulator.run import Run, RunState
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
+RUNNING, ENDED = RunState.RUNNING, RunState.ENDED
 STUCK_AFTER_S = 24 * 3600.0
 Sink = Callable[[Record], None]
 
@@ -57,9 +60,13 @@ class Simulation:
         self.measures = Measures(settings, len(workload))
         self.now_s = 0.0
         self._log = log
+        self._decide = scheduler.handle
+        self._unbounded = settings.gpus is None
         self._step = 0
         self._chance = random.Random(settings.seed)
+        self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
         self._heap: list[tuple[float, int, Callable[[Any, int], None], Any, int]] = []
+        self._ending: list[tuple[float, int, Run, int]] = []  # of this epoch, the next one last
         self._sequence = itertools.count()
         self._epochs = 0
         self._next_epoch_s = 0.0
@@ -80,42 +87,61 @@ class Simulation:
             SimulationStuck: requests wait for ever.
         """
         self._add_workers(self.fleet.missing_workers())
-        arrivals, heap = self.workload.arrival_s, self._heap
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here makes cycles, and a collection looks at every request each time
+        try:
+            self._run(self.workload.arrival_s, progress)
+        finally:
+            if collecting:
+                gc.enable()
+        self.measures.end(self.now_s)
+        return self.measures
+
+    def _run(self, arrivals: list[float], progress: Callable[[int], None] | None) -> None:
+        """Arrivals come from their list, the ends of this epoch from theirs, all else from the heap."""
+        heap, fleet, never = self._heap, self.fleet, math.inf
         arrived, count = 0, len(arrivals)
+        arrival_s = arrivals[0] if arrivals else never
         self._begin_epoch(None, 0)
         while True:
-            if arrived < count and arrivals[arrived] <= heap[0][0]:
-                self.now_s = arrivals[arrived]
+            ending = self._ending
+            end_s = ending[-1][0] if ending else never
+            heap_s = heap[0][0]
+            if arrival_s <= end_s and arrival_s <= heap_s:
+                self.now_s = arrival_s
                 self._arrive(arrived)
                 arrived += 1
+                arrival_s = arrivals[arrived] if arrived < count else never
                 if arrived == count:
                     self.measures.last_arrival(self.now_s)
                 if progress is not None:
                     progress(arrived)
-                continue
-            if arrived == count and not self.fleet.runs and not self.fleet.awake:
-                break
-            self.now_s, _, act, subject, version = heapq.heappop(heap)
-            act(subject, version)
-        self.measures.end(self.now_s)
-        return self.measures
+            elif end_s <= heap_s:
+                self.now_s, _, run, version = ending.pop()
+                self._finish(run, version)
+            elif arrived == count and not fleet.runs and not fleet.awake:
+                return
+            else:
+                self.now_s, _, act, subject, version = heapq.heappop(heap)
+                act(subject, version)
 
     # ---- facts: what happens, and is told
 
     def _arrive(self, index: int) -> None:
-        prompt_tokens = self.workload.prompt_tokens[index]
-        run = Run(index, prompt_tokens, self.workload.output_tokens[index], self.settings.kv_bytes(prompt_tokens))
+        workload = self.workload
+        prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
+        run = Run(index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
         self.fleet.runs[run.id] = run
-        self._handle(events.RequestArrived(self.now_s, run.id, run.kv_bytes, prompt_tokens))
+        self._handle(RequestArrived(self.now_s, run.id, prompt_bytes, prompt_tokens))
 
     def _finish(self, run: Run, version: int) -> None:
         if run.version != version:
             return
-        run.become(RunState.ENDED)
-        self.measures.finished(run, run.first_token_s, self.now_s)
+        run.become(ENDED)
+        self.measures.finished(run, self.now_s)
         self.fleet.drop(run)
         self._last_progress_s = self.now_s
-        self._handle(events.RequestFinished(self.now_s, run.id))
+        self._handle(RequestFinished(self.now_s, run.id))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
         now_s, fleet = self.now_s, self.fleet
@@ -129,11 +155,13 @@ class Simulation:
             self._handle(events.RequestsGrew(now_s, grown))
         self._handle(events.EpochStarted(now_s))
         if paper_slots:
+            fleet.settle_sizes()
             self._preempt()
         self._epochs += 1
         self._next_epoch_s = self._epochs * self.settings.epoch_s
-        for run, end_s in fleet.replan(now_s, self._next_epoch_s - now_s):
-            self._push(end_s, self._finish, run, run.version)
+        ending = fleet.replan(now_s, self._next_epoch_s - now_s)
+        self._ending = [(end_s, run.index, run, run.version) for end_s, run in ending]
+        self._ending.sort(reverse=True)
         self._push(self._next_epoch_s, self._begin_epoch, None, 0)
         self.measures.sample(now_s, fleet)
         if fleet.awake:
@@ -160,9 +188,11 @@ class Simulation:
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None
-        self.measures.moved(run.move.via, run.kv_bytes)
+        self.measures.moved(run.move.via, self.fleet.kv_bytes(run))
         self.fleet.commit(run, self.now_s)
-        self._expect_end(run)
+        end_s = self.fleet.end_s(run)
+        if end_s <= self._next_epoch_s:
+            self._push(end_s, self._finish, run, run.version)
 
     # ---- decisions: what the scheduler wants
 
@@ -170,18 +200,20 @@ class Simulation:
         self._step += 1
         if self._log is not None:
             self._log_fact(event)
-        for command in self.scheduler.handle(event):
+        for command in self._decide(event):
             self._apply[type(command)](command)
-        if self.settings.gpus is None and (missing := self.fleet.missing_workers()):
+        if self._unbounded and (missing := self.fleet.missing_workers()):
             self._add_workers(missing)
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self.fleet.runs[command.request]
-        run.become(RunState.RUNNING)
-        self._log_decision(command, run.kv_bytes)
-        self.fleet.place(run, command.worker, self.now_s)
-        self.measures.placed(run, self.now_s)
-        self._expect_end(run)
+        run.become(RUNNING)
+        if self._log is not None:
+            self._log_decision(command, run.prompt_bytes)
+        now_s = run.placed_s = self.now_s
+        end_s = self.fleet.place(run, command.worker, now_s)
+        if end_s <= self._next_epoch_s:  # nobody else would notice it
+            heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
 
     def _queue(self, command: events.QueueRequest) -> None:
         self._log_decision(command)
@@ -231,12 +263,6 @@ class Simulation:
         self._log_fact(event)
         for command in self.scheduler.handle(event):
             self._apply[type(command)](command)
-
-    def _expect_end(self, run: Run) -> None:
-        """If the run ends before the next epoch, nobody else will notice it."""
-        end_s = self.fleet.end_s(run)
-        if end_s <= self._next_epoch_s:
-            self._push(end_s, self._finish, run, run.version)
 
     def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))
