@@ -189,11 +189,14 @@ class Fleet:
         used_bytes = self._used_bytes(self.running.held_rows())
         for worker, waiting in self._preempted.items():
             waiting.sort(key=lambda run: run.index)
-            while waiting and used_bytes[worker] + self.kv_bytes(waiting[0]) <= self.settings.capacity_bytes:
-                run = waiting.pop(0)
-                used_bytes[worker] += self.kv_bytes(run)
-                resumed[run.id] = self.kv_bytes(run)
-                self._readmit(run, now_s)
+            while waiting:
+                row = waiting[0].row
+                need_bytes = self.running.need_bytes(row)  # it may have emitted tokens after it was last told
+                if used_bytes[worker] + need_bytes > self.settings.capacity_bytes:
+                    break
+                used_bytes[worker] += need_bytes
+                resumed[waiting[0].id] = self.running.told_bytes[row] = self._need_bytes[row] = need_bytes
+                self._readmit(waiting.pop(0), now_s)
         return resumed
 
     def take_growth(self) -> dict[RequestId, int]:

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from melld.ids import RequestId
+from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-BLOCK_SHIFT = 4  # blocks of 16 tokens
 PREFILL_CHUNK_TOKENS = 2048
 FIRST_ROWS = 64
 INTEGER_COLUMNS = ("worker", "order", "prompt", "output", "told_bytes")
@@ -118,7 +118,7 @@ class Running:
         self._generated[rows] = generated
         self._since_s[rows] = np.maximum(since, now_s)
         tokens = self._prompt[rows] + generated.astype(np.int64)
-        needed: Integers = ((tokens + ((1 << BLOCK_SHIFT) - 1)) >> BLOCK_SHIFT) * self.block_bytes
+        needed: Integers = -(-tokens // BLOCK_TOKENS) * self.block_bytes
         return needed
 
     def advance_one(self, row: int, now_s: float) -> None:
@@ -132,6 +132,10 @@ class Running:
     def tokens(self, row: int) -> int:
         """Prompt and emitted tokens of one row, as of its last advance."""
         return int(self.prompt[row] + self.generated[row])
+
+    def need_bytes(self, row: int) -> int:
+        """Bytes of the blocks of one row's tokens, as of its last advance."""
+        return -(-self.tokens(row) // BLOCK_TOKENS) * self.block_bytes
 
     def end_s(self, row: int) -> float:
         """When the row will have emitted its last token if its worker's pace stays."""

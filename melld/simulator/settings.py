@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings
-from melld.simulator.running import BLOCK_SHIFT
-
-BLOCK_TOKENS = 1 << BLOCK_SHIFT
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True):
