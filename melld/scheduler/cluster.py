@@ -241,7 +241,6 @@ class Cluster:
         """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
         known = self.requests
         note = self.room.note
-        growing = total_bytes = 0
         for name, kv_bytes in sizes.items():
             request = known.get(name)
             if request is None or (worker := request.worker) is None:
@@ -256,9 +255,9 @@ class Cluster:
                 worker.leaving_bytes += delta_bytes
                 destination.used_bytes += delta_bytes
                 note(destination)
-            growing += 1
-            total_bytes += delta_bytes
-        self.growth.observe(self.now_s, total_bytes, growing)
+            worker.growing += 1
+            worker.grown_bytes += delta_bytes
+        self.growth.observe(self.now_s, self.workers.values())
         ahead_bytes = self.growth.ahead_bytes(self.settings.horizon_s)
         if ahead_bytes != self.ahead_bytes:
             self.ahead_bytes = ahead_bytes

@@ -1,9 +1,13 @@
 """How fast running requests have been growing, from their reported sizes alone.
 
-Owns one moving average; knows nothing of lengths to come.
+Owns moving averages, of each worker and of all; knows nothing of lengths to come.
 """
 
-SMOOTHING = 0.1  # weight of the newest observation
+from collections.abc import Iterable
+
+from melld.scheduler.state import Worker
+
+SMOOTHING = 0.2  # weight of the newest observation
 STEPS_PER_OCTAVE = 16  # `ahead_bytes` changes in steps, so that a change of the rate does not re-sort every worker
 
 
@@ -15,21 +19,31 @@ class GrowthRate:
         self._last_s: float | None = None
         self._step_bytes = 0.0
 
-    def observe(self, now_s: float, grown_bytes: int, requests: int) -> None:
-        """That many requests grew by that much together since the last observation."""
+    def observe(self, now_s: float, workers: Iterable[Worker]) -> None:
+        """Take what these workers' requests have added since the last observation (`growing`, `grown_bytes`)."""
         last_s, self._last_s = self._last_s, now_s
-        if last_s is None or now_s <= last_s or not requests:
-            return
-        rate = grown_bytes / requests / (now_s - last_s)
-        if self.bytes_per_s == 0.0:
-            self.bytes_per_s = rate
-        else:
-            self.bytes_per_s += SMOOTHING * (rate - self.bytes_per_s)
+        passed_s = 0.0 if last_s is None else now_s - last_s
+        growing = grown_bytes = 0
+        for worker in workers:
+            if worker.growing:
+                growing += worker.growing
+                grown_bytes += worker.grown_bytes
+                if passed_s > 0.0:
+                    rate = worker.grown_bytes / worker.growing / passed_s
+                    worker.growth_bytes_s = smoothed(worker.growth_bytes_s, rate)
+                worker.growing = worker.grown_bytes = 0
+        if growing and passed_s > 0.0:
+            self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / growing / passed_s)
 
     def ahead_bytes(self, horizon_s: float) -> int:
-        """What one request adds within the horizon, at least; moves only when the rate has changed by a step."""
+        """What one request adds within the horizon, on average; moves only when the rate has changed by a step."""
         if not horizon_s:
             return 0
         if not self._step_bytes or abs(self.bytes_per_s - self._step_bytes) * STEPS_PER_OCTAVE > self._step_bytes:
             self._step_bytes = self.bytes_per_s
         return int(self._step_bytes * horizon_s)
+
+
+def smoothed(average: float, newest: float) -> float:
+    """The average moved towards the newest; the first observation is taken as it is."""
+    return average + SMOOTHING * (newest - average) if average else newest

@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from melld.scheduler.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.fit import BestFit, WorstFit
+from melld.scheduler.plus import LEAN, TIGHT, MellPlus
 from melld.scheduler.policy import Policy
 
 POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
     BestFit.name: BestFit,
     WorstFit.name: WorstFit,
     LoadBalance.name: LoadBalance,
+    MellPlus.name: MellPlus,
+    "mell-plus-lean": lambda cluster: MellPlus(cluster, LEAN),
+    "mell-plus-tight": lambda cluster: MellPlus(cluster, TIGHT),
     "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
 }
 

@@ -101,6 +101,7 @@ class Worker:
 
     `requests` run here (those that are leaving included); `arriving` are the reservations of moves towards here.
     `used_bytes` is the sum of both; `leaving_bytes` is the part of it that moves in flight will free.
+    `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
 
@@ -109,6 +110,9 @@ class Worker:
         "capacity_bytes",
         "empty_since_s",
         "entry",
+        "growing",
+        "grown_bytes",
+        "growth_bytes_s",
         "id",
         "largest_capacity_bytes",
         "leaving",
@@ -137,6 +141,9 @@ class Worker:
         self.leaving = 0
         self.leaving_bytes = 0
         self.empty_since_s = 0.0
+        self.growing = 0
+        self.grown_bytes = 0
+        self.growth_bytes_s = 0.0
         self.entry: tuple[int, int, Worker] | None = None
 
     @property

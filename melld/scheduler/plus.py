@@ -1,0 +1,240 @@
+"""`mell-plus`: migrate for the near future instead of for size classes.
+
+Owns three decisions, made from present sizes and the growth observed of late (no length is predicted):
+
+    life of a worker = free bytes / bytes per second that its requests add: seconds until it overflows if nobody leaves
+
+    dispatch   the tightest worker that keeps a life; else the longest-lived that fits; else one request is pushed
+               aside; else a worker is woken
+    overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
+               if nothing fits, a third worker makes room first; else a worker is woken
+    drain      when the whole load fits on fewer workers, one with few requests is emptied, all or nothing
+
+Late is right: a move is made at the last look before an overflow and not earlier, because departures, which nobody
+foresees, make many moves needless.  Candidates are the k tightest that fit and the k roomiest: O(k n + log N) a
+decision, for n requests on a worker.
+"""
+
+import heapq
+from collections.abc import Iterable
+from itertools import islice
+from typing import ClassVar
+
+import msgspec
+
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.drain import plan_drain
+from melld.scheduler.outlook import Outlook, movable
+from melld.scheduler.policy import Policy
+from melld.scheduler.state import Request, Worker
+
+
+class PlusSettings(msgspec.Struct, frozen=True):
+    """The trade of room against moves.
+
+    `dispatch_life_s`: an arrival keeps its worker alive so long, if it can.  `enough_life_s`: more life than this is
+    worth nothing in a move.  `chain_life_s`: two moves in a row are made only if all three workers then live so long.
+    `push_life_s`: the same for pushing aside.  `drain_life_s`: what a drain leaves to those that take its requests.
+    `drain_utilisation`: how full the others may become on average.  `price_s`: the life that a request of a whole
+    capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind.
+    """
+
+    dispatch_life_s: float = 11.0
+    enough_life_s: float = 6.0
+    chain_life_s: float = 1.2
+    push_life_s: float = 0.4
+    drain_life_s: float = 6.0
+    drain_utilisation: float = 0.94
+    drain_attempts: int = 4
+    price_s: float = 6.0
+    candidates: int = 8
+
+
+LEAN = PlusSettings(dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9)
+BALANCED = PlusSettings()
+TIGHT = PlusSettings(
+    dispatch_life_s=8.0, enough_life_s=4.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
+)
+
+WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
+LEAVERS = 8  # the most requests that leave one worker in an epoch
+
+Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
+
+
+class MellPlus(Policy):
+    """See the module."""
+
+    name: ClassVar[str] = "mell-plus"
+
+    def __init__(self, cluster: Cluster, settings: PlusSettings = BALANCED) -> None:
+        super().__init__(cluster)
+        self.settings = settings
+        self.outlook = Outlook(cluster)
+
+    # ---- dispatch
+
+    def allocate(self, request: Request, cause: str) -> bool:
+        """See `Policy.allocate`."""
+        worker = (
+            self._lasting(request)
+            or self._pushed_aside(request)
+            or self.spare(request.kv_bytes, cause)
+            or self._fitting(request)
+        )
+        if worker is not None:
+            self.cluster.assign(request, worker, cause)
+        return worker is not None
+
+    def _lasting(self, request: Request) -> Worker | None:
+        """The tightest that then lives long enough, else the longest-lived of those that take the request."""
+        outlook, size, limit = self.outlook, request.kv_bytes, self.settings.candidates
+        enough_s = self.settings.dispatch_life_s
+        ample_bytes = size + int(2 * self.cluster.growth.bytes_per_s * enough_s)
+        for worker in islice(self.cluster.room.tightest(ample_bytes), 2 * limit):
+            lasts = worker is not request.worker and outlook.life_s(worker, size, 1) >= enough_s
+            if lasts and worker.count and outlook.takes(worker, size):
+                return worker
+        best: Worker | None = None
+        best_s = outlook.look_s
+        for worker in outlook.roomiest(limit):
+            life_s = outlook.life_s(worker, size, 1)
+            if life_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
+                best, best_s = worker, life_s
+        return best
+
+    def _fitting(self, request: Request) -> Worker | None:
+        """Any worker with room at all: better than to wait."""
+        for worker in self.cluster.room.tightest(request.kv_bytes):
+            if worker is not request.worker and self.cluster.fits(worker, request.kv_bytes):
+                return worker
+        return None
+
+    def _pushed_aside(self, request: Request) -> Worker | None:
+        """A worker that one of its requests has just left for this one; only where moves are instant."""
+        if not self.cluster.settings.instant_moves:
+            return None
+        life_s, size = self.outlook.life_s, request.kv_bytes
+        best_s, best = max(self.settings.push_life_s, self.outlook.look_s), None
+        for source in self.outlook.roomiest(self.settings.candidates):
+            room_bytes = self.cluster.room_bytes(source)
+            for leaver in movable(source) if source is not request.worker else ():
+                source_s = life_s(source, size - leaver.kv_bytes)
+                if source_s <= best_s or size - leaver.kv_bytes > room_bytes:
+                    continue
+                for taker in self._takers(leaver, source, ()):
+                    score_s = min(source_s, life_s(taker, leaver.kv_bytes, 1))
+                    if score_s > best_s and taker is not request.worker:
+                        best_s, best = score_s, (leaver, taker, source)
+        if best is None:
+            return None
+        leaver, taker, source = best
+        self.cluster.assign(leaver, taker, "pushed aside")
+        return source
+
+    # ---- overload and drain
+
+    def epoch(self) -> None:
+        """Cure what overflows before the next look, then try to do with fewer workers."""
+        outlook = self.outlook
+        outlook.next_epoch()
+        overloaded = [worker for worker in self.cluster.active.values() if outlook.overloaded(worker)]
+        overloaded.sort(key=lambda worker: (outlook.life_s(worker), worker.order))
+        for worker in overloaded:
+            self._relieve(worker)
+        if not overloaded or len(overloaded) * WORKERS_PER_DRAIN < len(self.cluster.active):
+            self._drain()
+
+    def _relieve(self, worker: Worker) -> None:
+        for _ in range(LEAVERS):
+            requests = movable(worker)
+            if worker.count - worker.leaving < 2 or not requests or not self.outlook.overloaded(worker):
+                return
+            if not self._let_one_leave(worker, requests, max(self.outlook.life_s(worker), 0.0)):
+                return
+
+    def _let_one_leave(self, worker: Worker, requests: list[Request], urgency_s: float) -> bool:
+        if (move := self._best_move(worker, requests)) is not None:
+            self.cluster.assign(move[0], move[1], "overload", urgency_s)
+        elif (chain := self._best_chain(worker, requests)) is not None:
+            first, last, second, middle = chain
+            self.cluster.assign(first, last, "make room", urgency_s)
+            self.cluster.assign(second, middle, "overload", urgency_s)
+        else:
+            largest = max(requests, key=lambda request: (request.kv_bytes, -request.sequence))
+            spare = self.spare(largest.kv_bytes, "overload")
+            if spare is None:
+                return False
+            self.cluster.assign(largest, spare, "overload", urgency_s)
+        return True
+
+    def _best_move(self, worker: Worker, requests: list[Request]) -> tuple[Request, Worker] | None:
+        """The one request and its taker after which both live longest, less the price of a large one."""
+        life_s, enough_s = self.outlook.life_s, self.settings.enough_life_s
+        roomiest = self.outlook.roomiest(self.settings.candidates)
+        price_s = self.settings.price_s / max(worker.capacity_bytes, 1)
+        best_s, best = -float("inf"), None
+        for request in requests:
+            size = request.kv_bytes
+            worker_s = min(life_s(worker, -size, -1), enough_s)
+            if worker_s < self.outlook.look_s or worker_s - price_s * size <= best_s:
+                continue
+            for taker in self._takers(request, worker, roomiest):
+                score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size
+                if score_s > best_s:
+                    best_s, best = score_s, (request, taker)
+        return best
+
+    def _best_chain(self, worker: Worker, requests: list[Request]) -> Chain | None:
+        """One leaves a middle worker for a last one so that one from here fits there; only where moves are instant."""
+        if not self.cluster.settings.instant_moves:
+            return None
+        life_s = self.outlook.life_s
+        best_s, best = max(self.settings.chain_life_s, self.outlook.look_s), None
+        sources_s = [(request, life_s(worker, -request.kv_bytes, -1)) for request in requests]
+        for middle in self.outlook.roomiest(self.settings.candidates):
+            room_bytes = self.cluster.room_bytes(middle)
+            for first in movable(middle) if middle is not worker else ():
+                for last in self._takers(first, middle, ()):
+                    last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0
+                    for second, source_s in sources_s if last_s > best_s else ():
+                        change_bytes = second.kv_bytes - first.kv_bytes
+                        score_s = min(last_s, source_s, life_s(middle, change_bytes))
+                        if score_s > best_s and change_bytes <= room_bytes:
+                            best_s, best = score_s, (first, last, second, middle)
+        return best
+
+    def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterable[Worker]:
+        """Candidates for the request: those where it fits most tightly, then those of `roomiest` that take it."""
+        outlook, size = self.outlook, request.kv_bytes
+        yield from outlook.tightest(size, self.settings.candidates, source)
+        for worker in roomiest:
+            if worker is not source and outlook.takes(worker, size):
+                yield worker
+
+    def _drain(self) -> None:
+        """Empty workers of few requests as long as the rest would not be fuller than it may be."""
+        settings, active = self.settings, self.cluster.active
+        capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
+        used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in active.values())
+        for _ in range(1 + len(active) // WORKERS_PER_DRAIN):
+            smallest_bytes = min((worker.capacity_bytes for worker in active.values()), default=0)
+            if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
+                return
+            emptied = self._drain_one()
+            if emptied is None:
+                return
+            capacity_bytes -= emptied.capacity_bytes
+
+    def _drain_one(self) -> Worker | None:
+        def cost(worker: Worker) -> tuple[int, int, int]:
+            return (worker.count, worker.used_bytes, worker.order)
+
+        occupied = [worker for worker in self.cluster.active.values() if worker.count > worker.leaving]
+        for worker in heapq.nsmallest(self.settings.drain_attempts, occupied, key=cost):
+            plan = plan_drain(worker, self.outlook, self.settings.drain_life_s, self.settings.candidates)
+            for request, taker in plan or ():
+                self.cluster.assign(request, taker, "drain")
+            if plan:
+                return worker
+        return None
