@@ -1,0 +1,176 @@
+"""The order of melld's modules: each imports only from its own line of the table and from lines above it.
+
+P = pure: takes facts, returns decisions; no I/O, clock, environment, logging, asyncio.
+D = the daemon's process: asyncio, and no torch: importing it never costs seconds, memory or a CUDA context.
+W = a worker's process: torch and vLLM may be imported.
+"""
+
+import ast
+import fnmatch
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+TABLE = """
+P  errors  ids  config  events
+P  kvstore.geometry  kvstore.ledger  kvstore.device_reading
+P  decision_log
+P  scheduler.*
+P  migrate.snapshot  migrate.boundary*  migrate.planner*  migrate.migration*
+P  simulator.*
+P  engine.wire
+W  migrate.transports.*
+W  engine.pin  engine.arguments  engine.block_report  engine.residency*  engine.worker*
+D  service_notify  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
+D  engine.supervisor*  engine.fleet*  engine.frontend*
+D  migrate.executor*  driver*
+D  api.*  daemon*  cli  cli.*  __main__
+"""
+
+IMPURE_TEXT = """
+aiohttp asyncio logging multiprocessing os pynvml selectors signal socket subprocess threading time torch transformers
+vllm zmq
+"""
+IMPURE = frozenset(IMPURE_TEXT.split())
+HEAVY = frozenset({"torch", "transformers", "vllm"})
+# vLLM's input and output processors and serving classes run in the daemon, and bring torch along (without a CUDA
+# context).  What stands below these modules stays free of it.
+BRINGS_VLLM = ("engine.frontend*", "api.*", "daemon*")
+
+
+class Import(NamedTuple):
+    """One import statement's target."""
+
+    target: str
+    line: int
+    at_load: bool
+    """Runs when the module is loaded: not inside a function, not for the type checker alone."""
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    number: int
+    kind: str
+    pattern: str
+
+
+ROWS = [
+    Row(number, line.split()[0], pattern)
+    for number, line in enumerate(TABLE.strip().splitlines())
+    for pattern in line.split()[1:]
+]
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT / "melld").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Every module of melld by its dotted name within it; packages only where their __init__ imports something."""
+    found = {_module_name(path): path for path in sorted((ROOT / "melld").rglob("*.py"))}
+    return {name: path for name, path in found.items() if path.name != "__init__.py" or imports_of(path)}
+
+
+def row_of(name: str) -> Row | None:
+    """The module's line: of the patterns that fit it, the longest."""
+    fitting = [row for row in ROWS if fnmatch.fnmatchcase(name, row.pattern)]
+    return max(fitting, key=lambda row: len(row.pattern), default=None)
+
+
+@functools.cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    """Every import in the file, wherever it stands."""
+    return tuple(_walk(ast.parse(path.read_text(), str(path)), at_load=True))
+
+
+def _walk(node: ast.AST, at_load: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, at_load) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "melld imports by full names"
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            is_module = node.module == "melld" or (ROOT / (whole.replace(".", "/") + ".py")).exists()
+            yield Import(whole if is_module else str(node.module), node.lineno, at_load)
+    lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
+        isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, at_load and not lazy)
+
+
+def _loads_heavy(name: str) -> list[str]:
+    """The chain of imports by which loading `name` loads torch or vLLM; empty when it does not."""
+    chains = {name: [name]}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        for found in imports_of(modules()[module]):
+            if found.at_load and found.target.split(".")[0] in HEAVY:
+                return [*chains[module], found.target]
+            inner = found.target.removeprefix("melld.")
+            known = found.target.startswith("melld.") and inner in modules() and inner not in chains
+            if found.at_load and known and not _brings_vllm(inner):
+                chains[inner] = [*chains[module], inner]
+                waiting.append(inner)
+    return []
+
+
+def _brings_vllm(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in BRINGS_VLLM)
+
+
+def test_every_module_has_its_place() -> None:
+    """A new module is put in the table on purpose, which is when its neighbours are chosen."""
+    assert [name for name in modules() if row_of(name) is None] == []
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_module_imports_only_from_its_line_and_above(name: str) -> None:
+    """What is decided never depends on what acts, so it can be tested, simulated and replayed without it."""
+    row = row_of(name)
+    assert row is not None
+    wrong = []
+    for found in imports_of(modules()[name]):
+        inner = found.target.removeprefix("melld.")
+        target = row_of(inner) if found.target.startswith("melld.") and inner in modules() else None
+        if target is not None and target.number > row.number:
+            wrong.append(f"line {found.line}: {inner}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "P"])
+def test_a_pure_module_imports_nothing_that_acts(name: str) -> None:
+    """Pure code cannot read a clock or block by accident: it cannot even name one."""
+    found = {item.target.split(".")[0] for item in imports_of(modules()[name])}
+    assert sorted(found & IMPURE) == []
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "D"])
+def test_a_module_of_the_daemon_loads_no_torch(name: str) -> None:
+    """`melld status` answers at once, and the daemon's process stays small where it needs no model code."""
+    assert _brings_vllm(name) or _loads_heavy(name) == []
+
+
+def test_what_the_source_says_is_what_python_loads() -> None:
+    """The same promise held by a real interpreter: a third-party package could bring torch along, too."""
+    light = [
+        f"melld.{name}"
+        for name in modules()
+        if (row := row_of(name)) and row.kind in "PD" and not _brings_vllm(name) and name != "__main__"
+    ]
+    code = f"import sys, {', '.join(light)}\nprint(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
