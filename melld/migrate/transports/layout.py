@@ -103,6 +103,13 @@ def paired_views(
     return list(zip(_views(ours, layout, word, even), _views(theirs, their_layout, word, even), strict=True))
 
 
+def packed_layout(layout: KvLayout, num_blocks: int) -> KvLayout:
+    """The layout of blocks of the same chunks, one after the other without gaps."""
+    offsets = tuple(layout.chunk_bytes * chunk for chunk in range(len(layout.chunk_offsets)))
+    nbytes = layout.block_bytes
+    return KvLayout(num_blocks, layout.chunk_bytes, nbytes, offsets, nbytes * num_blocks)
+
+
 def _word(layout: KvLayout) -> int:
     word = 8
     while any(n % word for n in (layout.chunk_bytes, layout.block_stride_bytes, *layout.chunk_offsets)):

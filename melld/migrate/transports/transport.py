@@ -76,6 +76,9 @@ class Link(Protocol):
     def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """Copy whole blocks and return when their bytes are there."""
 
+    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """Warm up, and find the fastest way on these blocks; ours are overwritten."""
+
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """A number that depends on each byte of the blocks (`"source"` or `"destination"`) and on its place."""
 

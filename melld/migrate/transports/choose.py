@@ -1,0 +1,82 @@
+"""Which transport a worker uses for a peer: found by trying, and by measuring, never by a device's name.
+
+Owns the order in which they are tried: the most direct first.  What works is measured: on CUDA, to choose between SMs
+and copy engines; everywhere, to know the link's rate.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from melld.migrate.transports import shared_memory
+from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed
+
+OpenLink = Callable[[KvHandle, torch.Tensor, KvLayout], Link]
+
+
+class OpenedLink(msgspec.Struct, frozen=True):
+    """A link that works, how fast it was when tried, and what was tried before it and why that failed."""
+
+    transport: str
+    link: Link
+    bytes_per_s: float
+    failures: tuple[str, ...] = ()
+
+
+def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
+    """A handle of this worker's KV memory for its siblings.  CPU memory is moved, in place, to where they can map it.
+
+    Raises:
+        TransportFailed: this memory cannot be shared; its requests can still move by their tokens.
+    """
+    if tensors[0].device.type == "cpu":
+        return shared_memory.export(tensors, layout)
+    from melld.migrate.transports import cuda_peer
+
+    return cuda_peer.export(tensors, layout)
+
+
+def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scratch: Sequence[int]) -> OpenedLink:
+    """Open the peer's memory in the most direct way that works here.
+
+    `scratch` are blocks of ours that nobody holds: they are overwritten by the trial.
+
+    Raises:
+        TransportFailed: no way works; the message says why each failed.
+        msgspec.ValidationError: the bytes are no handle.
+    """
+    handle = KvHandle.decode(handle_bytes)
+    failures: list[str] = []
+    for name, open_link in _ways(handle):
+        try:
+            link = open_link(handle, region, layout)
+            return OpenedLink(name, link, _try(link, scratch), tuple(failures))
+        except TransportFailed as error:
+            failures.append(str(error))
+    raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
+
+
+def _ways(handle: KvHandle) -> list[tuple[str, OpenLink]]:
+    if handle.transport == shared_memory.NAME:
+        return [(shared_memory.NAME, shared_memory.open_link)]
+    from melld.migrate.transports import cuda_peer, cuda_staged
+
+    if handle.transport == cuda_peer.NAME:
+        return [(cuda_peer.NAME, cuda_peer.open_link), (cuda_staged.NAME, cuda_staged.open_link)]
+    return []
+
+
+def _try(link: Link, scratch: Sequence[int]) -> float:
+    """Bytes per second of a copy of as many of the peer's first blocks as we have scratch blocks; 0 without any."""
+    count = min(len(scratch), link.source.num_blocks)
+    if not count:
+        return 0.0
+    source, destination = range(count), list(scratch)[:count]
+    link.tune(source, destination)
+    began_s = time.perf_counter()
+    link.copy(source, destination)
+    seconds = time.perf_counter() - began_s
+    return count * link.source.block_bytes / max(seconds, 1e-9)

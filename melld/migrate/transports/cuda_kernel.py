@@ -1,0 +1,82 @@
+"""One Triton kernel that copies all blocks of all layers of a request in one launch.
+
+Owns the kernel.  It reads wherever the device can read: its own memory, or a peer's over NVLink or PCIe.
+
+    grid: (pair of blocks, chunk of a block, part of a chunk);  each program moves `WORDS` words of 16 bytes' alignment
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from melld.migrate.transports.layout import KvLayout
+
+WORDS_PER_PROGRAM = 2048  # of 8 bytes: 16 KiB
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy_chunks(
+    source: Any,
+    destination: Any,
+    source_blocks: Any,
+    destination_blocks: Any,
+    source_offsets: Any,
+    destination_offsets: Any,
+    source_stride: Any,
+    destination_stride: Any,
+    chunk_words: Any,
+    WORDS: tl.constexpr,  # noqa: N803
+) -> None:
+    """Copy chunk `program_id(1)` of block pair `program_id(0)`; addresses, offsets and strides are in 8-byte words."""
+    pair, chunk, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    come_from = tl.load(source_blocks + pair) * source_stride + tl.load(source_offsets + chunk)
+    go_to = tl.load(destination_blocks + pair) * destination_stride + tl.load(destination_offsets + chunk)
+    word = part * WORDS + tl.arange(0, WORDS)
+    there = word < chunk_words
+    reading = source.to(tl.pointer_type(tl.int64)) + come_from + word
+    writing = destination.to(tl.pointer_type(tl.int64)) + go_to + word
+    tl.store(writing, tl.load(reading, mask=there), mask=there)
+
+
+class ChunkCopier:
+    """The kernel with the two layouts' numbers on the device, ready to be launched for any blocks."""
+
+    def __init__(self, source: KvLayout, destination: KvLayout, device: torch.device) -> None:
+        """For layouts whose chunks, strides and offsets are whole 8-byte words (see `applicable`)."""
+        self._device = device
+        self._source_stride = source.block_stride_bytes // 8
+        self._destination_stride = destination.block_stride_bytes // 8
+        self._source_offsets = self._words(source.chunk_offsets)
+        self._destination_offsets = self._words(destination.chunk_offsets)
+        self._chunk_words = source.chunk_bytes // 8
+        self._chunks = len(source.chunk_offsets)
+
+    @staticmethod
+    def applicable(layout: KvLayout) -> bool:
+        """Whether this layout lies on 8-byte words."""
+        numbers = (layout.chunk_bytes, layout.block_stride_bytes, *layout.chunk_offsets)
+        return all(number % 8 == 0 for number in numbers)
+
+    def launch(
+        self, source: int, destination: int, source_blocks: torch.Tensor, destination_blocks: torch.Tensor
+    ) -> None:
+        """Enqueue the copy on the current stream.  Addresses of the two regions; block ids as int64 on the device."""
+        grid = (len(source_blocks), self._chunks, triton.cdiv(self._chunk_words, WORDS_PER_PROGRAM))
+        _copy_chunks[grid](
+            source,
+            destination,
+            source_blocks,
+            destination_blocks,
+            self._source_offsets,
+            self._destination_offsets,
+            self._source_stride,
+            self._destination_stride,
+            self._chunk_words,
+            WORDS=WORDS_PER_PROGRAM,
+            num_warps=8,
+        )
+
+    def _words(self, offsets: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor([offset // 8 for offset in offsets], dtype=torch.int64, device=self._device)

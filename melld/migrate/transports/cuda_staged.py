@@ -1,0 +1,137 @@
+"""CUDA devices that cannot reach each other: blocks go through pinned host memory, two pieces in turn.
+
+Owns the host buffers.  The destination's process maps the source's allocation on the source's own device, for which the
+driver keeps a context there, some hundred MiB of that device: the price of leaving the source's process alone.
+
+    source device ──engines──► pinned A ──engines──► destination device      while one is filled, the other is emptied
+                           └─► pinned B ─┘
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from melld.migrate.transports import cuda_peer, cuda_runtime
+from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
+from melld.migrate.transports.transport import KvHandle, TransportFailed, checksum_of, require_fit
+
+NAME = "cuda_staged"
+BUFFER_BYTES = 8 << 20
+
+
+def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "CudaStagedLink":
+    """Map the peer's region on its own device (`handle` as `cuda_peer.export` made it).
+
+    Raises:
+        TransportFailed: the peer is gone, its device is not visible here, or the runtime has no batched copies.
+    """
+    require_fit(NAME, handle.layout, layout)
+    where = msgspec.msgpack.decode(handle.where, type=cuda_peer.CudaWhere)
+    peer = cuda_runtime.device_of_uuid(where.uuid)
+    if peer is None:
+        raise TransportFailed(NAME, f"device {where.uuid} is not visible to this process")
+    if not cuda_runtime.batch_copies_supported():
+        raise TransportFailed(NAME, "this CUDA runtime has no batched copies (13.0 or later has)")
+    base = cuda_runtime.open_ipc_handle(where.handle, peer)
+    return CudaStagedLink(base, where.offset, handle.layout, peer, region, layout)
+
+
+class _Buffer:
+    """One of the two pinned buffers, and when its last piece had left it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        self.filled = torch.cuda.Event()
+        self.emptied: torch.cuda.Event | None = None
+
+
+class CudaStagedLink:
+    """The peer's region, mapped on its device, and ours, with two pinned buffers between them."""
+
+    def __init__(
+        self, base: int, offset: int, source: KvLayout, peer: int, region: torch.Tensor, destination: KvLayout
+    ) -> None:
+        self.source = source
+        self.destination = destination
+        self._base, self._peer, self._peer_device = base, base + offset, peer
+        self._region = region
+        self._reading = torch.cuda.Stream(device=peer)
+        self._writing = torch.cuda.Stream(device=region.device)
+        self._piece_blocks = max(1, BUFFER_BYTES // source.block_bytes)
+        self._packed = packed_layout(source, self._piece_blocks)
+        self._buffers = [_Buffer(self._packed.region_bytes) for _ in range(2)]
+
+    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """See `Link`.  The GIL is free while the engines work."""
+        for number, start in enumerate(range(0, len(source_blocks), self._piece_blocks)):
+            end = start + self._piece_blocks
+            buffer = self._buffers[number % 2]
+            self._fill(buffer, source_blocks[start:end])
+            self._empty(buffer, destination_blocks[start:end])
+        self._writing.synchronize()
+
+    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """See `Link`: there is one way."""
+        self.copy(source_blocks, destination_blocks)
+
+    def checksum(self, side: str, blocks: Sequence[int]) -> int:
+        """See `Link`.  Blocks are read back through the host, a piece at a time."""
+        total = 0
+        for start in range(0, len(blocks), self._piece_blocks):
+            piece = blocks[start : start + self._piece_blocks]
+            memory = self._read(side, piece)
+            views = paired_views(memory, self._packed, memory, self._packed)
+            total = (total * 31 + checksum_of([view for view, _ in views], torch.arange(len(piece)))) % 2**64
+        return total
+
+    def close(self) -> None:
+        """Unmap the peer's memory."""
+        self._writing.synchronize()
+        self._reading.synchronize()
+        cuda_runtime.close_ipc_handle(self._base, self._peer_device)
+
+    def _fill(self, buffer: _Buffer, blocks: Sequence[int]) -> None:
+        with torch.cuda.device(self._peer_device):
+            if buffer.emptied is not None:
+                self._reading.wait_event(buffer.emptied)
+            self._move(buffer, self._peer, self.source, blocks, self._reading, to_host=True)
+            buffer.filled.record(self._reading)
+
+    def _empty(self, buffer: _Buffer, blocks: Sequence[int]) -> None:
+        with torch.cuda.device(self._region.device):
+            self._writing.wait_event(buffer.filled)
+            region = self._region.untyped_storage().data_ptr()
+            self._move(buffer, region, self.destination, blocks, self._writing, to_host=False)
+            buffer.emptied = torch.cuda.Event()
+            buffer.emptied.record(self._writing)
+
+    def _move(
+        self,
+        buffer: _Buffer,
+        region: int,
+        layout: KvLayout,
+        blocks: Sequence[int],
+        stream: torch.cuda.Stream,
+        *,
+        to_host: bool,
+    ) -> None:
+        device = cuda_runtime.chunk_addresses(region, blocks, layout.block_stride_bytes, layout.chunk_offsets)
+        packed = self._packed
+        places = range(len(blocks))
+        host = cuda_runtime.chunk_addresses(
+            buffer.memory.data_ptr(), places, packed.block_stride_bytes, packed.chunk_offsets
+        )
+        destination, source = (host, device) if to_host else (device, host)
+        cuda_runtime.copy_batch(destination, source, layout.chunk_bytes, stream)
+
+    def _read(self, side: str, blocks: Sequence[int]) -> torch.Tensor:
+        buffer = self._buffers[0]
+        region, layout, device, stream = self._peer, self.source, self._peer_device, self._reading
+        if side == "destination":
+            region, layout = self._region.untyped_storage().data_ptr(), self.destination
+            device, stream = self._region.device.index, self._writing
+        with torch.cuda.device(device):
+            self._move(buffer, region, layout, blocks, stream, to_host=True)
+            stream.synchronize()
+        return buffer.memory
