@@ -110,20 +110,22 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     if arguments.poisson is not None:
         if lengths is None or arguments.seconds == math.inf:
             raise ConfigError("--poisson", "needs --lengths and --seconds")
-        if arguments.rate is not None:
-            raise ConfigError("--rate", "is for --trace")
+        if arguments.rate is not None or arguments.keep is not None:
+            raise ConfigError("--rate" if arguments.rate else "--keep", "is for --trace")
         made = workloads.poisson(arguments.poisson, arguments.seconds, lengths, chance)
         if not len(made):
             raise ConfigError("--seconds", "no request arrives in so short a time")
         return made.scaled(arguments.length_factor)
     trace = workloads.read_trace(arguments.trace)
-    if arguments.rate is not None:
+    if arguments.keep is not None:
+        trace = trace.thinned(arguments.keep, chance)
+    if arguments.rate is not None and len(trace):
         trace = trace.stretched(arguments.rate)
     if lengths is not None:
         trace = trace.with_lengths(lengths, chance)
     trace = trace.until(arguments.seconds)
     if not len(trace):
-        raise ConfigError("--seconds", "no request of the trace arrives in so short a time")
+        raise ConfigError("--seconds", "no request of the trace is left")
     return trace.scaled(arguments.length_factor)
 
 

@@ -31,6 +31,9 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         "--rate", metavar="RATE", type=_positive, help="stretch a trace's arrivals to so many per second"
     )
     group.add_argument(
+        "--keep", metavar="P", type=_probability, help="keep each request of a trace with this probability (default: 1)"
+    )
+    group.add_argument(
         "--seconds", metavar="N", type=_positive, default=math.inf, help="arrivals until then (needed with --poisson)"
     )
     group.add_argument("--seed", metavar="S", type=int, default=0, help="of everything left to chance (default: 0)")
@@ -135,6 +138,13 @@ def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must not be below zero: {text}")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie in 0..1, 0 excluded: {text}")
     return value
 
 

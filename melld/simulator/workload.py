@@ -68,6 +68,12 @@ class Workload(msgspec.Struct, frozen=True):
         count = bisect.bisect_left(self.arrival_s, seconds)
         return Workload(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
 
+    def thinned(self, part: float, chance: random.Random) -> "Workload":
+        """Each request with that probability."""
+        kept = [index for index in range(len(self)) if chance.random() < part]
+        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens)
+        return Workload(*([column[index] for index in kept] for column in columns))  # type: ignore[arg-type]
+
     def with_lengths(self, lengths: "LogNormal | Sequence[Lengths]", chance: random.Random) -> "Workload":
         """The same arrivals with lengths drawn anew."""
         drawn = [draw(lengths, chance) for _ in self.arrival_s]
