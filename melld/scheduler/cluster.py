@@ -143,6 +143,7 @@ class Cluster:
         request.state = request.after("move")
         request.destination = worker
         request.moves += 1
+        request.moved_s = self.now_s
         self._empty.pop(worker.id, None)
         worker.arriving[request.id] = request
         worker.used_bytes += request.kv_bytes

@@ -28,9 +28,9 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
         taker: Worker | None = None
         for worker in islice(outlook.cluster.room.tightest(request.kv_bytes), FEWER_LOOKS * candidates):
             more, more_bytes = planned.get(worker, 0) + 1, planned_bytes.get(worker, 0) + request.kv_bytes
-            if worker is source or worker.count + more > worker.slots or not worker.count:
+            if worker is source or not worker.count:
                 continue
-            if outlook.takes(worker, more_bytes) and outlook.life_s(worker, more_bytes, more) >= life_s:
+            if outlook.takes(worker, more_bytes, more) and outlook.life_s(worker, more_bytes, more) >= life_s:
                 taker = worker
                 break
         if taker is None:

@@ -10,6 +10,7 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.state import Request, RequestState, Worker
 
 FOREVER_S = 1e9
+FORGETTING = 0.995  # of the slowest move, with each faster one
 
 
 class Outlook:
@@ -19,13 +20,29 @@ class Outlook:
         self.cluster = cluster
         self.look_s = cluster.settings.horizon_s
         self._epoch_s: float | None = None
+        self._slowest_s = 0.0
+        self._slowest_bytes = 0
 
     def next_epoch(self) -> None:
-        """An epoch begins: the time since the last is how long the next look is away."""
+        """An epoch begins: until the next, and until a move decided then could be over, nothing can be mended."""
         now_s, last_s = self.cluster.now_s, self._epoch_s
         self._epoch_s = now_s
         if last_s is not None:
-            self.look_s = max(self.cluster.settings.horizon_s, now_s - last_s)
+            self.look_s = max(self.cluster.settings.horizon_s, now_s - last_s + self._slowest_s)
+
+    def move_took(self, kv_bytes: int, seconds: float) -> None:
+        """A move has ended; the slowest of late is reckoned with."""
+        self._slowest_s *= FORGETTING
+        if seconds > self._slowest_s:
+            self._slowest_s, self._slowest_bytes = seconds, kv_bytes
+
+    def in_time(self, worker: Worker, requests: list[Request]) -> list[Request]:
+        """Those that would be gone before the worker overflows, as far as past moves tell; all if none would."""
+        if not self._slowest_bytes:
+            return requests
+        left_s = self.life_s(worker)
+        per_byte_s = self._slowest_s / self._slowest_bytes
+        return [r for r in requests if max(self._slowest_s, r.kv_bytes * per_byte_s) <= left_s] or requests
 
     def growth_bytes_s(self, worker: Worker) -> float:
         """What one request on the worker adds per second: its own rate, or everybody's while it has none."""
@@ -44,11 +61,14 @@ class Outlook:
         staying = len(worker.requests) + len(worker.arriving) - worker.leaving
         return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s)
 
-    def takes(self, worker: Worker, kv_bytes: int) -> bool:
-        """Whether the request fits now, its neighbours' and its own growth until the next look included."""
-        if not self.cluster.fits(worker, kv_bytes) or leaves_wholly(worker):
+    def takes(self, worker: Worker, kv_bytes: int, more: int = 1) -> bool:
+        """Whether `more` requests of `kv_bytes` in all fit now, everybody's growth until the next look included."""
+        cluster = self.cluster
+        if not cluster.fits(worker, kv_bytes + (more - 1) * cluster.ahead_bytes) or leaves_wholly(worker):
             return False
-        count = len(worker.requests) + len(worker.arriving) + 1
+        count = len(worker.requests) + len(worker.arriving) + more
+        if count > worker.slots:
+            return False
         return worker.used_bytes + kv_bytes + count * self.growth_bytes_s(worker) * self.look_s <= worker.capacity_bytes
 
     def tightest(self, kv_bytes: int, limit: int, but: Worker | None) -> list[Worker]:

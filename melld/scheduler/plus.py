@@ -134,6 +134,11 @@ class MellPlus(Policy):
 
     # ---- overload and drain
 
+    def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: ARG002
+        """See `Policy.moved`."""
+        if request.worker is destination:
+            self.outlook.move_took(request.kv_bytes, self.cluster.now_s - request.moved_s)
+
     def epoch(self) -> None:
         """Cure what overflows before the next look, then try to do with fewer workers."""
         outlook = self.outlook
@@ -147,7 +152,7 @@ class MellPlus(Policy):
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
-            requests = movable(worker)
+            requests = self.outlook.in_time(worker, movable(worker))
             if worker.count - worker.leaving < 2 or not requests or not self.outlook.overloaded(worker):
                 return
             if not self._let_one_leave(worker, requests, max(self.outlook.life_s(worker), 0.0)):

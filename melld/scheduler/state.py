@@ -64,6 +64,7 @@ class Request:
         "destination",
         "id",
         "kv_bytes",
+        "moved_s",
         "moves",
         "placed_s",
         "priority",
@@ -83,6 +84,7 @@ class Request:
         self.sequence = sequence
         self.arrived_s = 0.0
         self.placed_s = 0.0
+        self.moved_s = 0.0
         self.moves = 0
         self.state = RequestState.WAITING
         self.worker: Worker | None = None
