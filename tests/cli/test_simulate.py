@@ -1,0 +1,100 @@
+"""`melld simulate`: what it prints, what it writes, and how it refuses."""
+
+import json
+import pathlib
+
+import pytest
+
+from melld.cli import main
+from melld.scheduler.policies import POLICIES
+from tests.simulator.audit import Auditor
+
+LOAD = ["simulate", "--poisson", "2", "--lengths", "lognormal", "--length-factor", "4", "--seconds", "60"]
+
+
+def test_the_table_has_a_column_per_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first thing that anybody runs: policies side by side."""
+    assert main([*LOAD, "--policy", "best-fit,worst-fit"]) == 0
+    printed = capsys.readouterr().out
+    assert "best-fit" in printed
+    assert "worst-fit" in printed
+    assert "ratio to the lower bound" in printed
+
+
+def test_equal_seeds_print_equal_bytes(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Scripts compare; so the JSON is the same to the byte, and another seed is another run."""
+    printed = []
+    for seed in ("1", "1", "2"):
+        assert main([*LOAD, "--json", "--seed", seed, "--policy", ",".join(POLICIES)]) == 0
+        printed.append(capsysbinary.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+    reports = json.loads(printed[0])["policies"]
+    assert [report["policy"] for report in reports] == list(POLICIES)
+
+
+def test_the_decision_log_can_be_audited(tmp_path: pathlib.Path) -> None:
+    """What the flag writes is what the outsider reads."""
+    log = tmp_path / "decisions.jsonl"
+    assert main([*LOAD, "--policy", "load-balance", "--link-rate", "1GiB", "--decision-log", str(log)]) == 0
+    with log.open("rb") as lines:
+        auditor = Auditor().read(lines)
+    assert auditor.faults == []
+    assert auditor.kinds["finish"] > 50
+
+
+def test_the_figures_are_drawn(tmp_path: pathlib.Path) -> None:
+    """PNG to look at and SVG to keep, of the paper's figures."""
+    assert main([*LOAD, "--policy", "best-fit,load-balance", "--plot", str(tmp_path / "plots")]) == 0
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    for figure in ("fig11_gpus", "fig12_migrations", "fig14_utilisation", "fig15_over_time"):
+        assert {f"{figure}.png", f"{figure}.svg"} <= names
+        assert (tmp_path / "plots" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "required"),
+        (["--poisson", "0"], "above zero"),
+        (["--poisson", "1"], "needs --lengths and --seconds"),
+        (["--poisson", "nan", "--lengths", "lognormal", "--seconds", "1"], "above zero"),
+        (["--poisson", "1", "--trace", "x"], "not allowed with"),
+        ([*LOAD[1:], "--policy", "fastest"], "'fastest' is not one of"),
+        ([*LOAD[1:], "--policy", "best-fit,worst-fit", "--decision-log", "x"], "one --policy"),
+        ([*LOAD[1:], "--capacity-bytes", "1GiB"], "--bytes-per-token"),
+        ([*LOAD[1:], "--capacity-bytes", "1", "--bytes-per-token", "1", "--gpu", "l4"], "does not go together"),
+        ([*LOAD[1:], "--capacity-bytes", "15", "--bytes-per-token", "1"], "less than one block"),
+        ([*LOAD[1:], "--model", "llama-2-13b", "--gpu", "l4"], "does not fit"),
+        ([*LOAD[1:], "--gpu", "abacus"], "neither a known card"),
+        ([*LOAD[1:], "--gpus", "0"], "above zero"),
+        ([*LOAD[1:], "--failure-rate", "1"], "must lie in"),
+        ([*LOAD[1:], "--rate", "2"], "is for --trace"),
+    ],
+)
+def test_flags_that_make_no_sense_are_bad_usage(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and a line that says which flag."""
+    assert main(["simulate", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_used_is_a_failure_in_one_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, the file and the line, no traceback."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,2\n1,one,2\n")
+    for path in (trace, tmp_path / "nowhere"):
+        assert main(["simulate", "--trace", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert str(path) in said
+    assert main([*LOAD, "--decision-log", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """The way in for somebody who only knows the program's name."""
+    assert main(["fly"]) == 2
+    assert "simulate" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "simulate" in capsys.readouterr().out

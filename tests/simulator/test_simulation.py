@@ -1,0 +1,228 @@
+"""The simulation: time, memory, growth, preemption and migration follow from the settings, by hand calculation."""
+
+import msgspec
+import pytest
+
+from melld import events
+from melld.events import AnyCommand, AnyEvent
+from melld.scheduler.policies import POLICIES
+from melld.simulator.experiment import SchedulerChoices, run_policy
+from melld.simulator.links import LinkSettings, Via
+from melld.simulator.measures import Measures, Report
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.simulation import Simulation, SimulationStuck
+from melld.simulator.workload import Workload
+from tests.simulator.setups import BLOCK_BYTES, BLOCKS, MACHINES, SMALL, one_by_one, scheduler, small_load
+
+
+class Script:
+    """A scheduler that plays back decisions: on the first event of a kind whose time has come, the given commands."""
+
+    def __init__(self, *lines: tuple[type[AnyEvent], float, list[AnyCommand]]) -> None:
+        self.lines = list(lines)
+        self.heard: list[AnyEvent] = []
+
+    def handle(self, event: AnyEvent) -> list[AnyCommand]:
+        """The next line's commands if this is its cue."""
+        self.heard.append(event)
+        if self.lines and type(event) is self.lines[0][0] and event.at_s >= self.lines[0][1]:
+            return self.lines.pop(0)[2]
+        return []
+
+    def heard_of(self, kind: type[AnyEvent]) -> list[AnyEvent]:
+        """The events of one kind."""
+        return [event for event in self.heard if type(event) is kind]
+
+
+def simulate(policy: str, settings: SimulatorSettings, load: Workload) -> Report:
+    return run_policy(policy, settings, load, SchedulerChoices()).report
+
+
+def play(settings: SimulatorSettings, load: Workload, script: Script) -> Measures:
+    return Simulation(settings, load, script).run()  # type: ignore[arg-type]
+
+
+def activate(worker: str) -> AnyCommand:
+    return events.ActivateWorker("script", worker)  # type: ignore[arg-type]
+
+
+def place(request: str, worker: str) -> AnyCommand:
+    return events.PlaceRequest("script", request, worker)  # type: ignore[arg-type]
+
+
+def retire(worker: str) -> AnyCommand:
+    return events.RetireWorker("script", worker)  # type: ignore[arg-type]
+
+
+def move(request: str, source: str, destination: str, kv_bytes: int) -> AnyCommand:
+    return events.MoveRequest("script", request, source, destination, kv_bytes)  # type: ignore[arg-type]
+
+
+def test_a_lone_request_takes_its_prefill_and_its_steps() -> None:
+    """Times in the report are the model's times, not those of epochs."""
+    report = simulate("best-fit", SMALL, one_by_one((1.0, 100, 51)))
+    assert report.ttft_s.mean == pytest.approx(0.01)
+    assert report.itl_s.mean == pytest.approx(0.02)
+    assert (report.peak_gpus, report.requests, report.preemptions, report.migrations) == (1, 1, 0, 0)
+    assert report.gpu_seconds == pytest.approx(1.5)  # from the arrival at 1.0 to the epoch at 2.5 that finds it idle
+
+
+def test_growth_is_told_as_blocks_at_each_epoch() -> None:
+    """The scheduler sees what block tables say: whole blocks, only when they change."""
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
+        (events.EpochStarted, 3.5, [retire("w0")]),
+    )
+    play(SMALL, one_by_one((0.5, 100, 101)), script)
+    told = [event.kv_bytes["r0"] // BLOCK_BYTES for event in script.heard_of(events.RequestsGrew)]  # type: ignore[union-attr]
+    tokens = [101 + int((epoch - 0.51) / 0.02) for epoch in (1.0, 1.5, 2.0, 2.5)]
+    assert told == [-(-count // 16) for count in tokens]
+
+
+def test_a_sleeping_gpu_computes_after_its_wake_time() -> None:
+    """Waking costs the first client seconds; the report must show it."""
+    slow = msgspec.structs.replace(SMALL, wake_s=4.0)
+    assert simulate("best-fit", slow, one_by_one((1.0, 100, 51))).ttft_s.mean == pytest.approx(4.01)
+
+
+def test_prompts_take_turns() -> None:
+    """Three prompts at once on one GPU are prefilled one after the other."""
+    load = one_by_one(*[(1.0, 1000, 2)] * 1, *[(1.0, 200, 2)] * 2)
+    report = simulate("best-fit", SMALL, load)
+    assert report.ttft_s.mean == pytest.approx((0.1 + 0.12 + 0.14) / 3)
+
+
+def test_a_full_gpu_pushes_out_the_youngest_and_takes_it_back() -> None:
+    """Without migration vLLM preempts: the cost that best fit hides must be counted."""
+    load = one_by_one((0.0, 400, 700), (0.1, 400, 700))
+    one_gpu = msgspec.structs.replace(SMALL, gpus=1)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
+        (events.RequestArrived, 0.1, [place("r1", "w0")]),
+        (events.EpochStarted, 60.0, [retire("w0")]),
+    )
+    measures = play(one_gpu, load, script)
+    assert [event.request for event in script.heard_of(events.RequestPreempted)] == ["r1"]  # type: ignore[union-attr]
+    ended = {event.request: event.at_s for event in script.heard_of(events.RequestFinished)}  # type: ignore[union-attr]
+    assert ended["r0"] == pytest.approx(0.04 + 699 * 0.02, abs=0.05)
+    assert ended["r1"] > ended["r0"] + 5
+    assert measures.preemptions == 1
+
+
+def test_a_slow_move_holds_memory_on_both_sides_and_then_commits() -> None:
+    """The scheduler hears of the end of a move when the link has carried it, and not before."""
+    linked = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES * 4, ways=(Via.KV,)), gpus=2)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
+        (events.EpochStarted, 0.0, [move("r0", "w0", "w1", 10 * BLOCK_BYTES)]),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
+    )
+    measures = play(linked, one_by_one((0.2, 160, 200)), script)
+    (committed,) = script.heard_of(events.MoveCommitted)
+    assert committed.at_s == pytest.approx(0.5 + 11 / 4, abs=0.5)  # ten blocks, and one or two of growth
+    assert (measures.moves, measures.moves_kv) == (1, 1)
+    assert measures.bytes_moved >= 11 * BLOCK_BYTES
+
+
+def test_tokens_are_sent_where_prefill_is_faster_than_the_link() -> None:
+    """Over a slow link it is cheaper to compute the keys and values again."""
+    linked = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES / 10), gpus=2)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
+        (events.EpochStarted, 0.0, [move("r0", "w0", "w1", 10 * BLOCK_BYTES)]),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
+    )
+    measures = play(linked, one_by_one((0.2, 160, 200)), script)
+    assert (measures.moves, measures.moves_kv, measures.bytes_moved) == (1, 0, 0)
+
+
+def test_a_failed_move_leaves_the_request_where_it_was() -> None:
+    """A fault on the way must cost time, not tokens."""
+    faulty = msgspec.structs.replace(MACHINES["slow, faulty moves"], failure_rate=0.999, gpus=2, wake_s=0.0)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
+        (events.EpochStarted, 0.0, [move("r0", "w0", "w1", 10 * BLOCK_BYTES)]),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
+    )
+    measures = play(faulty, one_by_one((0.2, 160, 200)), script)
+    (aborted,) = script.heard_of(events.MoveAborted)
+    assert aborted.reason == "injected fault"  # type: ignore[union-attr]
+    assert (measures.moves, measures.aborted) == (0, 1)
+    (finished,) = script.heard_of(events.RequestFinished)
+    assert finished.at_s == pytest.approx(0.216 + 199 * 0.02)
+
+
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machines: str) -> None:
+    """Nothing may leak: no request, no byte, no awake GPU, at any seed and with failing moves."""
+    settings, load = MACHINES[machines], small_load(seed=3)
+    brain = scheduler(policy, settings)
+    simulation = Simulation(settings, load, brain)
+    measures = simulation.run()
+    brain.cluster.check()
+    assert not simulation.fleet.runs
+    assert not brain.cluster.requests
+    assert not brain.cluster.active
+    assert all(worker.used_bytes == 0 for worker in brain.cluster.workers.values())
+    report = measures.report(policy, load.arrival_s)
+    assert report.requests == len(load)
+    assert report.ratio >= 1.0 or report.mean_gpus == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
+    """The physical law, looked at in the middle of every epoch rather than in the log."""
+    settings = MACHINES["slow, faulty moves"]
+    brain = scheduler(policy, settings)
+    simulation = Simulation(settings, small_load(seed=5, rate_per_s=4.0), brain)
+    inner = brain.handle
+
+    def checking(event: AnyEvent) -> list[AnyCommand]:
+        brain.cluster.check()
+        if type(event) is events.RequestFinished:
+            simulation.fleet.check()
+        return inner(event)
+
+    simulation._decide = checking
+    simulation.run()
+    assert simulation.measures.peak_gpus > 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_report(policy: str) -> None:
+    """Figures in the documentation can be reproduced to the last digit."""
+    settings = MACHINES["slow, faulty moves"]
+    first, second = (msgspec.json.encode(simulate(policy, settings, small_load())) for _ in range(2))
+    assert first == second
+
+
+def test_a_bounded_cluster_queues_and_serves_everybody() -> None:
+    """With too few GPUs requests wait; none is lost and the delay is reported."""
+    few = msgspec.structs.replace(SMALL, gpus=2)
+    report = simulate("best-fit", few, small_load(rate_per_s=6.0))
+    assert report.peak_gpus == 2
+    assert report.queued > 0
+    assert report.queueing_s.p99 > report.queueing_s.p50
+    assert report.ttft_s.mean > report.queueing_s.mean
+
+
+def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
+    """One absurd prompt must not stop the simulation."""
+    report = simulate("best-fit", SMALL, one_by_one((0.0, 16 * BLOCKS + 1, 10), (1.0, 10, 10)))
+    assert (report.requests, report.refused, report.peak_gpus) == (2, 1, 1)
+
+
+def test_a_policy_that_never_places_is_found_out() -> None:
+    """A simulation that cannot end says so instead of running for ever."""
+    script = Script((events.RequestArrived, 0.0, [events.QueueRequest("script", "r0")]))  # type: ignore[arg-type]
+    slow_epochs = msgspec.structs.replace(SMALL, epoch_s=3600.0)
+    with pytest.raises(SimulationStuck, match="1 requests wait"):
+        play(slow_epochs, one_by_one((0.0, 10, 10)), script)
+
+
+def test_an_answer_stops_when_the_gpu_is_full() -> None:
+    """As with vLLM's max_model_len, a request never outgrows the worker that it has to itself."""
+    report = simulate("best-fit", SMALL, one_by_one((0.0, 100, 10**6)))
+    assert report.preemptions == 0
+    assert report.end_s == pytest.approx(0.01 + (16 * BLOCKS - 100 - 1) * 0.02, abs=1.0)
