@@ -55,6 +55,9 @@ class Residency:
         self._scheduler: Any = engine.scheduler
         self._block_bytes = block_bytes
         self.name = engine_name(engine)
+        # With steps in flight, one of them may still write to a block that an ended request has given back.  Vital
+        # here, as to vLLM's KV connectors: blocks that are reserved are written to from outside of its stream.
+        self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
         runner = runner_of(engine)
         self._departures = Departures(self._scheduler, runner, self.name)
         self._arrivals = Arrivals(engine, runner, self.name)
@@ -199,9 +202,27 @@ class Residency:
         self._admissible(arrival)
         self._arrivals.attach_unreserved(arrival, snapshot)
 
+    def copy_began(self, request_id: str) -> None:
+        """Another thread is about to write into the reserved blocks: they stay taken until `copy_ended`."""
+        self._arrivals.copy_began(request_id)
+
+    def copy_ended(self, request_id: str) -> None:
+        """That thread has done with them, well or not.  To be said once for each `copy_began`."""
+        self._arrivals.copy_ended(request_id)
+
     def cancel(self, request_id: str) -> None:
-        """Give a reservation's room back."""
+        """Give a reservation's room back, as soon as no copy writes into it."""
         self._arrivals.cancel(request_id)
+
+    def borrow_scratch(self, blocks: int) -> list[int]:
+        """Free blocks for the trial of a link (`transports.choose.open_best`), fewer if there are not so many."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return [block.block_id for block in pool.get_new_blocks(min(blocks, pool.get_num_free_blocks()))]
+
+    def return_scratch(self, block_ids: list[int]) -> None:
+        """Give those blocks back; what they held is no use to anybody."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        pool.free_blocks([pool.blocks[block_id] for block_id in block_ids])
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -214,7 +235,8 @@ class Residency:
     def _admissible(self, arrival: Arrival) -> None:
         request_id = arrival.request_id
         here = request_id in self._scheduler.requests
-        if here or request_id in self._departures or request_id in self._arrivals:
+        expected = request_id in self._arrivals or self._arrivals.lingers(request_id)
+        if here or expected or request_id in self._departures:
             raise MoveRefused(request_id, Refusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or lora_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)

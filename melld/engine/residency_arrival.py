@@ -94,9 +94,15 @@ class Arrivals:
         self._runner = runner
         self._name = engine_name
         self._reserved: dict[str, Arrival] = {}
+        self._written: set[str] = set()
+        self._given_up: dict[str, Arrival] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._reserved
+
+    def lingers(self, request_id: str) -> bool:
+        """Whether cancelled room of this request is still written into, so that it cannot be reserved anew."""
+        return request_id in self._given_up
 
     def __iter__(self) -> Any:
         return iter(tuple(self._reserved))
@@ -105,7 +111,8 @@ class Arrivals:
     def free_slots(self) -> int:
         """Places in the running batch that nobody has, and that no reservation counts on."""
         scheduler = self._scheduler
-        taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + len(self._reserved)
+        expected = len(self._reserved) + len(self._given_up)
+        taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + expected
         return int(scheduler.max_num_active_reqs) - taken
 
     def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
@@ -163,6 +170,7 @@ class Arrivals:
         arrival = self._reserved.get(snapshot.request)
         if arrival is None:
             raise MoveRefused(snapshot.request, Refusal.UNKNOWN)
+        assert snapshot.request not in self._written, f"{snapshot.request} is still being copied"
         self._check(snapshot)
         self.grow(snapshot.request, snapshot.num_tokens)
         append_tokens(self._engine, arrival, snapshot.output_token_ids)
@@ -187,10 +195,23 @@ class Arrivals:
         _restore(arrival.request, snapshot, 0)
         self._enter(arrival.request, snapshot)
 
+    def copy_began(self, request_id: str) -> None:
+        """Another thread writes into the reserved blocks from now on."""
+        self._written.add(request_id)
+
+    def copy_ended(self, request_id: str) -> None:
+        """It does no more.  Room that was cancelled meanwhile is free only now."""
+        self._written.discard(request_id)
+        if arrival := self._given_up.pop(request_id, None):
+            self._scheduler.kv_cache_manager.free(arrival.request)
+
     def cancel(self, request_id: str) -> None:
-        """Give the reserved room back."""
+        """Give the reserved room back, as soon as nobody writes into it."""
         arrival = self._reserved.pop(request_id)
-        self._scheduler.kv_cache_manager.free(arrival.request)
+        if request_id in self._written:
+            self._given_up[request_id] = arrival
+        else:
+            self._scheduler.kv_cache_manager.free(arrival.request)
 
     def _within_model(self, tokens: int) -> int:
         return min(tokens, int(self._scheduler.max_model_len))

@@ -120,7 +120,7 @@ class Departures:
         """Give the request up, settled or not: free its blocks and what the runner keeps.  The client hears nothing."""
         departure = self._frozen.pop(request_id)
         self._scheduler.requests.pop(request_id, None)
-        self._scheduler.kv_cache_manager.free(departure.request)
+        self._scheduler._free_request_blocks(departure.request)  # noqa: SLF001  late, if a step still writes to them
         self._scheduler.finished_req_ids.add(request_id)
 
     def _settled(self, request_id: str) -> _Departure:

@@ -231,6 +231,23 @@ class Worker:
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 
+    def freeze_in_flight(self, request_id: str, via: str) -> tuple[str, list[dict[str, Any]], str]:
+        """Freeze the request while a step computes for it; how still it was, that step's output, how still then.
+
+        The parts of vllm.v1.engine.core.EngineCore.step, with the freeze between them, as async scheduling has it.
+        """
+        from melld.migrate.snapshot import Via
+
+        scheduler, executor = self.engine.scheduler, self.engine.model_executor
+        scheduled = scheduler.schedule()
+        future = executor.execute_model(scheduled, non_block=True)
+        before = self.residency.freeze(request_id, Via(via))
+        grammar = scheduler.get_grammar_bitmask(scheduled)
+        result = future.result() or executor.sample_tokens(grammar)
+        outputs = scheduler.update_from_output(scheduled, result)
+        told = [_plain(output) for output in outputs[0].outputs] if 0 in outputs else []
+        return before, told, self.residency.stillness(request_id)
+
     # -- residency --------------------------------------------------------------------------------------------------
 
     def facts(self, request_id: str) -> Any:
@@ -263,6 +280,20 @@ class Worker:
 
     def reserve(self, core_request: bytes, tokens: list[int], capacity: int) -> Any:
         return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity)
+
+    def cancel_while_copying(self, request_id: str) -> tuple[int, int]:
+        """Cancel a reservation that is being written to; free blocks before and after the copy has ended."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        self.residency.copy_began(request_id)
+        self.residency.cancel(request_id)
+        before = pool.get_num_free_blocks()
+        self.residency.copy_ended(request_id)
+        return before, pool.get_num_free_blocks()
+
+    def contract(self, name: str) -> None:
+        from tests.engine import residency_contract
+
+        getattr(residency_contract, name)(self.engine)
 
     def grow(self, request_id: str, capacity: int) -> Any:
         return self.residency.grow(request_id, capacity)

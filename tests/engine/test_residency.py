@@ -150,6 +150,44 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
     assert expected == pair.finish(*running)
 
 
+@pytest.mark.parametrize("case", [SAMPLED, CASES[7]], ids=lambda case: case.name)
+def test_a_request_frozen_in_flight_settles_with_that_steps_token(pair: Pair, case: Case) -> None:
+    """A step that was under way is neither lost nor done twice: its token goes out here, the next one there."""
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(7)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    pair.there("reserve", core_request, tokens, 0)
+    before, outputs, after = pair.here("freeze_in_flight", running.request_id, "tokens")
+    assert (before, after) == ("in flight", "settled")
+    for output in outputs:
+        running.answer.add(output)
+    pair.there("attach", pair.here("snapshot", running.request_id), "tokens")
+    pair.here("release", running.request_id)
+    running.home = pair.there
+    assert [expected] == pair.finish(running)
+
+
+def test_a_request_that_ends_in_flight_has_ended(pair: Pair) -> None:
+    """The last token may come out of the very step that was under way: then there is nothing to move."""
+    case = Case("two tokens", PROMPT, {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True})
+    running = pair.start(case)
+    pair.step(1)
+    before, outputs, after = pair.here("freeze_in_flight", running.request_id, "kv")
+    assert (before, after) == ("in flight", "ended")
+    assert [output["finish"] for output in outputs] == ["length"]
+
+
+def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
+    """A move called off while its copy runs must not let that copy write into somebody else's blocks."""
+    running = pair.start(GREEDY)
+    pair.step(3)
+    pair.there("reserve", *pair.here("core_request", running.request_id), 320)
+    during, after = pair.there("cancel_while_copying", running.request_id)
+    assert after - during == 10
+    pair.finish(running)
+
+
 def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> None:
     """First come, first served, also after a move that was called off."""
     running = [pair.start(GREEDY) for _ in range(3)]
