@@ -61,7 +61,8 @@ def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
         raise UnsupportedLayout("the layers' blocks are not of one shape")
     chunk, stride, _ = next(iter(found))
     offsets = sorted(offset for _, _, offsets in found for offset in offsets)
-    if len(offsets) > 1 and all(b - a == chunk for a, b in itertools.pairwise(offsets)):
+    adjacent = all(b - a == chunk for a, b in itertools.pairwise(offsets))
+    if adjacent and chunk * len(offsets) <= stride:  # else another block lies there, or would in a larger cache
         chunk, offsets = chunk * len(offsets), offsets[:1]
     region_bytes = tensors[0].untyped_storage().nbytes()
     return KvLayout(num_blocks, chunk, stride, tuple(offsets), region_bytes)
@@ -76,14 +77,14 @@ def _chunks(tensor: torch.Tensor, num_blocks: int) -> tuple[int, int, tuple[int,
     split = tensor.shape[0] // num_blocks
     if split > 1:
         dims.append((tensor.stride(0), split))
+    block_stride = tensor.stride(0) * split
     dense = 1
     outer: list[tuple[int, int]] = []
     for stride, length in sorted(dims):
-        if stride == dense and not outer:
+        if stride == dense and dense * length <= block_stride:
             dense *= length
         else:
             outer.append((stride, length))
-    block_stride = tensor.stride(0) * split
     steps = [[stride * index for index in range(length)] for stride, length in outer]
     base = tensor.storage_offset()
     offsets = tuple(size * (base + sum(combination)) for combination in itertools.product(*steps))

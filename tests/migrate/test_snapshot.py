@@ -1,0 +1,84 @@
+"""The facts that travel, and the plan of what is still to be copied."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from melld.errors import MelldError
+from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, Refusal, RequestSnapshot, Reservation
+
+
+def reservation(*groups: tuple[int, ...], reused: int = 0) -> Reservation:
+    return Reservation(request="r", block_ids=groups, reused_blocks=reused, token_capacity=0)
+
+
+def test_a_snapshot_survives_its_encoding() -> None:
+    """What leaves one process is what another reads."""
+    snapshot = RequestSnapshot(
+        request="r",
+        core_request=b"\x90",
+        output_token_ids=[5, 6],
+        num_prompt_tokens=3,
+        num_computed_tokens=4,
+        block_ids=((7,),),
+        block_epoch=1,
+        num_preemptions=1,
+        generator_state=b"\x00\xff",
+        prefill_stats=(1, 2, 3, 4, 5, 6),
+        events=((1, 0.5),),
+        engine="e",
+    )
+    assert snapshot == RequestSnapshot.decode(snapshot.encode())
+    assert snapshot.num_tokens == 5
+
+
+@pytest.mark.parametrize(("tokens", "stats"), [([], ()), ([9], None)])
+def test_a_log_entry_says_whether_its_prefill_was_reported(tokens: list[int], stats: tuple[int, ...] | None) -> None:
+    """The usage that a client is told is told once, also when the worker died in between."""
+    snapshot = RequestSnapshot.from_log("r", b"", 3, tokens)
+    assert stats == snapshot.prefill_stats
+    assert snapshot.block_ids == ()
+
+
+@given(st.integers(0, 12), st.lists(st.integers(0, 6), max_size=5))
+def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
+    """However a request grows while it is copied, every block that is not there yet arrives, and arrives once."""
+    source = tuple(range(100, 150))
+    room = reservation(tuple(range(50)), reused=reused)
+    plan = CopyPlan(room)
+    arrived: dict[int, int] = {}
+    full = 0
+    for more in [*growth, 1]:
+        full += more
+        pairs, places = plan.missing((source[:full],), 0, room)
+        assert not set(pairs.destination) & set(arrived)
+        arrived |= dict(zip(pairs.destination, pairs.source, strict=True))
+        plan.copied(places, 0)
+    assert arrived == {place: source[place] for place in range(reused, full)}
+
+
+def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
+    """Blocks that were given up and taken anew hold other bytes under the same ids."""
+    room = reservation((1, 2, 3))
+    plan = CopyPlan(room)
+    pairs, places = plan.missing(((11, 12),), 0, room)
+    plan.copied(places, 0)
+    assert plan.missing(((11, 12, 13),), 0, room)[0].source == (13,)
+    assert plan.missing(((11, 12, 13),), 1, room)[0].source == (11, 12, 13)
+    plan.copied(places, 0)  # a copy of the old blocks that ended late
+    assert plan.missing(((11, 12, 13),), 1, room)[0].source == (11, 12, 13)
+    assert pairs.destination == (1, 2)
+
+
+def test_groups_of_blocks_are_copied_together() -> None:
+    """A model with several kinds of layers has several tables of blocks; one pull serves them all."""
+    room = reservation((1, 2), (3, 4))
+    pairs, _ = CopyPlan(room).missing(((11, 12), (13,)), 0, room)
+    assert (pairs.source, pairs.destination) == ((11, 12, 13), (1, 2, 3))
+
+
+@pytest.mark.parametrize("error", [MoveRefused("r", Refusal.POOLING), NoRoom("r", 3, 2, 1)])
+def test_refusals_name_the_request_and_the_status_of_the_answer(error: MelldError) -> None:
+    """Whoever asked for the move is told which request, and why not."""
+    assert "r" in str(error)
+    assert error.status in {409, 503}

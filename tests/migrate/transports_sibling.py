@@ -1,0 +1,41 @@
+"""A process with KV memory of its own, for tests of the transports."""
+
+import os
+from multiprocessing.connection import Connection
+
+import torch
+
+from melld.migrate.transports import choose
+from melld.migrate.transports.layout import layout_of
+
+LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 24, 2, 4, 8
+
+
+def make_cache(blocks: int = BLOCKS, device: str = "cpu", order: str = "LBHNC") -> list[torch.Tensor]:
+    """One tensor [B, H, N, C] a layer, zeros, in one allocation; block outermost with `order` "BLHNC"."""
+    if order == "BLHNC":
+        return list(torch.zeros(blocks, LAYERS, HEADS, TOKENS, WIDTH, device=device).unbind(1))
+    return list(torch.zeros(LAYERS, blocks, HEADS, TOKENS, WIDTH, device=device).unbind(0))
+
+
+def fill(tensors: list[torch.Tensor]) -> None:
+    """Every element another number, the same in every process."""
+    for layer, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + layer * 1e6)
+
+
+def sibling_main(pipe: Connection, device: str, order: str) -> None:
+    """Export a filled cache, say so, and stay until told to go."""
+    tensors = make_cache(device=device, order=order)
+    fill(tensors)
+    handle = choose.export(tensors, layout_of(tensors, BLOCKS))
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    pipe.send((os.getpid(), handle))
+    while (word := pipe.recv()) != "go":
+        block, value = word
+        for tensor in tensors:
+            tensor[block] = value
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        pipe.send("written")
