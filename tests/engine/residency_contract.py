@@ -143,3 +143,48 @@ def a_finished_id_reaches_the_runner_with_the_next_step(engine: Any) -> None:
     engine.step_fn()
     assert not scheduler.finished_req_ids
     assert not scheduler.has_requests()
+
+
+def each_kind_of_request_that_cannot_be_carried_is_refused(engine: Any) -> None:
+    import torch
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    from melld.engine.residency_rules import request_refusal
+    from melld.migrate.snapshot import Refusal, Via
+
+    sampling = SamplingParams(max_tokens=1)
+    embeddings = Request("r", None, sampling, None, prompt_embeds=torch.zeros(2, 4))
+    session = Request("r", [1], sampling, None, resumable=True)
+    pooling = Request("r", [1], None, PoolingParams(task="embed"))
+    pictures = Request("r", [1], sampling, None)
+    pictures.mm_features = [object()]
+    loading = Request("r", [1], sampling, None)
+    loading.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    refused = {
+        Refusal.PROMPT_EMBEDDINGS: embeddings,
+        Refusal.STREAMING_INPUT: session,
+        Refusal.POOLING: pooling,
+        Refusal.MULTIMODAL: pictures,
+        Refusal.KV_CONNECTOR: loading,
+    }
+    for via in Via:
+        assert {reason: request_refusal(request, via) for reason, request in refused.items()} == {
+            reason: reason for reason in refused
+        }
+        assert request_refusal(Request("r", [1], sampling, None), via) is None
+
+
+def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    from melld.engine.residency_rules import lora_refusal
+    from melld.migrate.snapshot import Refusal
+
+    adapter = LoRARequest("adapter", 1, "/nowhere")
+    assert lora_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
+    request = Request("r", [1], SamplingParams(max_tokens=1), None, lora_request=adapter)
+    assert lora_refusal(engine, request) is Refusal.LORA_ABSENT

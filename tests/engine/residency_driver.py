@@ -157,10 +157,10 @@ class Worker:
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
         from melld.engine.residency_memory import KvMemory
-        from melld.migrate.transports import shared_memory
+        from melld.migrate.transports import choose
 
         self.memory = KvMemory(self.engine)
-        self.handle_bytes = shared_memory.export(self.memory.tensors, self.memory.layout)
+        self.handle_bytes = choose.export(self.memory.tensors, self.memory.layout)
         self.residency = Residency(self.engine, self.memory.layout.block_bytes)
         self.reporter = BlockReporter(self.engine.scheduler)
         self.arrivals: dict[str, Any] = {}
@@ -215,7 +215,9 @@ class Worker:
             "free_blocks": pool.get_num_free_blocks(),
             "total_blocks": pool.num_gpu_blocks - 1,
             "requests": sorted(scheduler.requests),
-            "runner_requests": sorted(runner.requests),
+            "runner_requests": sorted(
+                runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index
+            ),
             "tables": sorted(
                 request
                 for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -227,6 +229,18 @@ class Worker:
             "frozen": self.residency.frozen,
             "expected": self.residency.expected,
         }
+
+    def forget_report(self) -> None:
+        self.reporter.forget()
+
+    def block_table_sizes(self) -> dict[str, int]:
+        """Blocks of each request that the scheduler has, as vLLM's own call gives them."""
+        scheduler = self.engine.scheduler
+        tables = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
+        return {name: sum(len(group) for group in groups) for name, groups in tables.items()}
+
+    def block_bytes(self) -> int:
+        return self.memory.layout.block_bytes
 
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
@@ -262,6 +276,9 @@ class Worker:
         from melld.migrate.snapshot import Via
 
         return self.residency.freeze(request_id, Via(via))
+
+    def stillness(self, request_id: str) -> Any:
+        return self.residency.stillness(request_id)
 
     def snapshot(self, request_id: str) -> bytes:
         return self.residency.snapshot(request_id).encode()
@@ -318,13 +335,35 @@ class Worker:
     def handle(self) -> bytes:
         return self.handle_bytes
 
+    def pull_begin(self, request_id: str, handle: bytes, source: Any, destination: Any, bytes_per_s: float) -> None:
+        """Start a paced pull on a thread of its own, as a worker does, and go on."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from melld.migrate.transports import choose
+        from melld.migrate.transports.transport import Puller
+
+        opened = choose.open_best(handle, self.memory.region, self.memory.layout, [])
+        puller = Puller(opened.link, bytes_per_s=bytes_per_s, piece_bytes=1)
+        self.residency.copy_began(request_id)
+        self.copying = ThreadPoolExecutor(1).submit(puller.pull, source, destination)
+
+    def pull_runs(self) -> bool:
+        return not self.copying.done()
+
+    def pull_end(self, request_id: str) -> Any:
+        pulled = self.copying.result()
+        self.residency.copy_ended(request_id)
+        return pulled
+
     def pull(self, handle: bytes, source: tuple[int, ...], destination: tuple[int, ...]) -> Any:
-        from melld.migrate.transports import shared_memory
-        from melld.migrate.transports.transport import KvHandle, Puller
+        from melld.migrate.transports import choose
+        from melld.migrate.transports.transport import Puller
 
         if handle not in self.pullers:
-            link = shared_memory.open_link(KvHandle.decode(handle), self.memory.region, self.memory.layout)
-            self.pullers[handle] = Puller(link, checksum=True)
+            scratch = self.residency.borrow_scratch(4)
+            opened = choose.open_best(handle, self.memory.region, self.memory.layout, scratch)
+            self.residency.return_scratch(scratch)
+            self.pullers[handle] = Puller(opened.link, checksum=True)
         return self.pullers[handle].pull(source, destination)
 
 

@@ -93,7 +93,14 @@ class Pair:
         if running.answer.finish is not None:
             target("cancel", name)
             return None
-        assert source("freeze", name, via) == "settled"
+        return self.complete(running, plan, via)
+
+    def complete(self, running: Running, plan: CopyPlan, via: str = "kv") -> RequestSnapshot | None:
+        """The second half of a move: freeze, copy the rest, attach, release.  None if the request ended first."""
+        source, target, name = running.home, self.other(running.home), running.request_id
+        if not self._settle(source, name, via):
+            target("cancel", name)
+            return None
         raw = source("snapshot", name)
         snapshot = RequestSnapshot.decode(raw)
         reservation = target("grow", name, snapshot.num_tokens)
@@ -103,6 +110,14 @@ class Pair:
         running.home = target
         source("release", name)
         return snapshot
+
+    def _settle(self, source: WorkerProxy, name: str, via: str) -> bool:
+        """Freeze, and step on until nothing of the request is in flight; whether it is still there."""
+        still = source("freeze", name, via)
+        while still == "in flight":
+            self.step()
+            still = source("stillness", name)
+        return bool(still == "settled")
 
     def _copy(self, plan: CopyPlan, reservation: Any, source: Any, target: Any, blocks: Any, epoch: int) -> None:
         pairs, places = plan.missing(blocks, epoch, reservation)

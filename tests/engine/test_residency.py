@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from melld.demo_model import make_demo_model
-from melld.migrate.snapshot import Refusal, RequestSnapshot
+from melld.migrate.snapshot import CopyPlan, Refusal, RequestSnapshot
 from tests.engine.residency_driver import Refused, WorkerProxy
 from tests.engine.residency_pair import Case, Pair
 
@@ -186,6 +186,50 @@ def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
     during, after = pair.there("cancel_while_copying", running.request_id)
     assert after - during == 10
     pair.finish(running)
+
+
+def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
+    """Requests on both sides go on while blocks are on their way, the moved one included."""
+    case = Case("with a long prompt", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
+    expected, beside = pair.unmoved(case), pair.unmoved(SAMPLED)
+    running, near, far = pair.start(case), pair.start(SAMPLED), pair.start(SAMPLED, pair.there)
+    pair.step(6)
+    name = running.request_id
+    reservation = pair.there("reserve", *pair.here("core_request", name), 0)
+    plan, facts = CopyPlan(reservation), pair.here("facts", name)
+    pairs, places = plan.missing(facts.full_block_ids, facts.block_epoch, reservation)
+    rate = sum(1 for _ in pairs.source) * pair.there("block_bytes") / 0.3
+    pair.there("pull_begin", name, pair.here("handle"), pairs.source, pairs.destination, rate)
+    said = [len(one.answer.tokens) for one in (running, near, far)]
+    while pair.there("pull_runs"):
+        pair.step()
+    assert all(len(one.answer.tokens) > before for one, before in zip((running, near, far), said, strict=True))
+    assert pair.there("pull_end", name).blocks == len(pairs.source) == 21
+    plan.copied(places, facts.block_epoch)
+    pair.complete(running, plan)
+    assert [expected, beside, beside] == pair.finish(running, near, far)
+
+
+def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
+    """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
+    known: dict[str, tuple[int, ...]] = {}
+    running = [pair.start(Case("long", LONG_PROMPT, SEEDED | {"max_tokens": 70})), pair.start(GREEDY)]
+    pair.here("report")
+    pair.here("forget_report")
+    quiet = 0
+    for step in range(60):
+        if step == 40:
+            pair.move(running[1], "kv", decode_meanwhile=0)
+        pair.step()
+        report = pair.here("report")
+        known |= report.changed
+        tables = pair.here("block_table_sizes")
+        assert tables == {name: known[name][0] for name in tables}
+        assert report.used_blocks == sum(tables.values())
+        quiet += not report.changed
+    assert quiet > 30
+    assert known[running[0].request_id][4] == "decoding"
+    pair.finish(*running)
 
 
 def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> None:
