@@ -1,0 +1,156 @@
+"""The one frozen configuration, from one TOML file; command-line flags override it.
+
+An unknown key or a bad value is a `ConfigError` that says where.  This module parses text: it reads no file and no
+environment (the command line does, see `melld.cli`).
+"""
+
+import re
+import tomllib
+from typing import Annotated, Any
+
+import msgspec
+
+from melld.errors import ConfigError
+
+MIB = 1 << 20
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file: every key is known, every value is checked when it is read."""
+
+
+class ServerConfig(_Table, frozen=True, kw_only=True):
+    """`[server]`: the HTTP API and its limits, and the control socket."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key_file: str | None = None
+    """A file with one API key, or `sha256:` and its hex digest, a line."""
+    api_keys: tuple[str, ...] = ()
+    """Digests `sha256:<hex>` of API keys.  Plain keys belong in `api_key_file`."""
+    allow_remote_without_key: bool = False
+    """Without this, melld refuses to listen beyond loopback when it has no key."""
+    runtime_directory: str | None = None
+    """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`."""
+    max_body_bytes: Positive = 8 * MIB
+    max_header_bytes: Positive = 8 << 10
+    max_headers: Positive = 128
+    header_timeout_s: PositiveSeconds = 10.0
+    body_timeout_s: PositiveSeconds = 30.0
+    max_concurrent_requests: Positive = 1024
+    max_prompts_per_call: Positive = 256
+    max_choices: Positive = 128
+    """The largest `n` of a request."""
+    max_stop_strings: Positive = 64
+    max_json_depth: Positive = 64
+    drain_s: Seconds = 30.0
+    """How long running requests may go on after SIGTERM."""
+
+
+class ModelConfig(_Table, frozen=True, kw_only=True):
+    """`[model]`: what is served.  `[model.vllm]` holds any option of `vllm serve` by its long name, verbatim."""
+
+    path: str
+    name: str | None = None
+    vllm: dict[str, Any] = {}
+
+
+class CpuDevices(_Table, frozen=True, kw_only=True):
+    """`cpu = {count = 2, kv_bytes = "128MiB"}`: as many workers on the CPU, one thread each."""
+
+    count: Positive = 2
+    kv_bytes: int | str = "128MiB"
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """The KV cache of each worker, in bytes."""
+        return parse_bytes(self.kv_bytes, "devices.cpu.kv_bytes")
+
+
+class DevicesConfig(_Table, frozen=True, kw_only=True):
+    """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
+
+    cuda: tuple[int | str, ...] | None = None
+    cpu: CpuDevices | None = None
+
+
+class Config(_Table, frozen=True, kw_only=True):
+    """All of it."""
+
+    model: ModelConfig
+    server: ServerConfig = ServerConfig()
+    devices: DevicesConfig = DevicesConfig()
+
+
+def parse_bytes(size: int | str, where: str) -> int:
+    """A size in bytes from an integer or a string such as `"128MiB"`; `ConfigError` naming `where` if it is neither."""
+    if isinstance(size, int):
+        value = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in _UNITS:
+            raise ConfigError(where, f"{size!r} is not a size such as 134217728 or '128MiB'")
+        value = int(float(match[1]) * _UNITS[match[2].upper()])
+    if value <= 0:
+        raise ConfigError(where, f"{size!r} is not above zero")
+    return value
+
+
+def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None) -> Config:
+    """The configuration in `text` (TOML), with `overrides` (dotted key -> value) laid over it.
+
+    Raises:
+        ConfigError: the text is no TOML, a key is unknown, a value is of the wrong kind or out of range.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where, f"not TOML: {error}") from error
+    for dotted, value in (overrides or {}).items():
+        _lay_over(tables, dotted, value)
+    try:
+        config = msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(where, _in_plain_words(str(error))) from error
+    _check_together(config, where)
+    return config
+
+
+def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
+    *path, key = dotted.split(".")
+    table = tables
+    for name in path:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(dotted, f"{name} is not a table")
+    table[key] = value
+
+
+def _in_plain_words(message: str) -> str:
+    """`Expected `int`, got `str` - at `$.server.port`` said the other way round: the place first."""
+    what, _, place = message.partition(" - at `$")
+    key = place.strip("`").lstrip(".")
+    if what == "Object missing required field `path`" or what == "Object missing required field `model`":
+        return (
+            "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
+        )
+    what = what.replace("Object contains unknown field", "unknown key")
+    return f"[{key}] {what}" if key else what
+
+
+def _check_together(config: Config, where: str) -> None:
+    if config.devices.cuda is not None and config.devices.cpu is not None:
+        raise ConfigError(where, "[devices] has both cuda and cpu: choose one")
+    if config.devices.cuda is not None and not config.devices.cuda:
+        raise ConfigError(where, "[devices] cuda is empty")
+    if config.devices.cpu is not None:
+        _ = config.devices.cpu.kv_cache_bytes
+    for digest in config.server.api_keys:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise ConfigError(where, "[server.api_keys] holds something other than sha256:<64 hex digits>")

