@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from melld.scheduler.state import Worker
 
 SMOOTHING = 0.2  # weight of the newest observation
+WINDOW_S = 0.999  # of one observation: sizes are told in blocks, so that in a shorter time most do not grow at all
 STEPS_PER_OCTAVE = 16  # `ahead_bytes` changes in steps, so that a change of the rate does not re-sort every worker
 
 
@@ -20,20 +21,26 @@ class GrowthRate:
         self._step_bytes = 0.0
 
     def observe(self, now_s: float, workers: Iterable[Worker]) -> None:
-        """Take what these workers' requests have added since the last observation (`growing`, `grown_bytes`)."""
-        last_s, self._last_s = self._last_s, now_s
-        passed_s = 0.0 if last_s is None else now_s - last_s
+        """Take what these workers' requests have added since the last observation (`growing`, `grown_bytes`).
+
+        Does nothing until a window has passed since then.  A request that has grown several times counts once.
+        """
+        last_s = self._last_s
+        if last_s is not None and now_s - last_s < WINDOW_S:
+            return
+        self._last_s = now_s
         growing = grown_bytes = 0
         for worker in workers:
             if worker.growing:
-                growing += worker.growing
+                requests = min(worker.growing, len(worker.requests)) or worker.growing
+                growing += requests
                 grown_bytes += worker.grown_bytes
-                if passed_s > 0.0:
-                    rate = worker.grown_bytes / worker.growing / passed_s
+                if last_s is not None:
+                    rate = worker.grown_bytes / requests / (now_s - last_s)
                     worker.growth_bytes_s = smoothed(worker.growth_bytes_s, rate)
                 worker.growing = worker.grown_bytes = 0
-        if growing and passed_s > 0.0:
-            self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / growing / passed_s)
+        if growing and last_s is not None:
+            self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / growing / (now_s - last_s))
 
     def ahead_bytes(self, horizon_s: float) -> int:
         """What one request adds within the horizon, on average; moves only when the rate has changed by a step."""
