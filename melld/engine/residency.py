@@ -30,9 +30,11 @@ from melld.engine.residency_rules import (
     request_refusal,
 )
 from melld.engine.residency_runner import runner_of
+from melld.engine.residency_warm import Warmers
 from melld.migrate.snapshot import MoveRefused, Refusal, RequestFacts, RequestSnapshot, Reservation, Via
 
 if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -61,6 +63,7 @@ class Residency:
         runner = runner_of(engine)
         self._departures = Departures(self._scheduler, runner, self.name)
         self._arrivals = Arrivals(engine, runner, self.name)
+        self._warmers = Warmers(engine)
 
     # -- both sides -------------------------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class Residency:
         """End these requests wherever they stand: running, frozen, or only expected.  Unknown ids are ignored."""
         elsewhere = []
         for request_id in request_ids:
+            self._warmers.cancel(request_id)
             if request_id in self._departures:
                 self._departures.release(request_id)
             elif request_id in self._arrivals:
@@ -157,6 +161,21 @@ class Residency:
         self._departures.release(request_id)
 
     # -- the destination --------------------------------------------------------------------------------------------
+
+    def warm(self, core_request: bytes, output_token_ids: list[int]) -> bool:
+        """Begin to compute a request's blocks ahead of a move by tokens, in chunks, while it decodes at its source.
+
+        False where there is nothing to be gained: reserve at once.
+        """
+        return self._warmers.begin(core_request, output_token_ids)
+
+    def take_warmed(self, outputs: "EngineCoreOutputs | None") -> list[str]:
+        """After each step: remove what `warm` put into its outputs; the requests that are to be reserved for now."""
+        return self._warmers.take(outputs)
+
+    def cancel_warm(self, request_id: str) -> None:
+        """Stop computing ahead for this request."""
+        self._warmers.cancel(request_id)
 
     def prepare(self, core_request: bytes, output_token_ids: list[int]) -> Arrival:
         """Build a request for `reserve`: slow (hashes, grammar), and the one thing here that any thread may do.

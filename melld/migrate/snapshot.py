@@ -15,6 +15,9 @@ import msgspec
 
 from melld.errors import MelldError
 
+WARM_SUFFIX = "#warm"
+"""Ends the id of a shadow request, which computes a request's blocks at the destination of a move by tokens."""
+
 
 class Phase(enum.StrEnum):
     """Where a request stands on its worker, as the worker's own scheduler sees it."""

@@ -163,7 +163,7 @@ class Worker:
         self.handle_bytes = choose.export(self.memory.tensors, self.memory.layout)
         self.residency = Residency(self.engine, self.memory.layout.block_bytes)
         self.reporter = BlockReporter(self.engine.scheduler)
-        self.arrivals: dict[str, Any] = {}
+        self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
 
     # -- serving ----------------------------------------------------------------------------------------------------
@@ -195,6 +195,7 @@ class Worker:
                 break
             result, executed = self.engine.step_fn()
             self.engine.post_step(model_executed=executed)
+            self.warmed += self.residency.take_warmed(result.get(0) if result else None)
             if not executed:
                 time.sleep(0.001)
             if result and 0 in result:
@@ -295,6 +296,16 @@ class Worker:
         request = self.engine.scheduler.requests[request_id]
         return encode_core_request(request), list(request.output_token_ids)
 
+    def warm(self, core_request: bytes, tokens: list[int]) -> bool:
+        self.warmed.clear()
+        return self.residency.warm(core_request, tokens)
+
+    def is_warm(self, request_id: str) -> bool:
+        return request_id in self.warmed
+
+    def cancel_warm(self, request_id: str) -> None:
+        self.residency.cancel_warm(request_id)
+
     def reserve(self, core_request: bytes, tokens: list[int], capacity: int) -> Any:
         return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity)
 
@@ -378,4 +389,5 @@ def _plain(output: Any) -> dict[str, Any]:
         "prompt_tokens": None if output.prefill_stats is None else output.prefill_stats.num_prompt_tokens,
         "finish": None if output.finish_reason is None else str(output.finish_reason),
         "stop": output.stop_reason,
+        "preempted": any(event.type == 3 for event in output.events or ()),
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from melld.migrate.snapshot import CopyPlan, RequestFacts, RequestSnapshot
-from tests.engine.residency_driver import Answer, WorkerProxy
+from tests.engine.residency_driver import Answer, Refused, WorkerProxy
 
 _numbers = itertools.count()
 
@@ -38,6 +38,7 @@ class Pair:
     def __init__(self, here: WorkerProxy, there: WorkerProxy) -> None:
         self.here, self.there = here, there
         self.live: dict[str, Running] = {}
+        self.preemptions = 0
         self._unmoved: dict[Case, Answer] = {}
 
     def start(self, case: Case, worker: WorkerProxy | None = None, *, salt: str | None = None) -> Running:
@@ -57,6 +58,7 @@ class Pair:
                     running = self.live[output["id"]]
                     assert running.home is worker, f"{output['id']} emitted on a worker that does not own it"
                     running.answer.add(output)
+                    self.preemptions += output["preempted"]
 
     def finish(self, *running: Running) -> list[Answer]:
         """Step until these have ended."""
@@ -103,7 +105,12 @@ class Pair:
             return None
         raw = source("snapshot", name)
         snapshot = RequestSnapshot.decode(raw)
-        reservation = target("grow", name, snapshot.num_tokens)
+        try:
+            reservation = target("grow", name, snapshot.num_tokens)
+        except Refused:  # it has outgrown the destination meanwhile
+            target("cancel", name)
+            source("thaw", name)
+            return None
         if via == "kv":
             self._copy(plan, reservation, source, target, snapshot.block_ids, snapshot.block_epoch)
         target("attach", raw, via)
@@ -126,6 +133,7 @@ class Pair:
 
     def clear(self) -> None:
         """End whatever is left."""
+        self.live.clear()
         for worker in (self.here, self.there):
             state = worker("state")
             worker("abort", [*state["requests"], *state["frozen"], *state["expected"]])

@@ -1,5 +1,7 @@
 """Requests move between two real vLLM workers and nobody can tell from what they say."""
 
+import contextlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +210,71 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
     plan.copied(places, facts.block_epoch)
     pair.complete(running, plan)
     assert [expected, beside, beside] == pair.finish(running, near, far)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0, "ignore_eos": True}, SEEDED | PENALTIES], ids=["greedy", "seeded"]
+)
+def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str, object]) -> None:
+    """However long a request is, little is left to compute once it was frozen; and nobody hears of the shadow."""
+    case = Case(f"warmed {params}", LONG_PROMPT, params | {"max_tokens": 60})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(6)
+    name = running.request_id
+    core_request, tokens = pair.here("core_request", name)
+    assert pair.there("warm", core_request, tokens)
+    while not pair.there("is_warm", name):
+        pair.step()
+    core_request, tokens = pair.here("core_request", name)
+    reservation = pair.there("reserve", core_request, tokens, 0)
+    assert reservation.reused_blocks == (700 + 4) // 32
+    pair.complete(running, CopyPlan(reservation), "tokens")
+    assert [expected] == pair.finish(running)
+
+
+def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
+    """A request that ends, or whose move is cancelled, leaves no shadow."""
+    running = pair.start(
+        Case("long and greedy", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True})
+    )
+    pair.step(4)
+    pair.there("warm", *pair.here("core_request", running.request_id))
+    pair.step()
+    pair.there("cancel_warm", running.request_id)
+    pair.finish(running)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -> None:
+    """Two workers so full that vLLM itself pushes requests out, and moves at random: every answer is what it was."""
+    chance = random.Random(seed)
+    cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
+    expected = {case: pair.unmoved(case) for case in cases}
+    hogs = [(worker, f"hog-{seed}-{number}") for worker in (pair.here, pair.there) for number in range(4)]
+    for worker, name in hogs:  # 4 times 58 of 255 blocks
+        worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
+        words = worker("core_request", name)
+        worker("abort", [name])
+        worker("reserve", *words, 58 * 32)
+    running, moved, preempted = [], 0, pair.preemptions
+    for case in chance.choices(cases, k=16):
+        running.append(pair.start(case, chance.choice((pair.here, pair.there))))
+        for _ in range(chance.randrange(8)):
+            pair.step(chance.randrange(4))
+            one = chance.choice(running)
+            if one.answer.finish is None:
+                with contextlib.suppress(Refused):  # no room there, or half-collected log-probabilities
+                    moved += (
+                        pair.move(one, chance.choice(("kv", "tokens")), decode_meanwhile=chance.randrange(3))
+                        is not None
+                    )
+    answers = pair.finish(*running)
+    assert [expected[one.case] for one in running] == answers
+    assert moved > 5
+    assert pair.preemptions > preempted
+    for worker, name in hogs:
+        worker("cancel", name)
 
 
 def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
