@@ -171,6 +171,7 @@ class Scheduler:
         worker = self._worker(event.worker, "drain")
         self.cluster.drain_worker(worker)
         self.policy.changed(worker, [])
+        self._serve_waiting()  # who could be held by this worker alone is now passed over
         self._empty_draining(worker)
 
     def _worker_resumed(self, event: events.WorkerResumed) -> None:

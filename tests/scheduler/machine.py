@@ -1,0 +1,299 @@
+"""A hypothesis state machine that drives any policy with any sequence of legal events, and an auditor of its commands.
+
+The auditor keeps books of its own, from events and commands alone, and shares no code with the scheduler's.
+"""
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from melld import events as e
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+
+CAPACITY = 2400  # divisible by 2, 3, 4 and 8: the limits of the paper's classes
+LIMITS = [CAPACITY // parts for parts in (1, 2, 3, 4, 8)]
+SIZES = st.one_of(
+    st.sampled_from([limit + off for limit in LIMITS for off in (-1, 0, 1)]),
+    st.integers(1, CAPACITY // 8),
+    st.integers(1, CAPACITY),
+)
+NAMES = [f"w{number}" for number in range(6)]
+
+
+class Books:
+    """What an outsider knows: where every request is and what every worker holds, from the messages alone."""
+
+    def __init__(self, instant: bool) -> None:
+        self.instant = instant
+        self.capacity: dict[str, int] = {}
+        self.slots: dict[str, int] = {}
+        self.awake: set[str] = set()
+        self.drained: set[str] = set()
+        self.size: dict[str, int] = {}
+        self.at: dict[str, str | None] = {}
+        self.going: dict[str, str] = {}
+        self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits is served in this order
+
+    def usable(self) -> list[str]:
+        """Workers that may be given requests, asleep ones included."""
+        return [name for name in self.capacity if name not in self.drained and self.slots[name] > 0]
+
+    def could_hold(self, size: int) -> bool:
+        """Whether any of them would hold so much if it were empty."""
+        return any(size <= self.capacity[name] for name in self.usable())
+
+    def has_room(self, size: int, but: str | None = None) -> bool:
+        """Whether any of them holds so much now, woken if need be."""
+        return any(
+            name != but and (self.fits(name, size) if name in self.awake else size <= self.capacity[name])
+            for name in self.usable()
+        )
+
+    def used(self, worker: str) -> int:
+        """Bytes of all that run there or are on their way there."""
+        return sum(self.size[r] for r in self.on(worker))
+
+    def on(self, worker: str) -> list[str]:
+        """Requests that count on the worker, once for each role."""
+        return [r for r, w in self.at.items() if w == worker] + [r for r, w in self.going.items() if w == worker]
+
+    def fits(self, worker: str, size: int) -> bool:
+        """Room and a slot, on a worker that is awake and takes requests."""
+        return (
+            worker in self.awake
+            and worker not in self.drained
+            and len(self.on(worker)) < self.slots[worker]
+            and self.used(worker) + size <= self.capacity[worker]
+        )
+
+    def apply(self, command: e.AnyCommand) -> None:
+        """Take one command; fails if it could not be carried out just now."""
+        match command:
+            case e.ActivateWorker(worker=worker):
+                assert worker in self.capacity, command
+                assert worker not in self.awake | self.drained, command
+                self.awake.add(worker)
+            case e.RetireWorker(worker=worker):
+                assert worker in self.awake, command
+                assert not self.on(worker), command
+                self.awake.remove(worker)
+            case e.PlaceRequest(request=request, worker=worker):
+                assert self.at[request] is None, command
+                assert self.fits(worker, self.size[request]), command
+                rank = self.rank.pop(request)
+                overtaken = [r for r, other in self.rank.items() if other < rank and self.could_hold(self.size[r])]
+                assert not overtaken, command
+                self.at[request] = worker
+            case e.MoveRequest(request=request, source=source, destination=destination):
+                assert self.at[request] == source != destination, command
+                assert request not in self.going, command
+                assert self.fits(destination, self.size[request]), command
+                assert command.kv_bytes == self.size[request], command
+                if self.instant:
+                    self.at[request] = destination
+                else:
+                    self.going[request] = destination
+            case e.QueueRequest(request=request):
+                assert self.at[request] is None, command
+            case e.RefuseRequest(request=request):
+                assert self.size[request] > max(self.capacity.values()), command
+                self.forget(request)
+
+    def forget(self, request: str) -> None:
+        """The request is gone."""
+        for book in (self.size, self.at, self.going, self.rank):
+            book.pop(request, None)
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """All legal events in any order.  Subclasses name the policy and whether moves are instant."""
+
+    policy: str
+    instant: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.count = 0
+        self.priority: dict[str, int] = {}
+        self.history: list[e.AnyEvent] = []
+        self.answers: list[list[e.AnyCommand]] = []
+
+    def build(self) -> Scheduler:
+        """A fresh scheduler with the settings of this run."""
+        cluster = ClusterSettings(instant_moves=self.instant, horizon_s=self.horizon_s)
+        return Scheduler(POLICIES[self.policy], SchedulerSettings(cluster, retire_after_s=self.retire_after_s))
+
+    @initialize(
+        workers=st.integers(1, 5),
+        slots=st.sampled_from([1, 3, 1000]),
+        horizon_s=st.sampled_from([0.0, 2.0]),
+        retire_after_s=st.sampled_from([0.0, 3.0]),
+    )
+    def start(self, workers: int, slots: int, horizon_s: float, retire_after_s: float) -> None:
+        self.horizon_s, self.retire_after_s = horizon_s, retire_after_s
+        self.scheduler = self.build()
+        self.books = Books(self.instant)
+        for name in NAMES[:workers]:
+            self.bring_up(name, CAPACITY, slots)
+
+    def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
+        """Hand the event to the scheduler and its answer to the books."""
+        self.history.append(event)
+        commands = self.scheduler.handle(event)
+        self.answers.append(commands)
+        for command in commands:
+            self.books.apply(command)
+        if self.instant:
+            for command in commands:
+                if isinstance(command, e.MoveRequest):
+                    self.tell(e.MoveCommitted(self.now_s, command.request, command.destination))
+        return commands
+
+    def bring_up(self, name: str, capacity: int, slots: int) -> None:
+        self.books.capacity[name], self.books.slots[name] = capacity, slots
+        self.tell(e.WorkerUp(self.now_s, name, capacity, slots, machine=int(name[1:]) % 2))
+
+    # ---- requests
+
+    @rule(sizes=st.lists(SIZES, min_size=1, max_size=8), priority=st.sampled_from([0, 0, 0, 1]))
+    def arrive(self, sizes: list[int], priority: int) -> None:
+        for size in sizes:
+            self.count += 1
+            name = f"r{self.count}"
+            self.books.size[name], self.books.at[name], self.books.rank[name] = size, None, (True, priority, self.count)
+            self.priority[name] = priority
+            self.tell(e.RequestArrived(self.now_s, name, size, prompt_tokens=size, priority=priority))
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.books.size)), max_size=3)) if self.books.size else []
+        for name in sorted(set(names)):
+            self.books.forget(name)
+            self.tell(e.RequestFinished(self.now_s, name))
+            self.tell(e.RequestFinished(self.now_s, name))
+
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        """Some grow, to a class limit or by a little, never beyond the capacity by themselves."""
+        sizes = {}
+        for name in sorted(self.books.size):
+            if self.books.at[name] is not None and data.draw(st.booleans()):
+                old = self.books.size[name]
+                steps = [old + step for step in (1, 20)] + [limit for limit in LIMITS if old < limit <= 2 * old]
+                sizes[name] = data.draw(st.sampled_from([size for size in steps if size <= CAPACITY] or [old]))
+        self.books.size.update(sizes)
+        self.tell(e.RequestsGrew(self.now_s, sizes))
+
+    @rule(data=st.data(), committed=st.booleans())
+    @precondition(lambda self: self.books.going)
+    def end_move(self, data: st.DataObject, committed: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.books.going)))
+        destination = self.books.going.pop(name)
+        if committed:
+            self.books.at[name] = destination
+            self.tell(e.MoveCommitted(self.now_s, name, destination))
+        else:
+            self.tell(e.MoveAborted(self.now_s, name, "test", destination))
+        self.tell(e.MoveAborted(self.now_s, name, "late", "a worker of another time"))
+
+    # ---- workers
+
+    @rule(name=st.sampled_from(NAMES), slots=st.sampled_from([2, 1000]))
+    def up(self, name: str, slots: int) -> None:
+        if name not in self.books.capacity:
+            self.bring_up(name, CAPACITY, slots)
+
+    @rule(name=st.sampled_from(NAMES))
+    def down(self, name: str) -> None:
+        if name not in self.books.capacity:
+            return
+        for book in (self.books.capacity, self.books.slots):
+            del book[name]
+        self.books.awake.discard(name)
+        self.books.drained.discard(name)
+        for request, worker in list(self.books.at.items()):
+            if name in (worker, self.books.going.get(request)):
+                self.books.going.pop(request, None)
+                if worker == name:
+                    self.books.at[request] = None
+                    self.books.rank[request] = (False, self.priority[request], int(request[1:]))
+        self.tell(e.WorkerDown(self.now_s, name))
+
+    @rule(name=st.sampled_from(NAMES), back=st.booleans())
+    def drain(self, name: str, back: bool) -> None:
+        if name in self.books.capacity:
+            (self.books.drained.discard if back else self.books.drained.add)(name)
+            event = e.WorkerResumed if back else e.WorkerDraining
+            self.tell(event(self.now_s, name))
+
+    @rule(name=st.sampled_from(NAMES), capacity=st.sampled_from([CAPACITY // 2, CAPACITY, 2 * CAPACITY]))
+    def resize(self, name: str, capacity: int) -> None:
+        if name in self.books.capacity:
+            self.books.capacity[name] = capacity
+            self.tell(e.WorkerCapacityChanged(self.now_s, name, capacity))
+
+    @rule(name=st.sampled_from(NAMES), slots=st.sampled_from([1, 4, 1000]))
+    def change_slots(self, name: str, slots: int) -> None:
+        if name in self.books.capacity:
+            self.books.slots[name] = slots
+            self.tell(e.WorkerSlotsChanged(self.now_s, name, slots))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]), growth=st.integers(0, 30))
+    def epoch(self, seconds: float, growth: int) -> None:
+        """Time passes: all that run grow alike, as decoding does, and the scheduler plans anew."""
+        self.now_s += seconds
+        sizes = {name: max(size, min(size + growth, CAPACITY)) for name, size in self.books.size.items() if self.books.at[name]}
+        self.books.size.update(sizes)
+        self.tell(e.RequestsGrew(self.now_s, sizes))
+        self.tell(e.EpochStarted(self.now_s))
+        self.the_drained_are_emptied()
+
+    # ---- what must hold whenever nothing is being handled
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if not self.history:
+            return
+        cluster = self.scheduler.cluster
+        cluster.check()
+        assert self.books.size == {r.id: r.kv_bytes for r in cluster.requests.values()}
+        assert self.books.at == {r.id: r.worker and r.worker.id for r in cluster.requests.values()}
+        assert self.books.going == {r.id: r.destination.id for r in cluster.requests.values() if r.destination}
+
+    @invariant()
+    def nobody_waits_while_there_is_room(self) -> None:
+        """The first of the queue that any worker could hold has found none; a horizon may hold room back, not sleep."""
+        for head in sorted(self.books.rank, key=self.books.rank.__getitem__):
+            size = self.books.size[head]
+            asleep = [name for name in self.books.usable() if name not in self.books.awake]
+            assert not any(size <= self.books.capacity[name] for name in asleep), head
+            if self.horizon_s == 0.0:
+                assert not self.books.has_room(size), head
+            if self.books.could_hold(size):
+                return
+
+    def the_drained_are_emptied(self) -> None:
+        """Whoever is left on a worker that is to be emptied has nowhere to go (or those that wait go first)."""
+        if self.books.rank or self.horizon_s:
+            return
+        for request, worker in self.books.at.items():
+            if worker in self.books.drained and request not in self.books.going:
+                assert not self.books.has_room(self.books.size[request], but=worker), request
+
+    def teardown(self) -> None:
+        """The same events give the same commands."""
+        if self.history:
+            again = self.build()
+            assert self.answers == [again.handle(event) for event in self.history]
+
+
+def machine_of(name: str, instant_moves: bool, examples: int) -> type:
+    """The test case of one policy."""
+    title = "".join(part.capitalize() for part in name.split("-")) + ("Instant" if instant_moves else "InFlight")
+    machine = type(title, (PolicyMachine,), {"policy": name, "instant": instant_moves})
+    case = machine.TestCase
+    case.settings = hypothesis_settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    return case
