@@ -99,7 +99,7 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         "--horizon-s",
         metavar="S",
         type=_not_negative,
-        help="reckon with growth so far ahead (default: an epoch and a transfer)",
+        help="reckon with growth so far ahead (default: an epoch, a transfer and a block)",
     )
     group.add_argument(
         "--retire-after-s",

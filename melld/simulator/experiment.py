@@ -7,10 +7,12 @@ policy sees the same arrivals on the same machines with the same seed.
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.measures import Report, Samples
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation, Sink
@@ -43,14 +45,17 @@ def unbatched(policy: str) -> str:
 def horizon_s(settings: SimulatorSettings) -> float:
     """How far ahead growth must be reckoned: until the next epoch, and while a large request is on its way.
 
-    None at all in the paper's time slots, where an overflow is cured in the slot in which it happens.
+    To that comes the time of one block's tokens: memory is taken in blocks, and several requests may take theirs at
+    once.  None at all in the paper's time slots, where an overflow is cured in the slot in which it happens.
     """
     if settings.paper_slots and settings.link is None:
         return 0.0
+    half_full = np.array([settings.most_tokens / 2])
+    block_s = BLOCK_TOKENS * float(settings.latency.step_s(np.array([8.0]), half_full)[0])
     transfer_s = 0.0
     if settings.link is not None:
         transfer_s = settings.link.delay_s + settings.capacity_bytes / 8 / settings.link.bytes_per_s
-    return settings.epoch_s + transfer_s
+    return settings.epoch_s + transfer_s + block_s
 
 
 def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerChoices) -> Scheduler:
