@@ -11,7 +11,7 @@ from melld.errors import ConfigError
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-# What a CPU worker needs so that it starts in seconds and runs on one core (the user's own words win): no bfloat16, whose
+# What a CPU worker needs to start in seconds and run on one core (the user's own words win): no bfloat16, whose
 # instructions can be illegal where AMX is advertised but not usable; no compilation; small blocks; the longest context
 # that its KV cache has room for.
 CPU_ARGUMENTS: dict[str, Any] = {
@@ -108,7 +108,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
 
 
 def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngineArgs":
-    """The object that vLLM makes its configuration from; `ConfigError` names an argument that vLLM lacks.  Imports vLLM."""
+    """What vLLM makes its configuration from; `ConfigError` names an argument that vLLM lacks.  Imports vLLM."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = AsyncEngineArgs.__dataclass_fields__

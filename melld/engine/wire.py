@@ -51,6 +51,13 @@ class AddRequest(Message, frozen=True, tag=True):
     lease: int
 
 
+class ResumeRequest(Message, frozen=True, tag=True):
+    """Go on with a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log."""
+
+    request: str
+    lease: int
+
+
 class AbortRequests(Message, frozen=True, tag=True):
     """Free these requests at once; nothing more is wanted of them.  Unknown ones are ignored."""
 
@@ -138,7 +145,7 @@ class WorkerFailed(Message, frozen=True, tag=True):
     traceback: str
 
 
-ToWorker = AddRequest | AbortRequests | CallUtility | Ping | StopWorker
+ToWorker = AddRequest | ResumeRequest | AbortRequests | CallUtility | Ping | StopWorker
 ToDaemon = WorkerReady | StepDone | UtilityDone | Pong | RequestRejected | WorkerFailed
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine import wire
+from melld.migrate.snapshot import MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -73,8 +74,10 @@ class Worker:
         self._outbox: queue.SimpleQueue[tuple[wire.Message, Any] | None] = queue.SimpleQueue()
         self._engine, response = _build_engine(spec)
         from melld.engine.block_report import BlockReporter
+        from melld.engine.residency import Residency
 
         self._reporter = BlockReporter(self._engine.scheduler)
+        self._residency = Residency(self._engine, _block_bytes(self._engine))
         self._leases: dict[str, int] = {}
         self._gone: list[str] = []
         self._last_used_blocks = -1
@@ -83,6 +86,7 @@ class Worker:
         self._stopping = False
         self._handlers = {
             _Admitted: self._on_admitted,
+            _Resumed: self._on_resumed,
             wire.AbortRequests: self._on_abort,
             wire.CallUtility: self._on_utility,
             wire.StopWorker: self._on_stop,
@@ -118,8 +122,17 @@ class Worker:
         self._leases[admitted.request.request_id] = admitted.lease
         self._engine.add_request(admitted.request)
 
+    def _on_resumed(self, resumed: "_Resumed") -> None:
+        request = resumed.snapshot.request
+        try:
+            self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
+        except MoveRefused as error:
+            self._outbox.put((wire.RequestRejected(request=request, reason=str(error)), None))
+        else:
+            self._leases[request] = resumed.lease
+
     def _on_abort(self, abort: wire.AbortRequests) -> None:
-        self._engine.abort_requests(abort.requests)
+        self._residency.abort(abort.requests)
         for request in abort.requests:
             if self._leases.pop(request, None) is not None:
                 self._gone.append(request)
@@ -185,6 +198,8 @@ class Worker:
                         self._outbox.put((self._pong(), None))
                     case wire.AddRequest():
                         self._admit(message, requests.decode(payload))
+                    case wire.ResumeRequest():
+                        self._admit(message, RequestSnapshot.decode(payload[0]))
                     case wire.AbortRequests():
                         # Into the running step as well, so that its output is not computed in vain.
                         self._engine.aborts_queue.put_nowait(message.requests)
@@ -193,8 +208,13 @@ class Worker:
                         self._inbox.put(message)
         os._exit(0)  # the daemon is gone, and with it everyone who could want this process
 
-    def _admit(self, message: wire.AddRequest, request: Any) -> None:
+    def _admit(self, message: wire.AddRequest | wire.ResumeRequest, request: Any) -> None:
+        """What is slow about a new request, off the engine's thread: block hashes, grammars."""
         try:
+            if isinstance(message, wire.ResumeRequest):
+                arrival = self._residency.prepare(request.core_request, request.output_token_ids)
+                self._inbox.put(_Resumed(arrival, request, message.lease))
+                return
             prepared, _ = self._engine.preprocess_add_request(request)
         except Exception as error:  # noqa: BLE001  the boundary of one request: answered, and the others go on
             reason = f"{type(error).__name__}: {error}"
@@ -250,12 +270,11 @@ class Worker:
     def _ready(self, response: bytes, load_s: float) -> wire.WorkerReady:
         config = self._engine.vllm_config
         kv_cache = self._engine.scheduler.kv_cache_config
-        blocks = max(1, kv_cache.num_blocks)
         return wire.WorkerReady(
             pid=os.getpid(),
             total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
             block_tokens=config.cache_config.block_size,
-            block_bytes=sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // blocks,
+            block_bytes=_block_bytes(self._engine),
             max_model_tokens=config.model_config.max_model_len,
             max_requests=config.scheduler_config.max_num_seqs,
             supported_tasks=list(self._engine.get_supported_tasks()),
@@ -270,6 +289,20 @@ class _Admitted(msgspec.Struct, frozen=True):
 
     request: Any
     lease: int
+
+
+class _Resumed(msgspec.Struct, frozen=True):
+    """A request that the reader has made ready to go on here (`engine.residency.Arrival`)."""
+
+    arrival: Any
+    snapshot: RequestSnapshot
+    lease: int
+
+
+def _block_bytes(engine: "EngineCore") -> int:
+    """The bytes of one block of all layers; 0 for a model without a KV cache."""
+    kv_cache = engine.scheduler.kv_cache_config
+    return int(sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // max(1, kv_cache.num_blocks))
 
 
 def _write(connection: socket.socket, buffers: list[wire.Buffer]) -> None:

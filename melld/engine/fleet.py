@@ -1,0 +1,286 @@
+"""All workers as one engine: whose request is whose, and the log of every token that a client may have seen.
+
+Owns the requests' placement (their leases), the token log and the KV ledger.  Decides nothing: facts go out as events,
+decisions come back as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
+
+    admit ──► RequestArrived ──► driver ──► place ──► AddRequest frame ──► worker
+                                                                             │ StepDone frame
+    outputs ◄── the owner's, with the lease of now; others are dropped ◄─────┘
+"""
+
+import asyncio
+import collections
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from melld import events
+from melld.engine import wire
+from melld.engine.process import WorkerEnded
+from melld.engine.supervisor import Slot, Supervisor
+from melld.errors import RequestTooLarge
+from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
+from melld.kvstore.ledger import Ledger
+from melld.migrate.snapshot import RequestSnapshot
+
+log = logging.getLogger("melld.fleet")
+MAX_DEATHS = 2
+
+
+class Codec(Protocol):
+    """VLLM's own encoding, and the few fields of its Structs that the fleet needs."""
+
+    def encode_request(self, core_request: Any) -> Sequence[wire.Buffer]:
+        """An `EngineCoreRequest` as buffers."""
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
+        """An `EngineCoreOutputs` of that worker."""
+
+    def failed_output(self, request: RequestId) -> Any:
+        """`EngineCoreOutputs` that end the request with an error."""
+
+
+class Live(msgspec.Struct):
+    """A request that has been admitted and has not ended."""
+
+    request: RequestId
+    buffers: Sequence[wire.Buffer]
+    prompt_tokens: int
+    priority: int
+    arrived_s: float
+    lease: int = 0
+    worker: WorkerId | None = None
+    output_token_ids: list[int] = []
+    deaths: int = 0
+    """Workers that have died with it."""
+    refusal: RequestTooLarge | None = None
+
+
+class WorkerFacts(msgspec.Struct):
+    """What is known of a ready worker's work."""
+
+    index: int
+    geometry: KvGeometry
+    max_requests: int
+    tokens: int = 0
+    step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
+
+
+class Fleet:
+    """The workers' requests."""
+
+    def __init__(self, slots: Sequence[Slot], clock: Callable[[], float]) -> None:
+        self.supervisor = Supervisor(slots, self)
+        self.ledger = Ledger()
+        self.live: dict[RequestId, Live] = {}
+        self.workers: dict[WorkerId, WorkerFacts] = {}
+        self.ready: dict[WorkerId, wire.WorkerReady] = {}
+        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.on_event: Callable[[events.AnyEvent], None] = lambda _event: None
+        self.codec: Codec
+        self.dropped_outputs = 0
+        self._indices = {slot.worker: index for index, slot in enumerate(slots)}
+        self._clock = clock
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._next_call = 0
+
+    # -- from above: the front end ----------------------------------------------------------------------------------
+
+    def admit(self, core_request: Any) -> None:
+        """Take a request (vLLM's `EngineCoreRequest`); its tokens come through `outputs`.
+
+        Raises:
+            RequestTooLarge: it fits no worker; nothing has been kept.
+        """
+        request = RequestId(core_request.request_id)
+        prompt_tokens = len(core_request.prompt_token_ids or core_request.prompt_embeds or ())
+        live = Live(
+            request=request,
+            buffers=self.codec.encode_request(core_request),
+            prompt_tokens=prompt_tokens,
+            priority=core_request.priority,
+            arrived_s=self._clock(),
+        )
+        self.live[request] = live
+        self._tell(
+            events.RequestArrived(
+                self._clock(),
+                request=request,
+                kv_bytes=self._kv_bytes(prompt_tokens + 1),
+                prompt_tokens=prompt_tokens,
+                priority=core_request.priority,
+            )
+        )
+        if live.refusal is not None:
+            del self.live[request]
+            raise live.refusal
+
+    def abort(self, requests: Iterable[str]) -> None:
+        """Forget these requests and free their blocks wherever they are; unknown ones are ignored."""
+        by_worker: dict[WorkerId, list[str]] = {}
+        for name in requests:
+            live = self.live.pop(RequestId(name), None)
+            if live is None:
+                continue
+            if live.worker is not None:
+                by_worker.setdefault(live.worker, []).append(name)
+            self._tell(events.RequestFinished(self._clock(), request=live.request))
+        for worker, names in by_worker.items():
+            self._send(worker, wire.AbortRequests(requests=names))
+
+    async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
+        """One of `wire.UTILITIES` on every ready worker.
+
+        Raises:
+            RuntimeError: a worker's call failed, or it died before it answered.
+        """
+        if method not in wire.UTILITIES:
+            raise ValueError(f"{method} is not among the calls that a worker takes")
+        futures = []
+        for worker in self.workers:
+            self._next_call += 1
+            future = self._calls[self._next_call] = asyncio.get_running_loop().create_future()
+            self._send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
+            futures.append(future)
+        return list(await asyncio.gather(*futures))
+
+    # -- from beside: the driver's commands -------------------------------------------------------------------------
+
+    def place(self, request: RequestId, worker: WorkerId) -> None:
+        """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
+        live = self.live[request]
+        live.worker = worker
+        if live.lease == 0 and not live.output_token_ids:
+            self._send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
+            return
+        snapshot = RequestSnapshot.from_log(
+            request, bytes(live.buffers[0]), live.prompt_tokens, list(live.output_token_ids)
+        )
+        self._send(worker, wire.ResumeRequest(request=request, lease=live.lease), [snapshot.encode()])
+
+    def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
+        """The request fits nowhere: `admit` raises, or, had it been admitted, it ends with an error."""
+        self.live[request].refusal = RequestTooLarge(request, kv_bytes, capacity_bytes)
+
+    def take_grown(self) -> dict[RequestId, int]:
+        """The sizes of placed requests that have grown since the last call."""
+        grown = {}
+        for (request, worker), kv_bytes in self.ledger.take_grown().items():
+            live = self.live.get(request)
+            if live is not None and live.worker == worker:
+                grown[request] = kv_bytes
+        return grown
+
+    # -- from below: the supervisor's listener ----------------------------------------------------------------------
+
+    def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
+        """A frame of a worker."""
+        match message:
+            case wire.StepDone():
+                self._step_done(slot.worker, message, payload)
+            case wire.WorkerReady():
+                self._worker_ready(slot, message)
+            case wire.UtilityDone():
+                self._utility_done(message)
+            case wire.RequestRejected():
+                log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
+                self._fail(RequestId(message.request))
+
+    def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
+        """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
+        worker = slot.worker
+        self.ready.pop(worker, None)
+        if self.workers.pop(worker, None) is None:
+            return
+        self.ledger.close_worker(worker)
+        poison = []
+        for live in self.live.values():
+            if live.worker == worker:
+                live.worker = None
+                live.lease += 1
+                live.deaths += not ended.expected
+                if live.deaths >= MAX_DEATHS:
+                    poison.append(live.request)
+        for request in poison:
+            log.error("request %s was there when %d workers died: not tried again", request, MAX_DEATHS)
+            self._fail(request)
+        self._tell(events.WorkerDown(self._clock(), worker=worker))
+
+    def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
+        geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
+        self.ready[slot.worker] = ready
+        self.workers[slot.worker] = WorkerFacts(self._indices[slot.worker], geometry, ready.max_requests)
+        self.ledger.open_worker(slot.worker, geometry, ready.total_blocks)
+        self._tell(
+            events.WorkerUp(
+                self._clock(),
+                worker=slot.worker,
+                capacity_bytes=ready.total_blocks * ready.block_bytes,
+                slots=ready.max_requests,
+            )
+        )
+
+    def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
+        facts = self.workers[worker]
+        if done.step_s:
+            facts.step_s.append(done.step_s)
+        blocks = (done.used_blocks, done.total_blocks)
+        self.ledger.blocks_changed(worker, done.step, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
+        if payload:
+            outputs = self.codec.decode_outputs(payload, facts.index)
+            self._take_outputs(worker, done, outputs)
+            self.outputs.put_nowait(outputs)
+
+    def _take_outputs(self, worker: WorkerId, done: wire.StepDone, outputs: Any) -> None:
+        """Log the owner's tokens; take out of `outputs` what comes from anybody else."""
+        kept = []
+        new_tokens: dict[RequestId, int] = {}
+        finished = []
+        for output in outputs.outputs:
+            live = self.live.get(output.request_id)
+            if live is None or live.worker != worker or live.lease != done.leases.get(output.request_id, 0):
+                self.dropped_outputs += 1
+                continue
+            kept.append(output)
+            if output.new_token_ids:
+                live.output_token_ids.extend(output.new_token_ids)
+                new_tokens[live.request] = len(output.new_token_ids)
+            if output.finish_reason is not None:
+                finished.append(live.request)
+        outputs.outputs = kept
+        self.workers[worker].tokens += sum(new_tokens.values())
+        self.ledger.tokens_seen(worker, done.step, new_tokens)
+        for request in finished:
+            del self.live[request]
+            self._tell(events.RequestFinished(self._clock(), request=request))
+
+    def _fail(self, request: RequestId) -> None:
+        live = self.live.pop(request, None)
+        if live is not None:
+            self.outputs.put_nowait(self.codec.failed_output(request))
+            self._tell(events.RequestFinished(self._clock(), request=request))
+
+    def _utility_done(self, done: wire.UtilityDone) -> None:
+        future = self._calls.pop(done.call, None)
+        if future is not None and not future.done():
+            if done.error is not None:
+                future.set_exception(RuntimeError(done.error))
+            else:
+                future.set_result(done.result)
+
+    def _kv_bytes(self, tokens: int) -> int:
+        """By the geometry of any worker: they all run the same model."""
+        for facts in self.workers.values():
+            return facts.geometry.bytes_for_tokens(tokens)
+        return 0
+
+    def _send(self, worker: WorkerId, message: wire.Message, payload: Sequence[wire.Buffer] = ()) -> None:
+        process = self.supervisor.process(worker)
+        if process is not None:
+            process.send(message, payload)
+
+    def _tell(self, event: events.AnyEvent) -> None:
+        self.on_event(event)

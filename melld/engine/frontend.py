@@ -1,0 +1,203 @@
+"""VLLM's input and output processors and its serving classes over the fleet, unchanged.
+
+Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
+above it see one engine.  Runs in the daemon and never opens a CUDA context: only the workers touch a device.
+"""
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import State
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequest,
+    FinishReason,
+)
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor import Executor
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from melld.config import Config
+from melld.engine import wire
+from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
+from melld.engine.fleet import Fleet
+from melld.errors import ConfigError
+
+
+class EngineCodec:
+    """VLLM's encoding of requests and outputs, for the fleet."""
+
+    def __init__(self) -> None:
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+
+    def encode_request(self, core_request: EngineCoreRequest) -> Sequence[wire.Buffer]:
+        """The request as buffers; small ones in one."""
+        return self._encoder.encode(core_request)
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> EngineCoreOutputs:
+        """The outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""
+        outputs: EngineCoreOutputs = self._decoder.decode(buffers)
+        outputs.engine_index = engine_index
+        return outputs
+
+    def failed_output(self, request: str) -> EngineCoreOutputs:
+        """An output that ends the request with an error, which vLLM's serving classes answer with 500."""
+        output = EngineCoreOutput(request_id=request, new_token_ids=[], finish_reason=FinishReason.ERROR)
+        return EngineCoreOutputs(outputs=[output])
+
+
+class _Resources:
+    """What `AsyncLLM` asks its client's resources: a fleet is never dead, its workers come back."""
+
+    engine_dead = False
+
+
+class FleetClient(EngineCoreClient):
+    """The fleet as the one engine that `AsyncLLM` knows."""
+
+    def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...]) -> None:
+        self._fleet = fleet
+        self._supported_tasks = supported_tasks
+        self.resources = _Resources()
+        self.engine_ranks_managed = list(range(len(fleet.supervisor.places)))
+        fleet.codec = EngineCodec()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing: the daemon ends the workers."""
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model can do, as the workers have said."""
+        return self._supported_tasks
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Raises `melld.errors.RequestTooLarge` for a request that fits no worker."""
+        self._fleet.admit(request)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Frees the requests at once."""
+        self._fleet.abort(request_ids)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next step's outputs of any worker."""
+        outputs: EngineCoreOutputs = await self._fleet.outputs.get()
+        return outputs
+
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """On every worker; True when all could."""
+        return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
+
+    async def reset_mm_cache_async(self) -> None:
+        """On every worker."""
+        await self._fleet.call_all("reset_mm_cache")
+
+    async def reset_encoder_cache_async(self) -> None:
+        """On every worker."""
+        await self._fleet.call_all("reset_encoder_cache")
+
+    async def is_sleeping_async(self) -> bool:
+        """Never as a whole: a sleeping worker is woken by an arrival."""
+        return False
+
+    async def is_scheduler_paused_async(self) -> bool:
+        """Never."""
+        return False
+
+
+class Frontend(AsyncLLM):
+    """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor."""
+
+    async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
+        try:
+            await super()._add_request(request, *arguments)
+        except BaseException:
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
+
+
+def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
+    """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
+    arguments = async_engine_args(config.model.path, engine_arguments)
+    return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
+    """The engine client for vLLM's serving classes.  The workers must be ready; needs a running event loop."""
+    ready = next(iter(fleet.ready.values()))
+    _sync(
+        vllm_config,
+        [msgspec.msgpack.decode(r.ready_response, type=EngineCoreReadyResponse) for r in fleet.ready.values()],
+    )
+    client = FleetClient(fleet, tuple(ready.supported_tasks))
+    with _client_made_by(client):
+        return Frontend(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=True,
+            log_requests=False,
+        )
+
+
+@contextlib.contextmanager
+def _client_made_by(client: FleetClient) -> Iterator[None]:
+    """`AsyncLLM` makes its client with a static method: the one place where ours can take its room."""
+    made_by_vllm = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)  # type: ignore[method-assign]
+
+
+def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:
+    """What the workers settled when they started (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
+    first = responses[0]
+    vllm_config.model_config.max_model_len = min(response.max_model_len for response in responses)
+    cache = vllm_config.cache_config
+    cache.num_gpu_blocks = sum(response.num_gpu_blocks for response in responses)
+    cache.block_size = first.block_size
+    cache.mamba_block_size = first.mamba_block_size
+    cache.effective_attention_block_size = first.effective_attention_block_size
+    cache.kv_cache_size_tokens = first.kv_cache_size_tokens
+    cache.kv_cache_max_concurrency = first.kv_cache_max_concurrency
+
+
+def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
+    """The namespace that `vllm serve` would have had for its API.
+
+    Raises:
+        ConfigError: an option's value is not one that vLLM takes.
+    """
+    options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
+    ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
+    arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
+    arguments.served_model_name = [served_name(config)]
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError("[model.vllm]", str(error)) from error
+    return arguments
+
+
+def served_name(config: Config) -> str:
+    """The name that clients call the model by."""
+    return config.model.name or config.model.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
+    """VLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
+    state = State()
+    await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
+    return state
