@@ -4,7 +4,10 @@ import json
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from melld import events
 from melld.decision_log import Record, decision_record, encode
@@ -17,11 +20,11 @@ from tests.simulator.setups import MACHINES, SMALL, scheduler, small_load
 DECISIONS = {"place", "queue", "move", "activate", "retire"}
 
 
-def log_of(policy: str, settings: SimulatorSettings, seed: int = 1) -> list[bytes]:
+def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[bytes]:
     """The lines of the decision log of one small simulation."""
     lines: list[bytes] = []
     load = small_load(seed)
-    Simulation(settings, load, scheduler(policy, settings), lambda record: lines.append(encode(record))).run()
+    Simulation(machines, load, scheduler(policy, machines), lambda record: lines.append(encode(record))).run()
     return lines
 
 
@@ -29,22 +32,40 @@ def log_of(policy: str, settings: SimulatorSettings, seed: int = 1) -> list[byte
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
     """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
-    settings = MACHINES[machines]
-    auditor = Auditor(by_instant=settings.paper_slots).read(log_of(policy, settings))
+    chosen = MACHINES[machines]
+    auditor = Auditor(by_instant=chosen.paper_slots).read(log_of(policy, chosen))
     assert auditor.faults == []
     assert auditor.kinds["place"] == auditor.kinds["finish"] > 50
-    assert auditor.kinds["move"] == auditor.kinds["moved"] or settings.failure_rate or settings.link
+    assert auditor.kinds["move"] == auditor.kinds["moved"] or chosen.failure_rate or chosen.link
 
 
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str) -> None:
     """A decision that somebody questions can be reproduced from the log alone."""
-    settings = MACHINES[machines]
-    steps = by_step(log_of(policy, settings))
-    assert replay(policy, settings, steps) == {
+    chosen = MACHINES[machines]
+    steps = by_step(log_of(policy, chosen))
+    assert replay(policy, chosen, steps) == {
         step: [record for record in records if is_decision(record)] for step, records in steps.items()
     }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    machines=st.sampled_from(sorted(MACHINES)),
+    seed=st.integers(0, 2**32),
+    rate_per_s=st.sampled_from([0.5, 2.0, 8.0]),
+)
+def test_an_outsider_finds_no_fault_at_any_load(policy: str, machines: str, seed: int, rate_per_s: float) -> None:
+    """Idle, busy and overloaded clusters obey the same laws."""
+    chosen = msgspec.structs.replace(MACHINES[machines], seed=seed)
+    lines: list[bytes] = []
+    load = small_load(seed, rate_per_s, seconds=40.0)
+    Simulation(chosen, load, scheduler(policy, chosen), lambda record: lines.append(encode(record))).run()
+    auditor = Auditor(by_instant=chosen.paper_slots).read(lines)
+    assert auditor.faults == []
+    assert auditor.kinds["finish"] == len(load)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,21 +123,21 @@ def is_decision(record: Record) -> bool:
     return record["kind"] in DECISIONS or record.get("cause") == "refused"
 
 
-def replay(policy: str, settings: SimulatorSettings, steps: dict[int, list[Record]]) -> dict[int, list[Record]]:
+def replay(policy: str, machines: SimulatorSettings, steps: dict[int, list[Record]]) -> dict[int, list[Record]]:
     """Feed the facts to a fresh scheduler; returns its decisions, as records of each step."""
-    fresh = scheduler(policy, settings)
+    fresh = scheduler(policy, machines)
     epochs = 0
     sizes: dict[str, int] = {}
     decided: dict[int, list[Record]] = {}
     for step, records in steps.items():
         facts = [record for record in records if not is_decision(record)]
-        if settings.instant_moves:
+        if machines.instant_moves:
             facts = [fact for fact in facts if fact["kind"] != "moved"]
         sizes.update((fact["request"], fact["kv_bytes"]) for fact in facts if fact["kind"] in ("arrive", "grow"))
         if facts:
             event = as_event(facts)
         else:
-            event = events.EpochStarted(epochs * settings.epoch_s)
+            event = events.EpochStarted(epochs * machines.epoch_s)
             epochs += 1
         vias = {record["request"]: record["via"] for record in records if record["kind"] == "move"}
         decided[step] = [
