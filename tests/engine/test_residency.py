@@ -3,11 +3,9 @@
 import contextlib
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from melld.demo_model import make_demo_model
 from melld.migrate.snapshot import CopyPlan, Refusal, RequestSnapshot
 from tests.engine.residency_driver import Refused, WorkerProxy
 from tests.engine.residency_pair import Case, Pair
@@ -47,22 +45,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(Path(model))
-    pair = [WorkerProxy(str(model), {}) for _ in range(2)]
-    try:
-        for worker in pair:
-            worker.receive()
-        yield pair[0], pair[1]
-    finally:
-        for worker in pair:
-            worker.close()
-
-
-@pytest.fixture(scope="module")
-def shared_pair(workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
-    return Pair(*workers)
+def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
+    return Pair(*residency_workers)
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 import ast
 import importlib.util
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from melld.demo_model import make_demo_model
 from tests.engine import residency_contract
 from tests.engine.residency_driver import WorkerProxy
 
@@ -20,22 +18,12 @@ ASSUMPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProxy]:
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(Path(model))
-    proxy = WorkerProxy(str(model), {})
-    try:
-        proxy.receive()
-        yield proxy
-    finally:
-        proxy.close()
-
-
 @pytest.mark.parametrize("assumption", ASSUMPTIONS)
-def test_vllm_is_what_residency_takes_it_for(worker: WorkerProxy, assumption: str) -> None:
+def test_vllm_is_what_residency_takes_it_for(
+    residency_workers: tuple[WorkerProxy, WorkerProxy], assumption: str
+) -> None:
     """An upgrade of vLLM that would garble moved requests is stopped here, and says why."""
-    worker("contract", assumption)
+    residency_workers[0]("contract", assumption)
 
 
 def test_cpu_generators_cannot_take_a_draw_back() -> None:

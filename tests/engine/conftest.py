@@ -1,0 +1,24 @@
+"""Workers that are dear to start, shared by the tests that step them by hand."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melld.demo_model import make_demo_model
+from tests.engine.residency_driver import WorkerProxy
+
+
+@pytest.fixture(scope="session")
+def residency_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
+    """Two vLLM workers on the demo model; whoever uses them leaves them empty."""
+    model = tmp_path_factory.mktemp("model") / "demo"
+    make_demo_model(Path(model))
+    pair = [WorkerProxy(str(model), {}) for _ in range(2)]
+    try:
+        for worker in pair:
+            worker.receive()
+        yield pair[0], pair[1]
+    finally:
+        for worker in pair:
+            worker.close()
