@@ -11,6 +11,7 @@ taken as they are.  Tables replace what stands between `<!-- NAME -->` and `<!--
 
 import argparse
 import concurrent.futures
+import functools
 import hashlib
 import pathlib
 import random
@@ -81,16 +82,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", action="append", help="names of tables (default: all)")
+    parser.add_argument("--warm", metavar="P[,P...]", help="only compute these policies' cells; no tables")
     parser.add_argument("--adopt", action="store_true", help="keep a policy's older cells if a probe agrees with them")
     parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose tables are replaced")
     parser.add_argument("--plot", type=pathlib.Path, help="a folder for the figures")
     arguments = parser.parse_args()
     wanted = {name: table for name, table in TABLES.items() if not arguments.only or name in arguments.only}
     cells = {cell for table in wanted.values() for cell in table.cells(range(arguments.seeds))}
+    if arguments.warm:
+        cells = {cell for cell in cells if cell.policy in arguments.warm.split(",")}
     if arguments.adopt:
         for policy in sorted({cell.policy for cell in cells}):
             adopt(policy, arguments.traces)
+    for cell in cells:
+        source_of(cell.policy)
     results = compute(sorted(cells, key=msgspec.structs.astuple), arguments.traces, arguments.processes)
+    if arguments.warm:
+        return
     for name, table in wanted.items():
         text = table.text(results, range(arguments.seeds))
         print(f"\n{name}\n\n{text}")
@@ -192,8 +200,12 @@ def path_of(cell: Cell) -> pathlib.Path:
     return OUT / f"{name}.json"
 
 
+@functools.cache
 def source_of(policy: str) -> str:
-    """A hash of the source files that the policy's figures depend on."""
+    """A hash of the source files that the policy's figures depend on.
+
+    Read once, before the processes part: what runs is what was imported then, whatever is written meanwhile.
+    """
     package = ROOT / "melld"
     files = [path for path in (package / "simulator").glob("*.py") if path.stem != "plots"]
     files += [package / "simulator" / "data" / "latency.csv"]
