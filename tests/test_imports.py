@@ -24,11 +24,12 @@ P  kvstore.geometry  kvstore.ledger  kvstore.device_reading
 P  decision_log
 P  scheduler.*
 P  migrate.snapshot  migrate.boundary*  migrate.planner*  migrate.migration*
+P  status  control_messages
 P  simulator.*
 P  engine.wire
 W  migrate.transports.*
 W  engine.pin  engine.arguments  engine.block_report  engine.residency*  engine.worker*
-D  service_notify  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
+D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
 D  engine.supervisor*  engine.fleet*  engine.frontend*
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__

@@ -1,0 +1,95 @@
+"""`melld check-config`: whether `melld serve` could use this configuration, found out before it is tried.
+
+Owns looking at the files that the configuration names.  Never loads a model and starts nothing.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from melld.cli import BAD_USAGE, DONE
+from melld.cli.config_flags import add_config_flags, load_config
+from melld.cli.toml_text import toml_text
+from melld.config import Config
+from melld.engine.arguments import engine_arguments
+from melld.errors import ConfigError
+from melld.runtime_directory import runtime_directory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = "Check a configuration and the files that it names, and print it with every default filled in."
+    parser.epilog = "Exit codes: 0 it can be used, 2 it cannot; the one line printed then says where and why."
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the same as --config FILE")
+    parser.add_argument("--json", action="store_true", help="print the configuration as JSON")
+    add_config_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and print; 0, or 2 with one line on standard error."""
+    try:
+        if arguments.file is not None:
+            if arguments.config is not None:
+                raise ConfigError("--config", "does not go together with FILE")
+            arguments.config = arguments.file
+        config = load_config(arguments, os.environ)
+        check_files(config)
+    except ConfigError as error:
+        print(f"melld check-config: {error}", file=sys.stderr)
+        return BAD_USAGE
+    print(_report(config, as_json=arguments.json))
+    return DONE
+
+
+def check_files(config: Config) -> None:
+    """Look at everything that the configuration names.
+
+    Raises:
+        ConfigError: the model or the key file is not there or is not one, or vLLM is told something that melld decides.
+    """
+    model = Path(config.model.path)
+    if not model.is_dir():
+        raise ConfigError("[model] path", f"there is no directory {model}")
+    try:
+        msgspec.json.decode((model / "config.json").read_bytes(), type=dict)
+    except FileNotFoundError:
+        raise ConfigError("[model] path", f"{model} is not a model: it has no config.json") from None
+    except OSError as error:
+        raise ConfigError("[model] path", f"{model / 'config.json'}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError("[model] path", f"{model / 'config.json'} is not JSON: {error}") from error
+    if config.server.api_key_file is not None:
+        _check_keys(Path(config.server.api_key_file))
+    engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
+
+
+def _check_keys(file: Path) -> None:
+    """The keys themselves are never shown, nor is any part of them."""
+    where = "[server] api_key_file"
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except OSError as error:
+        raise ConfigError(where, f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(where, f"{file} is not text") from None
+    keys = [line for line in lines if line]
+    if not keys:
+        raise ConfigError(where, f"{file} holds no key")
+    digest_characters = 2 * hashlib.sha256().digest_size
+    for number, line in enumerate(lines, 1):
+        kind, _, digest = line.partition("sha256:")
+        hexadecimal = len(digest) == digest_characters and set(digest) <= set("0123456789abcdef")
+        if not kind and line and not hexadecimal:
+            raise ConfigError(where, f"{file} line {number}: sha256: is not followed by {digest_characters} hex digits")
+
+
+def _report(config: Config, *, as_json: bool) -> str:
+    effective = msgspec.to_builtins(config)
+    effective["server"]["runtime_directory"] = str(runtime_directory(config.server.runtime_directory, os.environ))
+    if as_json:
+        return msgspec.json.encode(effective).decode()
+    return f"ok\n\n{toml_text(effective)}".rstrip()

@@ -1,0 +1,62 @@
+"""Numbers and bars for people: what the commands' tables have in common.
+
+Owns the form of a size, a duration and a filling level.  Never reads the state of anything.
+"""
+
+import math
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def size_text(size_bytes: int) -> str:
+    """`52.1 GiB`."""
+    power = _power(size_bytes)
+    return f"{_amount(size_bytes, power)} {_UNITS[power]}"
+
+
+def share_text(part_bytes: int, whole_bytes: int) -> str:
+    """`52.1/96 GiB`: both in the unit of the whole."""
+    power = _power(whole_bytes)
+    return f"{_amount(part_bytes, power)}/{_amount(whole_bytes, power)} {_UNITS[power]}"
+
+
+def _power(size_bytes: int) -> int:
+    """The largest unit of which there is at least one (as it will be rounded)."""
+    power = 0
+    while power < len(_UNITS) - 1 and round(size_bytes / 1024**power) >= 1024:
+        power += 1
+    return power
+
+
+def _amount(size_bytes: int, power: int) -> str:
+    amount = size_bytes / 1024**power
+    return f"{amount:.0f}" if round(amount, 1) >= 100 else f"{amount:.1f}".removesuffix(".0")
+
+
+def duration_text(seconds: float) -> str:
+    """`3.2s`, `42s`, `1m04s`, `2h05m`, `3d04h`: two figures are enough to judge by."""
+    whole = math.floor(seconds)
+    if whole < 10:
+        return f"{max(seconds, 0.0):.1f}s" if seconds < 9.95 else "10s"
+    for unit_s, smaller_s, unit, smaller in ((DAY, HOUR, "d", "h"), (HOUR, MINUTE, "h", "m"), (MINUTE, 1, "m", "s")):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{unit}{whole % unit_s // smaller_s:02d}{smaller}"
+    return f"{whole}s"
+
+
+def bar_cells(parts: tuple[int, ...], whole: int, cells: int) -> tuple[int, ...]:
+    """How many of a bar's cells each part of the whole fills: in all never more than `cells`.
+
+    What is there is seen: a part above zero has a cell as long as there is one, and a bar is full only when all is.
+    """
+    filled: list[int] = []
+    so_far, room = 0, cells
+    for part in parts:
+        so_far += max(part, 0)
+        full = whole > 0 and so_far >= whole
+        end = cells if full else min(round(cells * so_far / whole), cells - 1) if whole > 0 else 0
+        wanted = max(end - sum(filled), 1 if part > 0 and whole > 0 else 0)
+        filled.append(min(wanted, room))
+        room -= filled[-1]
+    return tuple(filled)

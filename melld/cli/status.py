@@ -1,0 +1,114 @@
+"""`melld status`: what the daemon does now, as tables, as JSON, once or again and again.
+
+Owns the asking and the exit codes.  Never lays anything out: `melld.cli.status_tables` does.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
+from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.errors import ConfigError
+from melld.status import SCHEMA, DaemonStatus
+
+WATCH_INTERVAL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = "Show the daemon's workers and requests."
+    parser.epilog = "Exit codes: 0 shown, 1 the daemon gave no status, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument(
+        "--json", action="store_true", help="print docs/status-schema.md's JSON; with --watch, a line each"
+    )
+    parser.add_argument("--watch", action="store_true", help="show it until Ctrl-C, or until the daemon ends (code 3)")
+    add_daemon_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask and show; the exit code."""
+    try:
+        client = ControlClient(daemon_directories(arguments, os.environ))
+        if arguments.json:
+            _print_json(client, watch=arguments.watch)
+        elif arguments.watch:
+            _watch(client)
+        else:
+            _print_tables(client)
+        return DONE
+    except ConfigError as error:
+        return _fail(error, BAD_USAGE)
+    except NoDaemon as error:
+        return _fail(error, NO_DAEMON)
+    except (ControlRefused, msgspec.MsgspecError) as error:
+        return _fail(error, FAILED)
+    except BrokenPipeError:  # `melld status --watch | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"melld status: {error}", file=sys.stderr)
+    return code
+
+
+def _decode(text: bytes) -> DaemonStatus:
+    try:
+        return msgspec.json.decode(text, type=DaemonStatus)
+    except msgspec.ValidationError as error:
+        why = f"the daemon's status is not of schema {SCHEMA}: is it of another version? ({error})"
+        raise msgspec.ValidationError(why) from error
+
+
+def _print_json(client: ControlClient, *, watch: bool) -> None:
+    """What the daemon sent, to the last field, also such as this program does not know."""
+    if not watch:
+        print(msgspec.json.format(client.status(), indent=2).decode())
+        return
+    try:
+        for text in _again_and_again(client):
+            print(text.decode(), flush=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _print_tables(client: ControlClient) -> None:
+    from melld.cli.status_tables import plain_console, status_view
+
+    console = plain_console()
+    console.print(status_view(_decode(client.status()), console))
+
+
+def _watch(client: ControlClient) -> None:
+    from rich.live import Live
+
+    from melld.cli.status_tables import plain_console, status_view
+
+    console = plain_console()
+    first = _decode(client.status())  # nobody there: say so before the screen is taken
+    try:
+        if not console.is_terminal:
+            for text in _again_and_again(client):
+                console.print(status_view(_decode(text), console))
+                console.file.flush()
+            return
+        view = status_view(first, console, console.height)
+        with Live(view, console=console, screen=True, auto_refresh=False) as live:
+            for text in _again_and_again(client):
+                live.update(status_view(_decode(text), console, console.height), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _again_and_again(client: ControlClient) -> Iterator[bytes]:
+    """A status every half second, until the daemon goes away (`NoDaemon`)."""
+    while True:
+        began_s = time.monotonic()
+        yield client.status()
+        time.sleep(max(0.0, began_s + WATCH_INTERVAL_S - time.monotonic()))

@@ -1,0 +1,225 @@
+"""How the daemon's status looks on a terminal, and in a pipe.
+
+Owns the layout.  Never asks the daemon.  On a terminal the tables take what fits in its width, the most telling first;
+in a pipe every row is one line with everything in it, however long.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from melld.cli.render import bar_cells, duration_text, share_text, size_text
+from melld.status import DaemonState, DaemonStatus, RequestStatus, WorkerState, WorkerStatus
+
+UNBOUNDED_WIDTH = 10_000
+UNKNOWN = "-"
+
+STATE_STYLES: dict[str, str] = {
+    DaemonState.READY: "green",
+    DaemonState.STARTING: "yellow",
+    DaemonState.DRAINING: "cyan",
+    DaemonState.STOPPING: "cyan",
+    WorkerState.WAKING: "yellow",
+    WorkerState.ASLEEP: "dim",
+    WorkerState.STOPPED: "dim",
+    WorkerState.FAILED: "bold red",
+}
+PHASE_STYLES = {"queued": "yellow", "waiting": "yellow", "prefilling": "cyan", "decoding": ""}
+
+
+class Detail(NamedTuple):
+    """How much a table of workers tells."""
+
+    bar_cells: int
+    gap: int
+    totals: bool = True
+    """The device's memory in all, beside what is used."""
+    timing: bool = False
+    names: bool = False
+    climate: bool = False
+    """Temperature and utilisation."""
+
+
+# From the most to the least: the first one that fits is taken.
+DETAILS = (
+    Detail(bar_cells=20, gap=2, timing=True, names=True, climate=True),
+    Detail(bar_cells=14, gap=2, timing=True, climate=True),
+    Detail(bar_cells=12, gap=2, timing=True),
+    Detail(bar_cells=10, gap=2),
+    Detail(bar_cells=10, gap=2, totals=False),
+    Detail(bar_cells=8, gap=1, totals=False),
+    Detail(bar_cells=5, gap=1, totals=False),
+)
+
+
+def plain_console() -> Console:
+    """Standard output: colours and its own width on a terminal, neither in a pipe."""
+    width = None if sys.stdout.isatty() else UNBOUNDED_WIDTH
+    return Console(highlight=False, emoji=False, markup=False, width=width)
+
+
+def status_view(status: DaemonStatus, console: Console, height: int | None = None) -> RenderableType:
+    """The whole picture; with a `height`, as many requests as that many lines have room for."""
+    parts = [_heading(status), _workers(status, console), *_remarks(status)]
+    used = 1 + sum(len(console.render_lines(part)) for part in parts)
+    return Group(*parts, Text(), *_requests(status, None if height is None else height - used))
+
+
+def _heading(status: DaemonStatus) -> RenderableType:
+    ready = sum(worker.state is WorkerState.READY for worker in status.workers)
+    running = sum(worker.running_requests for worker in status.workers)
+    rate = sum(worker.tokens_per_s for worker in status.workers)
+    powers = [worker.power_w for worker in status.workers if worker.power_w is not None]
+    first = Text.assemble(
+        (status.model, "bold"), "  ", (status.state.value, STATE_STYLES[status.state]), f"  {status.url}"
+    )
+    about = (
+        f"up {duration_text(status.uptime_s)}, policy {status.policy}, pid {status.pid}",
+        f"melld {status.melld_version} on vLLM {status.vllm_version}",
+    )
+    now = [f"{ready} of {len(status.workers)} workers ready", f"{running} running", f"{status.queued_requests} queued"]
+    now += [f"{rate:,.0f} tokens/s"] + ([f"{sum(powers):,.0f} W"] if powers else [])
+    return Group(first, Text(", ".join(about), "dim"), Text(", ".join(now)), Text())
+
+
+def _remarks(status: DaemonStatus) -> list[Text]:
+    """Everything that needs words, below the table whose columns it would burst."""
+    remarks = [
+        Text.assemble((f"{worker.worker}: ", "bold"), (worker.reason, "red" if failed else "dim"))
+        for worker in status.workers
+        if worker.reason
+        for failed in [worker.state is WorkerState.FAILED]
+    ]
+    remarks += [Text(f"! {warning}", "yellow") for warning in status.warnings]
+    return [Text(), *remarks] if remarks else []
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column of the table of workers; one in which no worker has anything to tell is left out."""
+
+    title: str
+    cell: Callable[[WorkerStatus], Text | str | None]
+    right: bool = True
+
+
+def _workers(status: DaemonStatus, console: Console) -> RenderableType:
+    if not status.workers:
+        return Text("No workers yet.", "dim")
+    ascii_only = console.options.ascii_only
+    for detail in DETAILS:
+        table = _worker_table(status.workers, detail, ascii_only=ascii_only)
+        if Measurement.get(console, console.options.update(width=UNBOUNDED_WIDTH), table).maximum <= console.width:
+            break
+    return table
+
+
+def _worker_table(workers: tuple[WorkerStatus, ...], detail: Detail, *, ascii_only: bool) -> Table:
+    table = _table(detail.gap)
+    shown: list[list[Text | str]] = []
+    for column in _worker_columns(detail, ascii_only=ascii_only):
+        cells = [column.cell(worker) for worker in workers]
+        if any(cell is not None for cell in cells):
+            table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+            shown.append([UNKNOWN if cell is None else cell for cell in cells])
+    for row in zip(*shown, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _worker_columns(detail: Detail, *, ascii_only: bool) -> list[Column]:
+    columns = [
+        Column("Worker", lambda worker: worker.worker, right=False),
+        Column("Device", lambda worker: _device(worker, named=detail.names), right=False),
+        Column("State", lambda worker: Text(worker.state.value, STATE_STYLES[worker.state]), right=False),
+        Column("KV", lambda worker: _bar(worker, detail.bar_cells, ascii_only=ascii_only), right=False),
+        Column("", lambda worker: share_text(worker.used_bytes, worker.capacity_bytes)),
+        Column("Reqs", _request_counts),
+        Column("Tok/s", lambda worker: f"{worker.tokens_per_s:,.0f}"),
+    ]
+    if detail.timing:
+        columns.append(Column("Step", lambda worker: _with_unit(worker.step_ms, ".1f", "ms")))
+    columns.append(Column("Memory", lambda worker: _memory(worker, total=detail.totals)))
+    columns.append(Column("Power", lambda worker: _with_unit(worker.power_w, ",.0f", "W")))
+    if detail.climate:
+        columns.append(Column("Temp", lambda worker: _with_unit(worker.temperature_c, "d", "C")))
+        columns.append(Column("Util", lambda worker: _percent(worker.utilisation)))
+    return columns
+
+
+def _device(worker: WorkerStatus, *, named: bool) -> str:
+    return f"{worker.device} {worker.device_name}" if named and worker.device_name else worker.device
+
+
+def _bar(worker: WorkerStatus, cells: int, *, ascii_only: bool) -> Text:
+    """Used, kept for requests on their way, free."""
+    used, reserved = bar_cells((worker.used_blocks, worker.reserved_blocks), worker.total_blocks, cells)
+    marks = "#+." if ascii_only else "■□·"
+    free = cells - used - reserved
+    return Text.assemble((marks[0] * used, "cyan"), (marks[1] * reserved, "cyan"), (marks[2] * free, "dim"))
+
+
+def _request_counts(worker: WorkerStatus) -> str:
+    """`12/64`, and `12+3/64` where three wait on the worker itself."""
+    waiting = f"+{worker.waiting_requests}" if worker.waiting_requests else ""
+    return f"{worker.running_requests}{waiting}/{worker.max_requests}"
+
+
+def _memory(worker: WorkerStatus, *, total: bool) -> str | None:
+    if worker.memory_bytes is None:
+        return None
+    if total and worker.memory_total_bytes is not None:
+        return share_text(worker.memory_bytes, worker.memory_total_bytes)
+    return size_text(worker.memory_bytes)
+
+
+def _with_unit(value: float | None, form: str, unit: str) -> str | None:
+    return None if value is None else f"{value:{form}} {unit}"
+
+
+def _percent(part: float | None) -> str | None:
+    return None if part is None else f"{part:.0%}"
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
+    """The table of requests in at most so many lines; a line under it counts those that did not fit."""
+    if not status.requests:
+        return [Text("No requests.", "dim")]
+    shown = status.requests
+    if lines is not None and len(shown) + 1 > lines:
+        shown = shown[: max(lines - 2, 0)]
+    hidden = len(status.requests) - len(shown)
+    rest = [Text(f"and {hidden} more", "dim")] if hidden else []
+    return [_request_table(shown), *rest] if shown else [Text(f"{hidden} requests", "dim")]
+
+
+def _request_table(requests: tuple[RequestStatus, ...]) -> Table:
+    table = _table(gap=2)
+    # The one column that gives way on a narrow terminal: an id is told from others by its beginning.
+    table.add_column("Request", overflow="ellipsis", min_width=12)
+    for title in ("Worker", "Phase"):
+        table.add_column(title, no_wrap=True)
+    moved = any(request.moves for request in requests)
+    for title in ("Prompt", "Output", "KV", "Age", *(("Moves",) if moved else ())):
+        table.add_column(title, justify="right", no_wrap=True)
+    for request in requests:
+        phase = "queued" if request.worker is None else request.phase.value
+        cells = [request.request, request.worker or UNKNOWN, Text(phase, PHASE_STYLES[phase])]
+        cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
+        cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
+        table.add_row(*cells)
+    return table
+
+
+def _table(gap: int) -> Table:
+    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", show_edge=False)

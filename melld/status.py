@@ -1,0 +1,139 @@
+"""What `melld status --json` prints and the control socket answers: the state of the daemon, as facts to look at.
+
+Owns the shapes alone, which are a promise to scripts: fields are added, and neither renamed nor given another meaning,
+while `schema` stays the same.  `docs/status-schema.md` is written from this file.  Never gathers anything.
+
+A value that is not known is null, never 0.
+"""
+
+import enum
+
+import msgspec
+
+from melld.migrate.snapshot import Phase
+
+SCHEMA = 1
+
+
+class DaemonState(enum.StrEnum):
+    """Where the daemon stands."""
+
+    STARTING = "starting"  # no worker has produced a token yet
+    READY = "ready"  # takes requests
+    DRAINING = "draining"  # finishes what runs, takes nothing new
+    STOPPING = "stopping"  # its workers are ending
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker stands."""
+
+    STARTING = "starting"  # its process loads the model; not a token yet
+    READY = "ready"  # runs requests
+    DRAINING = "draining"  # finishes or gives away what it runs, takes nothing new
+    ASLEEP = "asleep"  # its process keeps the model out of the GPU's memory; wakes when needed
+    WAKING = "waking"  # on its way from asleep to ready
+    STOPPED = "stopped"  # has no process; started when needed, or when asked for
+    FAILED = "failed"  # its process died or would not start; the reason says what comes next
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker and its device."""
+
+    worker: str
+    """The worker's name."""
+    device: str
+    """The device that it runs on: `cuda:0`, `cpu:1`."""
+    device_name: str | None = None
+    """What the device calls itself: `NVIDIA H200`."""
+    state: WorkerState
+    """Where it stands."""
+    reason: str = ""
+    """Why it stands there, or why a reading of its device is missing, in words.  Empty when all is as it should be."""
+    pid: int | None = None
+    """Its process; null where there is none."""
+    capacity_bytes: int = 0
+    """Bytes of KV cache that its requests may fill together.  0 until it has been ready."""
+    used_bytes: int = 0
+    """Bytes of the KV blocks in use, each counted once, however many requests share it."""
+    total_blocks: int = 0
+    """KV blocks that it has."""
+    used_blocks: int = 0
+    """KV blocks in use.  What only the prefix cache holds counts as free."""
+    reserved_blocks: int = 0
+    """KV blocks kept for requests that are on their way here."""
+    running_requests: int = 0
+    """Requests that take part in its steps."""
+    waiting_requests: int = 0
+    """Requests that it holds and has not begun, or has preempted."""
+    max_requests: int = 0
+    """The most requests that it runs at once."""
+    tokens_per_s: float = 0.0
+    """Output tokens a second, over the last few seconds."""
+    step_ms: float | None = None
+    """The median duration of its latest steps, in milliseconds; null while it has made none."""
+    memory_bytes: int | None = None
+    """Memory of the device in use, by whomever; on a CPU device, the resident memory of the worker's process."""
+    memory_total_bytes: int | None = None
+    """Memory that the device has."""
+    power_w: float | None = None
+    """Watts that the device draws."""
+    temperature_c: int | None = None
+    """The device's temperature in degrees Celsius."""
+    utilisation: float | None = None
+    """Part of the last period in which the device had work, 0 to 1; on a CPU device, of one core."""
+    restarts: int = 0
+    """How often its process has been started again since the daemon started."""
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: one sequence that is prefilled, decoded, or waits for its turn."""
+
+    request: str
+    """The request's id, as the client was told."""
+    worker: str | None = None
+    """The worker that runs it; null while it is queued for want of room on any."""
+    phase: Phase
+    """`waiting` holds no computed tokens (queued, or preempted), `prefilling` has part of them, `decoding` all."""
+    prompt_tokens: int
+    """Tokens of its prompt."""
+    output_tokens: int = 0
+    """Tokens that it has produced."""
+    kv_bytes: int = 0
+    """Bytes of the KV blocks that its block table names; blocks shared with others count for each."""
+    blocks: int = 0
+    """KV blocks that its block table names."""
+    age_s: float
+    """Seconds since it arrived."""
+    moves: int = 0
+    """How often it has moved to another worker."""
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon as it is now."""
+
+    schema: int = SCHEMA
+    """The version of this schema.  Fields may be added under the same version."""
+    melld_version: str
+    """Version of melld."""
+    vllm_version: str
+    """Version of vLLM."""
+    pid: int
+    """The daemon's process."""
+    model: str
+    """The name under which the model is served."""
+    state: DaemonState
+    """Where the daemon stands."""
+    uptime_s: float
+    """Seconds since the daemon started."""
+    url: str
+    """Where the API listens: `http://127.0.0.1:8000`."""
+    policy: str
+    """The scheduling policy that places requests."""
+    queued_requests: int = 0
+    """Requests that no worker has room for yet."""
+    warnings: tuple[str, ...] = ()
+    """What an operator should know, each in one sentence."""
+    workers: tuple[WorkerStatus, ...] = ()
+    """Every worker, in the order of the configuration."""
+    requests: tuple[RequestStatus, ...] = ()
+    """Every request that has not ended: those on workers first, then the queue in its order."""
