@@ -10,7 +10,7 @@ of a process on this machine: they are worth nothing once it has ended.  A pull 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,6 +34,10 @@ class TransportFailed(MelldError):
 
 class ChecksumMismatch(TransportFailed):
     """The destination's bytes are not the source's.  The blocks must not be used."""
+
+
+class PullCancelled(TransportFailed):
+    """The pull was ended before its end, as asked."""
 
 
 class KvHandle(msgspec.Struct, frozen=True):
@@ -116,16 +120,26 @@ class Puller:
         self._checksum = checksum
         self._piece_blocks = max(1, piece_bytes // link.source.block_bytes)
 
-    def pull(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Pulled:
+    def pull(
+        self,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Pulled:
         """Copy `source_blocks[i]` of the peer into `destination_blocks[i]` of ours.
+
+        `is_cancelled` is asked before each piece.
 
         Raises:
             TransportFailed: the ids are not blocks of the two regions, or the copy failed.
             ChecksumMismatch: the bytes that arrived are not those that were read.
+            PullCancelled: so it was, with some pieces copied.
         """
         self._check(source_blocks, destination_blocks)
         copy_s = paced_s = 0.0
         for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
+            if is_cancelled():
+                raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
             paced_s += self._pacer.wait(len(source) * self._link.source.block_bytes)
             began_s = time.perf_counter()
             self._link.copy(source, destination)

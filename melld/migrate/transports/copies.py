@@ -1,0 +1,83 @@
+"""The thread on which one link's copies run, so that the engine decodes on beside them.
+
+Owns the thread and the order of its jobs: one at a time, first come first served, which is also the link's concurrency
+limit.  Every job that was submitted ends in exactly one `CopyDone`, cancelled and failed ones included.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from melld.migrate.transports.transport import PullCancelled, Pulled, Puller, TransportFailed
+
+
+class CopyDone(msgspec.Struct, frozen=True):
+    """How one job ended: `pulled`, or why not.  After it nothing writes to the job's destination blocks."""
+
+    job: str
+    pulled: Pulled | None = None
+    failure: str | None = None
+    cancelled: bool = False
+
+
+class _Job(msgspec.Struct):
+    name: str
+    source: Sequence[int]
+    destination: Sequence[int]
+    cancelled: bool = False
+
+
+class Copies:
+    """The copies over one link."""
+
+    def __init__(self, puller: Puller, done: Callable[[CopyDone], None], name: str) -> None:
+        """`done` is called on the copying thread: it should do no more than to pass the fact on."""
+        self._puller = puller
+        self._done = done
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: dict[str, _Job] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"copies {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: str, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """Copy these blocks when those before them are done.  `job` is a name that no job under way has."""
+        pending = _Job(job, source_blocks, destination_blocks)
+        with self._lock:
+            assert job not in self._pending, f"{job} is being copied"
+            self._pending[job] = pending
+        self._jobs.put(pending)
+
+    def cancel(self, job: str) -> None:
+        """End the job before its next piece; its `CopyDone` still comes, and only then are its blocks free to use."""
+        with self._lock:
+            if pending := self._pending.get(job):
+                pending.cancelled = True
+
+    def close(self) -> None:
+        """Cancel what is left, wait for the piece under way, and give the peer's memory up."""
+        with self._lock:
+            for pending in self._pending.values():
+                pending.cancelled = True
+        self._jobs.put(None)
+        self._thread.join()
+        self._puller.close()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            done = self._copy(job)
+            with self._lock:
+                del self._pending[job.name]
+            self._done(done)
+
+    def _copy(self, job: _Job) -> CopyDone:
+        try:
+            return CopyDone(job.name, self._puller.pull(job.source, job.destination, lambda: job.cancelled))
+        except PullCancelled:
+            return CopyDone(job.name, cancelled=True)
+        except TransportFailed as error:
+            return CopyDone(job.name, failure=str(error))
+        except RuntimeError as error:  # torch: a device that is lost
+            return CopyDone(job.name, failure=f"{type(error).__name__}: {error}")
