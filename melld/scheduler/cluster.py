@@ -28,10 +28,14 @@ from melld.scheduler.waiting import WaitingQueue
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided."""
+    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided.
+
+    `block_bytes`: sizes grow in steps of so many.
+    """
 
     horizon_s: float = 0.0
     instant_moves: bool = False
+    block_bytes: int = 0
 
 
 class Cluster:

@@ -7,42 +7,45 @@ Moves in flight count as done where lives are judged, and as not done where room
 from itertools import islice
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.movetime import MoveTimes
 from melld.scheduler.state import Request, RequestState, Worker
 
 FOREVER_S = 1e9
-FORGETTING = 0.995  # of the slowest move, with each faster one
+CAUTION = 1.2  # a move may take longer than expected
 
 
 class Outlook:
-    """Lives of one cluster's workers.  `look_s`: until when nothing can be mended, one epoch or a move's time."""
+    """Lives of one cluster's workers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.look_s = cluster.settings.horizon_s
+        self.moves = MoveTimes()
+        self._wait_s = 0.0  # until the next look, and what a block may take at once
         self._epoch_s: float | None = None
-        self._slowest_s = 0.0
-        self._slowest_bytes = 0
 
     def next_epoch(self) -> None:
-        """An epoch begins: until the next, and until a move decided then could be over, nothing can be mended."""
+        """An epoch begins: how far the last is away is how far the next will be."""
         now_s, last_s = self.cluster.now_s, self._epoch_s
         self._epoch_s = now_s
-        if last_s is not None:
-            self.look_s = max(self.cluster.settings.horizon_s, now_s - last_s + self._slowest_s)
+        rate = self.cluster.growth.bytes_per_s
+        blocks_s = self.cluster.settings.block_bytes / rate if rate else 0.0
+        self._wait_s = blocks_s + (now_s - last_s if last_s is not None else 0.0)
 
-    def move_took(self, kv_bytes: int, seconds: float) -> None:
-        """A move has ended; the slowest of late is reckoned with."""
-        self._slowest_s *= FORGETTING
-        if seconds > self._slowest_s:
-            self._slowest_s, self._slowest_bytes = seconds, kv_bytes
+    def look_s(self, worker: Worker) -> float:
+        """For how long nothing can be mended: until the next epoch, and while a mean request of the worker moves.
+
+        With instant moves it is what the settings say, and nothing else.
+        """
+        settings = self.cluster.settings
+        if settings.instant_moves:
+            return settings.horizon_s
+        mean_bytes = worker.used_bytes / (len(worker.requests) + len(worker.arriving) or 1)
+        return max(settings.horizon_s, self._wait_s + CAUTION * self.moves.expected_s(mean_bytes))
 
     def in_time(self, worker: Worker, requests: list[Request]) -> list[Request]:
         """Those that would be gone before the worker overflows, as far as past moves tell; all if none would."""
-        if not self._slowest_bytes:
-            return requests
-        left_s = self.life_s(worker)
-        per_byte_s = self._slowest_s / self._slowest_bytes
-        return [r for r in requests if max(self._slowest_s, r.kv_bytes * per_byte_s) <= left_s] or requests
+        left_s, expected_s = self.life_s(worker), self.moves.expected_s
+        return [request for request in requests if CAUTION * expected_s(request.kv_bytes) <= left_s] or requests
 
     def growth_bytes_s(self, worker: Worker) -> float:
         """What one request on the worker adds per second: its own rate, or everybody's while it has none."""
@@ -59,7 +62,7 @@ class Outlook:
     def overloaded(self, worker: Worker) -> bool:
         """Whether the worker overflows before the next look, or runs more requests than it should."""
         staying = len(worker.requests) + len(worker.arriving) - worker.leaving
-        return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s)
+        return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s(worker))
 
     def takes(self, worker: Worker, kv_bytes: int, more: int = 1) -> bool:
         """Whether `more` requests of `kv_bytes` in all fit now, everybody's growth until the next look included."""
@@ -69,7 +72,8 @@ class Outlook:
         count = len(worker.requests) + len(worker.arriving) + more
         if count > worker.slots:
             return False
-        return worker.used_bytes + kv_bytes + count * self.growth_bytes_s(worker) * self.look_s <= worker.capacity_bytes
+        grown_bytes = count * self.growth_bytes_s(worker) * self.look_s(worker)
+        return worker.used_bytes + kv_bytes + grown_bytes <= worker.capacity_bytes
 
     def tightest(self, kv_bytes: int, limit: int, but: Worker | None) -> list[Worker]:
         """Up to `limit` workers that take the request, the tightest first."""

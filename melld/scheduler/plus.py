@@ -96,7 +96,7 @@ class MellPlus(Policy):
             if lasts and worker.count and outlook.takes(worker, size):
                 return worker
         best: Worker | None = None
-        best_s = outlook.look_s
+        best_s = 0.0
         for worker in outlook.roomiest(limit):
             life_s = outlook.life_s(worker, size, 1)
             if life_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
@@ -115,7 +115,7 @@ class MellPlus(Policy):
         if not self.cluster.settings.instant_moves:
             return None
         life_s, size = self.outlook.life_s, request.kv_bytes
-        best_s, best = max(self.settings.push_life_s, self.outlook.look_s), None
+        best_s, best = self.settings.push_life_s, None
         for source in self.outlook.roomiest(self.settings.candidates):
             room_bytes = self.cluster.room_bytes(source)
             for leaver in movable(source) if source is not request.worker else ():
@@ -137,7 +137,7 @@ class MellPlus(Policy):
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: ARG002
         """See `Policy.moved`."""
         if request.worker is destination:
-            self.outlook.move_took(request.kv_bytes, self.cluster.now_s - request.moved_s)
+            self.outlook.moves.took(request.kv_bytes, self.cluster.now_s - request.moved_s)
 
     def epoch(self) -> None:
         """Cure what overflows before the next look, then try to do with fewer workers."""
@@ -175,14 +175,14 @@ class MellPlus(Policy):
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> tuple[Request, Worker] | None:
         """The one request and its taker after which both live longest, less the price of a large one."""
-        life_s, enough_s = self.outlook.life_s, self.settings.enough_life_s
+        life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
         roomiest = self.outlook.roomiest(self.settings.candidates)
         price_s = self.settings.price_s / max(worker.capacity_bytes, 1)
         best_s, best = -float("inf"), None
         for request in requests:
             size = request.kv_bytes
-            worker_s = min(life_s(worker, -size, -1), enough_s)
-            if worker_s < self.outlook.look_s or worker_s - price_s * size <= best_s:
+            worker_s = min(life_s(worker, -size, -1), max(enough_s, look_s))
+            if worker_s < look_s or worker_s - price_s * size <= best_s:
                 continue
             for taker in self._takers(request, worker, roomiest):
                 score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size
@@ -195,7 +195,7 @@ class MellPlus(Policy):
         if not self.cluster.settings.instant_moves:
             return None
         life_s = self.outlook.life_s
-        best_s, best = max(self.settings.chain_life_s, self.outlook.look_s), None
+        best_s, best = self.settings.chain_life_s, None
         sources_s = [(request, life_s(worker, -request.kv_bytes, -1)) for request in requests]
         for middle in self.outlook.roomiest(self.settings.candidates):
             room_bytes = self.cluster.room_bytes(middle)

@@ -65,7 +65,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         KeyError: no such policy.
     """
     ahead_s = horizon_s(settings) if choices.horizon_s is None else choices.horizon_s
-    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves)
+    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves, block_bytes=settings.block_bytes)
     factory = POLICIES[policy if choices.batching else unbatched(policy)]
     return Scheduler(factory, SchedulerSettings(cluster=cluster, retire_after_s=choices.retire_after_s))
 
