@@ -93,6 +93,7 @@ class Scheduler:
     def _grew(self, event: events.RequestsGrew) -> None:
         self.cluster.grow(event.kv_bytes)
         self.policy.grew(event.kv_bytes)
+        self._serve_waiting()
 
     def _finished(self, event: events.RequestFinished) -> None:
         request = self.cluster.requests.get(event.request)
