@@ -49,6 +49,12 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The largest `n` of a request."""
     max_stop_strings: Positive = 64
     max_json_depth: Positive = 64
+    slow_reader_s: PositiveSeconds = 30.0
+    """A stream whose reader takes nothing for so long is ended, and its request with it."""
+    keep_alive_s: PositiveSeconds = 75.0
+    """How long an idle connection is kept."""
+    extra_roles: tuple[str, ...] = ()
+    """Roles of messages that the model's chat template knows beside OpenAI's."""
     drain_s: Seconds = 30.0
     """How long running requests may go on after SIGTERM."""
 
@@ -80,12 +86,22 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     cpu: CpuDevices | None = None
 
 
+class SchedulerConfig(_Table, frozen=True, kw_only=True):
+    """`[scheduler]`: how requests are placed."""
+
+    policy: str = "most-free"
+    """One of `melld simulate --help`'s policies."""
+    epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
+    """The period of re-planning."""
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """All of it."""
 
     model: ModelConfig
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
 
 
 def parse_bytes(size: int | str, where: str) -> int:

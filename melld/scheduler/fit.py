@@ -53,3 +53,18 @@ class WorstFit(Policy):
         if worker is not None:
             self.cluster.assign(request, worker, cause)
         return worker is not None
+
+
+class MostFree(Policy):
+    """The worker with the most free KV of all, asleep or awake: for speed alone, when no GPU is to be kept free."""
+
+    name: ClassVar[str] = "most-free"
+
+    def allocate(self, request: Request, cause: str) -> bool:
+        """See `Policy.allocate`."""
+        worker = roomiest_fit(self.cluster, request)
+        if worker is None or worker.requests or worker.arriving:
+            worker = self.spare(request.kv_bytes, cause) or worker
+        if worker is not None:
+            self.cluster.assign(request, worker, cause)
+        return worker is not None

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 
 from melld.scheduler.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.fit import BestFit, WorstFit
+from melld.scheduler.fit import BestFit, MostFree, WorstFit
 from melld.scheduler.plus import LEAN, TIGHT, MellPlus
 from melld.scheduler.policy import Policy
 
 POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
     BestFit.name: BestFit,
     WorstFit.name: WorstFit,
+    MostFree.name: MostFree,
     LoadBalance.name: LoadBalance,
     MellPlus.name: MellPlus,
     "mell-plus-lean": lambda cluster: MellPlus(cluster, LEAN),

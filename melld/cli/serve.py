@@ -1,0 +1,53 @@
+"""`melld serve`: run the daemon in the foreground.
+
+Owns the process's logging, its event loop and its exit code.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+
+from melld.cli import DONE, FAILED
+from melld.cli.config_flags import add_config_flags, load_config
+from melld.errors import ConfigError, MelldError
+
+BAD_USAGE = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `melld serve`."""
+    add_config_flags(parser)
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal; 0 after an orderly end, 1 when it could not start, 2 for a bad configuration."""
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    try:
+        config = load_config(arguments, os.environ)
+        import uvloop
+
+        from melld.daemon import Daemon
+
+        async def serve() -> int:
+            daemon = Daemon(config, _say, lambda: load_config(arguments, os.environ))
+            await daemon.run()
+            return FAILED if daemon.failed else DONE
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve())
+    except ConfigError as error:
+        print(f"melld serve: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except MelldError as error:
+        print(f"melld serve: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

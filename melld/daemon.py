@@ -1,0 +1,281 @@
+"""The daemon's life, from the first signal handler to the last worker's end.
+
+    run:  open ──► start ──► serve ──► drain ──► stop
+
+Owns the order of things, the signals, and what the service manager is told.  Never looks into a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+import prometheus_client
+
+from melld.api.control import Operation, serve_control
+from melld.api.keys import Keys, load_keys, refuse_open_listen
+from melld.api.loop_probe import LoopProbe
+from melld.config import Config, ServerConfig
+from melld.control_messages import Reload, Reloaded
+from melld.daemon_devices import find_gpus, make_slots
+from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
+from melld.daemon_watch import Identity, Watch
+from melld.driver import Driver
+from melld.engine.arguments import engine_arguments
+from melld.engine.fleet import Fleet
+from melld.engine.pin import check_vllm_version
+from melld.errors import ConfigError
+from melld.kvstore.nvml import Nvml
+from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
+from melld.scheduler.policies import POLICIES
+from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
+from melld.status import DaemonState
+
+log = logging.getLogger("melld")
+RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
+
+
+class Daemon:
+    """One daemon.  `say` prints progress for people; `reload` reads the configuration again."""
+
+    def __init__(self, config: Config, say: Callable[[str], None], reload: Callable[[], Config]) -> None:
+        self.config = config
+        self._say = say
+        self._reload = reload
+        self.failed = False
+        self._said: set[str] = set()
+        self._stop = asyncio.Event()
+        self._abort = asyncio.Event()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.operations: Mapping[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
+
+    async def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            MelldError: it could not be started.
+        """
+        supervision = take_supervision(os.environ, os.getpid())
+        self._notifier = Notifier(supervision.notify_address)
+        async with contextlib.AsyncExitStack() as stack:
+            control, listeners = self._open(supervision)
+            stack.callback(control.close)
+            stack.push_async_callback(self._cancel_tasks)
+            stack.push_async_callback(self._fleet.supervisor.stop)
+            self._listen_to_signals()
+            self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
+            await stack.enter_async_context(serve_control(self, control))
+            frontend, arguments = await self._start()
+            if self._stop.is_set():
+                return
+            await stack.enter_async_context(self._serving(frontend, arguments, listeners))
+            await self._stop.wait()
+            await self._drain()
+        self._say("melld: stopped")
+
+    # -- open: everything that can be found wrong in a moment, before anything slow ---------------------------------
+
+    def _open(self, supervision: Supervision) -> tuple[ControlSocket, list[socket.socket]]:
+        check_vllm_version()
+        config = self.config
+        if config.scheduler.policy not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ConfigError("[scheduler] policy", f"{config.scheduler.policy!r} is none of {known}")
+        self._credential = supervision.credential("api-keys")
+        self.keys = self._load_keys(config)
+        refuse_open_listen(config.server, self.keys)
+        check_model(config.model.path)
+        nvml = Nvml()
+        gpus = find_gpus(config.devices, nvml, os.environ)
+        slots = make_slots(config, gpus, os.environ)
+        os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
+        self._fleet = Fleet(slots, time.monotonic)
+        self._driver = Driver(
+            self._fleet, config.scheduler.policy, time.monotonic, epoch_s=config.scheduler.epoch_ms / 1e3
+        )
+        identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
+        self.watch = Watch(self._fleet, self._driver, identity, nvml if gpus else None)
+        listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
+        self.watch.url = url_of(listeners[0])
+        return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ)), listeners
+
+    def _load_keys(self, config: Config) -> Keys:
+        keys = load_keys(config.server, read_text)
+        if self._credential is None:
+            return keys
+        handed = load_keys(ServerConfig(api_key_file="the credential api-keys"), lambda _: self._credential or "")
+        return Keys((*keys.digests, *handed.digests))
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> tuple[Any, Namespace]:
+        """Workers and the front end's imports side by side; returns the front end and vLLM's serving arguments."""
+        places = self._fleet.supervisor.places
+        devices = ", ".join(place.slot.device for place in places.values())
+        self._say(f"melld: loading {self.config.model.path} on {devices}")
+        began_s = time.monotonic()
+        self._fleet.supervisor.on_change = lambda: self._say_progress(began_s)
+        starting = asyncio.ensure_future(self._fleet.supervisor.start())
+        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({starting, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            both = asyncio.gather(starting, preparing)
+            await asyncio.wait({both, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                starting.cancel()
+                return None, Namespace()
+            _, (vllm_config, arguments) = await both
+        finally:
+            stopping.cancel()
+            self._fleet.supervisor.on_change = lambda: None
+        from melld.engine.frontend import make_frontend
+
+        return make_frontend(self._fleet, vllm_config), arguments
+
+    def _say_progress(self, began_s: float) -> None:
+        for place in self._fleet.supervisor.places.values():
+            if place.is_ready and place.slot.worker not in self._said:
+                self._said.add(place.slot.worker)
+                self._say(
+                    f"melld: {place.slot.worker} is ready on {place.slot.device} ({time.monotonic() - began_s:.1f} s)"
+                )
+
+    # -- serve ------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _serving(
+        self, frontend: Any, arguments: Namespace, listeners: list[socket.socket]
+    ) -> AsyncIterator[None]:
+        from melld.api.app import ApiContext, start_api
+        from melld.engine.frontend import serving_state
+
+        registry = prometheus_client.REGISTRY
+        registry.register(self.watch)  # type: ignore[arg-type]
+        probe = LoopProbe(registry)
+        probe.start()
+        self._watch_over(self._driver.run(), "epochs")
+        self._watch_over(self.watch.run(), "readings")
+        context = ApiContext(
+            engine=frontend,
+            state=await serving_state(frontend, arguments),
+            config=lambda: self.config.server,
+            keys=lambda: self.keys,
+            phase=lambda: self.watch.state,
+            registry=registry,
+        )
+        async with start_api(context, listeners):
+            self.watch.state = DaemonState.READY
+            self._notifier.ready(f"serving on {self.watch.url}")
+            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
+            try:
+                yield
+            finally:
+                probe.stop()
+                registry.unregister(self.watch)  # type: ignore[arg-type]
+
+    # -- drain ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Take nothing new; let what runs end, until the deadline or a second signal."""
+        self.watch.state = DaemonState.DRAINING
+        deadline_s = self.config.server.drain_s
+        self._notifier.stopping("draining")
+        if self._fleet.live:
+            self._say(f"melld: draining {len(self._fleet.live)} requests (at most {deadline_s:.0f} s; again to abort)")
+            empty = asyncio.ensure_future(self._fleet.drained())
+            aborted = asyncio.ensure_future(self._abort.wait())
+            await asyncio.wait({empty, aborted}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            empty.cancel()
+            aborted.cancel()
+            self._fleet.fail_all()
+            await asyncio.sleep(0)
+        self.watch.state = DaemonState.STOPPING
+
+    # -- signals and the service manager ----------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
+
+    def _on_stop_signal(self) -> None:
+        (self._abort if self._stop.is_set() else self._stop).set()
+
+    def _on_hang_up(self) -> None:
+        self._notifier.reloading()
+        try:
+            reloaded = self._apply_reload()
+        except ConfigError as error:
+            log.error("reload refused, the old configuration stays: %s", error)
+            self.watch.warnings = [f"the configuration was not reloaded: {error}"]
+        else:
+            log.info("reloaded: %s", ", ".join(reloaded.applied) or "nothing has changed")
+        self._notifier.ready()
+
+    async def _on_reload(self, _reload: Reload) -> Reloaded:
+        return self._apply_reload()
+
+    def _apply_reload(self) -> Reloaded:
+        new = self._reload()
+        keys = self._load_keys(new)
+        refuse_open_listen(new.server, keys)
+        changed = changed_keys(self.config, new)
+        applied = [key for key in changed if key in RELOADABLE]
+        if keys != self.keys and "server.api_key_file" not in applied:
+            applied.append("server.api_key_file")
+        self.keys = keys
+        server = msgspec.structs.replace(
+            self.config.server, **{key.split(".")[1]: changed[key] for key in applied if key in changed}
+        )
+        self.config = msgspec.structs.replace(self.config, server=server)
+        self.watch.warnings = []
+        return Reloaded(applied=tuple(applied), needs_restart=tuple(key for key in changed if key not in RELOADABLE))
+
+    def _look(self) -> Beat:
+        """Well while starting, and while any worker is there to make progress."""
+        status = self.watch.status()
+        ready = sum(place.is_ready for place in self._fleet.supervisor.places.values())
+        given_up = all(place.given_up for place in self._fleet.supervisor.places.values())
+        text = f"{status.state}: {ready}/{len(status.workers)} workers, {len(status.requests)} requests"
+        return Beat(well=not given_up, status=text)
+
+    def status(self) -> Any:
+        """For the control socket."""
+        return self.watch.status()
+
+    # -- tasks ------------------------------------------------------------------------------------------------------
+
+    def _watch_over(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """A task of ours that ends by itself is a fault of ours: told once, and the daemon ends in good order."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the task '%s' failed", task.get_name(), exc_info=task.exception())
+            self.failed = True
+            self._stop.set()
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _prepare_frontend(config: Config, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
+    """In a thread: seconds of imports, and the model's configuration."""
+    from melld.engine.frontend import serving_arguments, vllm_config_of
+
+    kind = next(iter(places.values())).slot.spec.device_kind
+    arguments = engine_arguments(config, kind)
+    return vllm_config_of(config, arguments), serving_arguments(config, arguments)

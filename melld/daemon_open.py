@@ -1,0 +1,77 @@
+"""What the daemon looks at before it begins, and what it says when it has begun.
+
+Owns the checks that take a moment, so that a mistake is told before anything slow is started.
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld.config import Config
+from melld.errors import ConfigError
+
+
+def model_name(config: Config) -> str:
+    """The name that clients call the model by."""
+    return config.model.name or Path(config.model.path).name
+
+
+def check_model(path: str) -> None:
+    """Raises `ConfigError` for a path that holds no model.  A bare name may be one that vLLM finds elsewhere."""
+    directory = Path(path)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError("[model] path", f"{path} holds no config.json: not a model")
+    elif directory.exists() or path.startswith((".", "/", "~")):
+        raise ConfigError(
+            "[model] path", f"{path} is no directory (`melld demo-model {path}` makes a small model there)"
+        )
+
+
+def read_text(path: str) -> str:
+    """A file of API keys."""
+    return Path(path).read_text(encoding="utf-8")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bound, and not yet listening: a taken port is found before anything slow is begun."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError("[server]", f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where people reach it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  a name for people, not an address to bind
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def changed_keys(old: Config, new: Config) -> dict[str, Any]:
+    """`table.key` -> new value, of every key that differs."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    return {
+        f"{table}.{key}": getattr(getattr(new, table), key)
+        for table in after
+        for key in after[table]
+        if after[table][key] != before[table].get(key)
+    }
+
+
+def ready_text(url: str, model: str, needs_key: bool) -> str:
+    """What a newcomer reads when the daemon is ready: lines to paste."""
+    key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
+    return f"""melld: ready
+
+  API     {url}/v1
+  try     curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+            -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 64}}'
+  status  melld status --watch
+"""

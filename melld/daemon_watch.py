@@ -1,0 +1,210 @@
+"""What can be seen of the daemon: its status for the control socket, its own metrics for Prometheus.
+
+Owns the readings of devices and the rates, taken once a second.  Changes nothing.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from melld import __version__
+from melld.driver import Driver
+from melld.engine.fleet import Fleet, Live
+from melld.engine.pin import VLLM_VERSION
+from melld.engine.supervisor import Place
+from melld.kvstore.device_poller import DevicePoller
+from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.kvstore.nvml import Nvml
+from melld.kvstore.process_meter import ProcessMeter
+from melld.migrate.snapshot import Phase
+from melld.status import DaemonState, DaemonStatus, RequestStatus, WorkerState, WorkerStatus
+
+RATE_WINDOW = 5
+"""Readings, a second apart, that `tokens_per_s` looks back over."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the daemon runs."""
+
+    pid: int
+    model: str
+    started_s: float
+
+
+class Watch:
+    """The daemon's eyes on itself."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, identity: Identity, nvml: Nvml | None) -> None:
+        self.state = DaemonState.STARTING
+        self.url = ""
+        self.warnings: list[str] = []
+        self._fleet = fleet
+        self._driver = driver
+        self._identity = identity
+        self._nvml = nvml
+        self._poller = DevicePoller({})
+        self._metered: dict[str, int] = {}
+        self._readings: dict[str, DeviceReading] = {}
+        self._tokens: dict[str, deque[tuple[float, int]]] = {}
+
+    async def run(self) -> None:
+        """Read the devices and the rates, once a second, for ever."""
+        while True:
+            self._set_sources()
+            self._readings = await self._poller.read()
+            now_s = time.monotonic()
+            for worker, facts in self._fleet.workers.items():
+                seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
+                if seen and facts.tokens < seen[-1][1]:
+                    seen.clear()  # another process, which counts from 0
+                seen.append((now_s, facts.tokens))
+            await asyncio.sleep(1.0)
+
+    def _set_sources(self) -> None:
+        for place in self._fleet.supervisor.places.values():
+            pid = place.process.pid if place.process is not None else 0
+            if not pid or self._metered.get(place.slot.device) == pid:
+                continue
+            self._metered[place.slot.device] = pid
+            self._poller.set_source(place.slot.device, self._reader(place, pid))
+
+    def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
+        device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
+        if uuid is None or nvml is None:
+            return ProcessMeter(device, pid).read
+        return lambda: nvml.read(device, uuid, [pid])
+
+    # -- status -----------------------------------------------------------------------------------------------------
+
+    def status(self) -> DaemonStatus:
+        """Everything, as it is now."""
+        now_s = time.monotonic()
+        live = self._fleet.live.values()
+        placed = [request for request in live if request.worker is not None]
+        queued = [request for request in live if request.worker is None]
+        return DaemonStatus(
+            melld_version=__version__,
+            vllm_version=VLLM_VERSION,
+            pid=self._identity.pid,
+            model=self._identity.model,
+            state=self.state,
+            uptime_s=round(now_s - self._identity.started_s, 3),
+            url=self.url,
+            policy=self._driver.policy,
+            queued_requests=len(queued),
+            warnings=tuple(self.warnings),
+            workers=tuple(self._worker(place) for place in self._fleet.supervisor.places.values()),
+            requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
+        )
+
+    def _worker(self, place: Place) -> WorkerStatus:
+        worker = place.slot.worker
+        facts = self._fleet.workers.get(worker)
+        blocks = self._fleet.ledger.worker(worker)
+        reading = self._readings.get(place.slot.device)
+        phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
+        state, reason = _state_of(place)
+        if not reason and reading is not None and reading.state is not DeviceState.OK:
+            reason = f"device {reading.state}: {reading.reason}"
+        return WorkerStatus(
+            worker=worker,
+            device=place.slot.device,
+            device_name=reading.name if reading else None,
+            state=state,
+            reason=reason,
+            pid=place.process.pid if place.process is not None else None,
+            capacity_bytes=blocks.capacity_bytes if blocks else 0,
+            used_bytes=blocks.used_bytes if blocks else 0,
+            total_blocks=blocks.total_blocks if blocks else 0,
+            used_blocks=blocks.used_blocks if blocks else 0,
+            reserved_blocks=blocks.reserved_blocks if blocks else 0,
+            running_requests=sum(phase is not Phase.WAITING for phase in phases),
+            waiting_requests=sum(phase is Phase.WAITING for phase in phases),
+            max_requests=facts.max_requests if facts else 0,
+            tokens_per_s=self._tokens_per_s(worker),
+            step_ms=round(statistics.median(facts.step_s) * 1e3, 3) if facts and facts.step_s else None,
+            memory_bytes=reading.used_bytes if reading else None,
+            memory_total_bytes=reading.total_bytes if reading else None,
+            power_w=reading.power_w if reading else None,
+            temperature_c=reading.temperature_c if reading else None,
+            utilisation=reading.utilisation if reading else None,
+            restarts=place.restarts,
+        )
+
+    def _tokens_per_s(self, worker: str) -> float:
+        seen = self._tokens.get(worker)
+        if seen is None or len(seen) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = seen[0], seen[-1]
+        return round((last - first) / (last_s - first_s), 1)
+
+    def _request(self, live: Live, now_s: float) -> RequestStatus:
+        holding = self._fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
+        return RequestStatus(
+            request=live.request,
+            worker=live.worker,
+            phase=holding.phase if holding else Phase.WAITING,
+            prompt_tokens=live.prompt_tokens,
+            output_tokens=len(live.output_token_ids),
+            kv_bytes=holding.kv_bytes if holding else 0,
+            blocks=holding.blocks if holding else 0,
+            age_s=round(now_s - live.arrived_s, 3),
+        )
+
+    # -- metrics ----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """The `melld_*` metrics, for prometheus_client's registry."""
+        status = self.status()
+        yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
+        yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
+        yield _gauge("melld_ready", "1 while the daemon takes requests.", float(status.state is DaemonState.READY))
+        dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
+        dropped.add_metric([], self._fleet.dropped_outputs)
+        yield dropped
+        for field, (name, text, kind) in WORKER_METRICS.items():
+            family = kind(name, text, labels=["worker", "device"])
+            for worker in status.workers:
+                value = getattr(worker, field)
+                if value is not None:
+                    family.add_metric([worker.worker, worker.device], float(value))
+            yield family
+        up = GaugeMetricFamily("melld_worker_ready", "1 while the worker runs requests.", labels=["worker", "device"])
+        for worker in status.workers:
+            up.add_metric([worker.worker, worker.device], float(worker.state is WorkerState.READY))
+        yield up
+
+
+WORKER_METRICS = {
+    "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
+    "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
+    "running_requests": ("melld_worker_requests_running", "Requests in its steps.", GaugeMetricFamily),
+    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not begun.", GaugeMetricFamily),
+    "tokens_per_s": ("melld_worker_output_tokens_per_second", "Over the last seconds.", GaugeMetricFamily),
+    "restarts": ("melld_worker_restarts", "Starts of its process after the first.", CounterMetricFamily),
+    "memory_bytes": ("melld_device_memory_used_bytes", "Memory of the device in use.", GaugeMetricFamily),
+    "memory_total_bytes": ("melld_device_memory_total_bytes", "Memory of the device.", GaugeMetricFamily),
+    "power_w": ("melld_device_power_watts", "Power that the device draws.", GaugeMetricFamily),
+    "temperature_c": ("melld_device_temperature_celsius", "The device's temperature.", GaugeMetricFamily),
+    "utilisation": ("melld_device_utilisation_ratio", "Part of the time with work.", GaugeMetricFamily),
+}
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _state_of(place: Place) -> tuple[WorkerState, str]:
+    if place.is_ready:
+        return WorkerState.READY, ""
+    if place.given_up:
+        return WorkerState.FAILED, place.detail
+    if place.process is not None:
+        return WorkerState.STARTING, place.detail
+    return WorkerState.FAILED, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
