@@ -7,6 +7,7 @@ by tokens takes the same room, and computes what it did not find in the cache.  
 hashes, grammar); the rest is quick and for the engine thread.
 """
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -258,6 +259,11 @@ def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
     from vllm.v1.metrics.stats import PrefillStats
 
+    params = request.sampling_params
+    if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
+        # Told with the first token.  The V2 runner would collect them again if the prompt is computed again.
+        request.sampling_params = copy.copy(params)
+        request.sampling_params.prompt_logprobs = None
     request.events = [EngineCoreEvent(EngineCoreEventType(kind), at) for kind, at in snapshot.events]
     request.num_preemptions = snapshot.num_preemptions
     if snapshot.prefill_stats is None:

@@ -59,6 +59,12 @@ def test_blocks_that_the_kernel_splits_are_copied_whole() -> None:
     assert (layout.num_blocks, layout.block_bytes) == (3, 2 * 2 * 2 * 16 * 4 * 4)
 
 
+def test_layers_that_share_their_bytes_are_copied_once() -> None:
+    """Groups of layers may lie over each other in one allocation, with blocks of one pool."""
+    tensors = cache("LBHNC", {"L": 2, "B": 6, "H": 2, "N": 16, "C": 4})
+    assert layout_of(tensors, 6) == layout_of([*tensors, *tensors], 6)
+
+
 def test_a_packed_layout_holds_the_same_chunks() -> None:
     """Staging buffers hold blocks without gaps."""
     layout = layout_of(cache("LBHNC", {"L": 3, "B": 5, "H": 2, "N": 4, "C": 8}), 5)

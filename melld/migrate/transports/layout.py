@@ -60,7 +60,7 @@ def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
     if len({(chunk, stride) for chunk, stride, _ in found}) != 1:
         raise UnsupportedLayout("the layers' blocks are not of one shape")
     chunk, stride, _ = next(iter(found))
-    offsets = sorted(offset for _, _, offsets in found for offset in offsets)
+    offsets = sorted({offset for _, _, offsets in found for offset in offsets})  # groups of layers may share bytes
     adjacent = all(b - a == chunk for a, b in itertools.pairwise(offsets))
     if adjacent and chunk * len(offsets) <= stride:  # else another block lies there, or would in a larger cache
         chunk, offsets = chunk * len(offsets), offsets[:1]
