@@ -57,6 +57,7 @@ class Simulation:
         self.workload = workload.limited(settings.most_tokens)
         self.scheduler = scheduler
         self.fleet = Fleet(settings)
+        self._runs = self.fleet.runs
         self.measures = Measures(settings, len(workload))
         self.now_s = 0.0
         self._log = log
@@ -131,17 +132,18 @@ class Simulation:
         workload = self.workload
         prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
         run = Run(index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
-        self.fleet.runs[run.id] = run
-        self._handle(RequestArrived(self.now_s, run.id, prompt_bytes, prompt_tokens))
+        request = run.id
+        self._runs[request] = run
+        self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens))
 
     def _finish(self, run: Run, version: int) -> None:
         if run.version != version:
             return
         run.become(ENDED)
-        self.measures.finished(run, self.now_s)
+        now_s = self._last_progress_s = self.now_s
+        self.measures.finished(run, now_s)
         self.fleet.drop(run)
-        self._last_progress_s = self.now_s
-        self._handle(RequestFinished(self.now_s, run.id))
+        self._handle(RequestFinished(now_s, run.id))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
         now_s, fleet = self.now_s, self.fleet
@@ -206,7 +208,7 @@ class Simulation:
             self._add_workers(missing)
 
     def _place(self, command: events.PlaceRequest) -> None:
-        run = self.fleet.runs[command.request]
+        run = self._runs[command.request]
         run.become(RUNNING)
         if self._log is not None:
             self._log_decision(command, run.prompt_bytes)
