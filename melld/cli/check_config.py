@@ -4,13 +4,14 @@ Owns looking at the files that the configuration names.  Never loads a model and
 """
 
 import argparse
-import hashlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from melld.api.keys import load_keys, refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
@@ -18,6 +19,10 @@ from melld.config import Config
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.runtime_directory import runtime_directory
+from melld.service_notify import read_supervision
+
+KEYS_CREDENTIAL = "api-keys"
+"""LoadCredential= of the unit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.config = arguments.file
         config = load_config(arguments, os.environ)
         check_files(config)
+        check_keys(config, os.environ)
     except ConfigError as error:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -49,7 +55,7 @@ def check_files(config: Config) -> None:
     """Look at everything that the configuration names.
 
     Raises:
-        ConfigError: the model or the key file is not there or is not one, or vLLM is told something that melld decides.
+        ConfigError: the model is not there or is none, or vLLM is told something that melld decides.
     """
     model = Path(config.model.path)
     if not model.is_dir():
@@ -62,29 +68,18 @@ def check_files(config: Config) -> None:
         raise ConfigError("[model] path", f"{model / 'config.json'}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError("[model] path", f"{model / 'config.json'} is not JSON: {error}") from error
-    if config.server.api_key_file is not None:
-        _check_keys(Path(config.server.api_key_file))
     engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
 
 
-def _check_keys(file: Path) -> None:
-    """The keys themselves are never shown, nor is any part of them."""
-    where = "[server] api_key_file"
-    try:
-        lines = [line.strip() for line in file.read_text().splitlines()]
-    except OSError as error:
-        raise ConfigError(where, f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError(where, f"{file} is not text") from None
-    keys = [line for line in lines if line]
-    if not keys:
-        raise ConfigError(where, f"{file} holds no key")
-    digest_characters = 2 * hashlib.sha256().digest_size
-    for number, line in enumerate(lines, 1):
-        kind, _, digest = line.partition("sha256:")
-        hexadecimal = len(digest) == digest_characters and set(digest) <= set("0123456789abcdef")
-        if not kind and line and not hexadecimal:
-            raise ConfigError(where, f"{file} line {number}: sha256: is not followed by {digest_characters} hex digits")
+def check_keys(config: Config, environment: Mapping[str, str]) -> None:
+    """Read the API keys as `melld serve` would, showing none of them; the service manager's count where it gives any.
+
+    Raises:
+        ConfigError: the key file cannot be used, or the API would be open to the network.
+    """
+    keys = load_keys(config.server, lambda file: Path(file).read_text())
+    if read_supervision(environment, os.getpid()).credential(KEYS_CREDENTIAL) is None:
+        refuse_open_listen(config.server, keys)
 
 
 def _report(config: Config, *, as_json: bool) -> str:

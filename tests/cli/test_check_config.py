@@ -1,0 +1,120 @@
+"""`melld check-config`, as the process that an operator runs before a restart."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.cli.toml_text import toml_text
+from melld.config import parse_config
+
+KEY = "sk-a-key-that-nobody-may-see"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a model, as far as a check can tell, and a configuration that names it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "keys").write_text(f"# for the office\n{KEY}\nsha256:{hashlib.sha256(b'k').hexdigest()}\n")
+    (tmp_path / "melld.toml").write_text(
+        """
+[model]
+path = "model"
+vllm = {max_model_len = 4096, compilation_config = {cudagraph_mode = "NONE"}}
+[server]
+port = 9000
+"""
+    )
+    return tmp_path
+
+
+def check(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "melld", "check-config", *words],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:
+    """Every default is seen, and what is printed is a configuration itself: the same one."""
+    done = check(place, "--device", "cpu:2", XDG_RUNTIME_DIR="/run/user/7")
+    assert (done.returncode, done.stderr) == (0, "")
+    ok, _, text = done.stdout.partition("\n")
+    assert ok == "ok"
+    flags = {"devices.cpu.count": 2, "server.runtime_directory": "/run/user/7/melld"}
+    assert parse_config(text, "printed") == parse_config((place / "melld.toml").read_text(), "file", flags)
+
+
+def test_a_script_gets_json(place: Path) -> None:
+    """Deployment tools read the effective values."""
+    done = check(place, "melld.toml", "--json", "--name", "office")
+    assert done.returncode == 0
+    config = json.loads(done.stdout)
+    assert (config["server"]["port"], config["model"]["name"]) == (9000, "office")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
+        (["melld.toml", "--config", "melld.toml"], "--config: does not go together with FILE"),
+        (["--model", "elsewhere"], "[model] path: there is no directory elsewhere"),
+        (["--model", "."], "[model] path: . is not a model: it has no config.json"),
+        (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
+        (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
+        (["--api-key-file", "gone"], "[server.api_key_file]: cannot be read"),
+        (["--api-key-file", "blank"], "[server.api_key_file]: blank holds no key"),
+        (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
+        (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: not with melld"),
+        (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
+    ],
+)
+def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str], why: str) -> None:
+    """Found out before the restart, with the same code 2 that systemd would not restart on."""
+    for name, text in {"scribble": "{", "listing": "[]"}.items():
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(text)
+    (place / "blank").write_text("\n# none yet\n")
+    done = check(place, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"melld check-config: {why}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_keys_are_read_and_never_shown(place: Path) -> None:
+    """What an operator pastes into a ticket holds no secret."""
+    done = check(place, "--api-key-file", "keys", "--host", "0.0.0.0")  # noqa: S104
+    assert done.returncode == 0
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_the_service_managers_key_counts(place: Path) -> None:
+    """As ExecStartPre= of the unit, the check sees the key that the daemon will see."""
+    (place / "credentials").mkdir()
+    (place / "credentials" / "api-keys").write_text(KEY)
+    done = check(place, "--host", "0.0.0.0", CREDENTIALS_DIRECTORY=str(place / "credentials"))  # noqa: S104
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | words
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
+
+
+@given(st.dictionaries(words, st.dictionaries(words, values, max_size=4), max_size=3))
+def test_what_is_printed_as_toml_reads_back(tables: dict[str, dict[str, object]]) -> None:
+    """The options of vLLM may hold anything; the printed file still means the same."""
+    assert tomllib.loads(toml_text(tables)) == tables
