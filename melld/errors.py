@@ -11,6 +11,12 @@ class MelldError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    param: str | None = None
+    """The field of the request that is at fault."""
+    retry_after_s: float | None = None
+    """When a client may try again; answers with status 429 or 503 always name a time."""
+    should_retry: bool | None = None
+    """False tells official clients not to repeat a request that would do harm again (`x-should-retry`)."""
 
 
 class ConfigError(MelldError):

@@ -1,0 +1,111 @@
+"""Who may come in: how many calls run at once, and whether any may begin.
+
+Owns the count of the calls that wait for an engine, their tasks, and the lifecycle of the door:
+
+    open ──begin_drain──► draining ──abort──► aborted
+
+It never waits for an engine itself; `wait_idle` waits for the calls.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from melld.api.answers import Refusal
+
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class Door(Enum):
+    """The lifecycle of the daemon's API."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    ABORTED = "aborted"
+
+
+class Admission:
+    """Counts calls in and out.  One per daemon."""
+
+    def __init__(self, max_concurrent: Callable[[], int], why_not_ready: Callable[[], str | None]) -> None:
+        """`why_not_ready` says in a few words why no request can be served now, or None when it can."""
+        self._max_concurrent = max_concurrent
+        self._why_not_ready = why_not_ready
+        self._calls: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.door = Door.OPEN
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have come in and not gone."""
+        return len(self._calls)
+
+    def why_not_ready(self) -> str | None:
+        """Why a new request would be refused, or None: what `/ready` answers."""
+        return "draining" if self.door is not Door.OPEN else self._why_not_ready()
+
+    def check(self) -> None:
+        """Refuse, as `call` would, before anything has been read.
+
+        Raises:
+            Refusal: 503 while draining or not ready, 429 when as many run as may.
+        """
+        why_not = self.why_not_ready()
+        if why_not is not None:
+            raise Refusal(503, f"not serving now: {why_not}", code="unavailable", headers=RETRY_AFTER)
+        if len(self._calls) >= self._max_concurrent():
+            message = f"{len(self._calls)} requests are running already"
+            raise Refusal(429, message, code="too_many_requests", headers=RETRY_AFTER)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Hold a place for the current task.
+
+        Raises:
+            Refusal: 503 while draining or not ready, 429 when as many run as may.
+        """
+        self.check()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task not in self._calls
+        self._calls.add(task)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls.discard(task)
+            if not self._calls:
+                self._idle.set()
+
+    def begin_drain(self) -> None:
+        """Let nobody in any more; who is in goes on."""
+        if self.door is Door.OPEN:
+            self.door = Door.DRAINING
+
+    async def wait_idle(self, deadline_s: float) -> bool:
+        """Wait until the last call has gone, for at most `deadline_s`; whether it has."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def abort(self) -> int:
+        """End every call now: each client is told, none is cut off in silence.  Returns how many there were."""
+        self.door = Door.ABORTED
+        for task in self._calls:
+            task.cancel()
+        return len(self._calls)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether a cancelled call was ended by the daemon, and not by its client."""
+        return self.door is Door.ABORTED
+
+
+def shutting_down() -> Refusal:
+    """What the clients of aborted calls are told."""
+    return Refusal(503, "the daemon is shutting down", code="shutting_down", headers=RETRY_AFTER)

@@ -1,0 +1,243 @@
+"""The HTTP API: one request from its head to its answer.
+
+    route ─► key ─► door (Admission) ─► body ─► guards ─► vLLM's serving class ─► one body, or a stream of events
+
+Owns the order of these steps and the one place where errors become answers.  What an answer looks like, what is
+refused and how vLLM is called each have a module of their own.  Never talks to a worker.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from starlette.datastructures import State
+from vllm.engine.protocol import EngineClient
+
+from melld.api.admission import Admission, shutting_down
+from melld.api.answers import Answer, Dialect, Refusal
+from melld.api.body import read_body
+from melld.api.calls import CALLS, Call, Result, forwarded, make_messages_honest, perform, trust_of
+from melld.api.connection import ConnectionServer, ReaderWatch
+from melld.api.error_mapping import answer_to, is_known
+from melld.api.http_metrics import HttpMetrics
+from melld.api.json_guard import parse_object
+from melld.api.keys import Keys, presented_key
+from melld.api.pages import JSON, PAGES, WITHOUT_KEY
+from melld.api.request_guard import Trust, check_request, check_request_id
+from melld.api.streams import HEADERS, StreamFault
+from melld.config import ServerConfig
+from melld.errors import MelldError
+from melld.status import DaemonState
+
+log = logging.getLogger("melld.api")
+
+BACKLOG = 1024
+SETTLE_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApiContext:
+    """What the API needs of the daemon."""
+
+    engine: EngineClient
+    state: State
+    """vLLM's serving classes, as `init_app_state` leaves them."""
+    config: Callable[[], ServerConfig]
+    """Of now: a reload may change it."""
+    keys: Callable[[], Keys]
+    phase: Callable[[], DaemonState]
+    registry: CollectorRegistry
+    """Whose metrics /metrics shows, and where the API's own are registered."""
+
+
+@contextlib.asynccontextmanager
+async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> AsyncIterator[Admission]:
+    """Serve on these bound sockets for as long as the context is open.
+
+    At its end the calls that still run have `SETTLE_S` to end by themselves (the daemon has failed their requests by
+    then); what is left is aborted, and its clients are told.
+    """
+    api = Api(context)
+    server = ConnectionServer(api.handle, context.config())
+    runner = web.ServerRunner(server, shutdown_timeout=SETTLE_S)
+    await runner.setup()
+    try:
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        yield api.admission
+    finally:
+        api.admission.begin_drain()
+        if not await api.admission.wait_idle(SETTLE_S):
+            log.warning("%d calls are ended by the shutdown", api.admission.abort())
+            await api.admission.wait_idle(SETTLE_S)
+        await runner.cleanup()
+
+
+class Exchange:
+    """One request while it is answered."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self.request = request
+        self.request_id = uuid.uuid4().hex
+        self.route = "other"
+        self.dialect = Dialect.OPENAI
+        self.parameters: frozenset[str] = frozenset()
+        self.response: web.StreamResponse | None = None
+        """The stream, once its head has been sent."""
+        self.events = 0
+
+
+class Api:
+    """Answers requests.  One per daemon."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._trust: Trust = trust_of(context.state)
+        self._counts = HttpMetrics(context.registry)
+        self.admission = Admission(lambda: context.config().max_concurrent_requests, self._phase_but_ready)
+        make_messages_honest(context.state)
+
+    @property
+    def state(self) -> State:
+        """The serving classes of vLLM."""
+        return self._context.state
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics to show."""
+        return self._context.registry
+
+    def why_not_ready(self) -> str | None:
+        """Why no call is let in, in a word; None when it is."""
+        return self.admission.why_not_ready()
+
+    def _phase_but_ready(self) -> str | None:
+        phase = self._context.phase()
+        return None if phase is DaemonState.READY else phase.value
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, whatever happens."""
+        exchange = Exchange(request)
+        try:
+            response = await self._answer(exchange)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.admission.aborted or request.transport is None or task is None:
+                self._counts.disconnects.inc()
+                raise
+            task.uncancel()
+            response = await self._fail(exchange, shutting_down())
+        except ConnectionError:
+            # The client has gone while it was written to; aiohttp ends the connection.
+            self._counts.disconnects.inc()
+            raise
+        except Exception as error:  # noqa: BLE001 - the API's error middleware
+            response = await self._fail(exchange, error)
+        self._counts.answered(exchange.route, response.status)
+        return response
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
+        request = exchange.request
+        call, rest = self._route(exchange)
+        if exchange.route not in WITHOUT_KEY:
+            self._check_key(request)
+        if call is None:
+            page = await PAGES[exchange.route](self, rest)
+            headers = {"Content-Type": page.content_type} | page.headers
+            return web.Response(status=page.status, body=page.body, headers=headers)
+        self.admission.check()
+        body = await read_body(request, self._context.config())
+        with self.admission.call(), self._counts.in_flight.track_inprogress():
+            return await self._serve(exchange, call, body)
+
+    def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
+        """The call, or the page (None) and the rest of its path."""
+        request = exchange.request
+        path = request.path.rstrip("/") or "/"
+        rest = ""
+        if path.startswith("/v1/models/"):
+            path, rest = "/v1/models", path.removeprefix("/v1/models/")
+        call = CALLS.get(path)
+        if call is None and path not in PAGES:
+            raise Refusal(404, "there is nothing at this path", code="unknown_path")
+        exchange.route = path
+        allowed = ("GET", "HEAD") if call is None else ("POST",)
+        if call is not None:
+            exchange.dialect = call.dialect
+        if request.method not in allowed:
+            message = f"{path} takes {' or '.join(allowed)}"
+            raise Refusal(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+        return call, rest
+
+    def _check_key(self, request: web.BaseRequest) -> None:
+        keys = self._context.keys()
+        if not keys:
+            return
+        headers = request.headers
+        if not keys.open_to(presented_key(headers.get("Authorization"), headers.get("x-api-key"))):
+            asked = {"WWW-Authenticate": "Bearer"}
+            raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
+
+    async def _serve(self, exchange: Exchange, call: Call, body: bytes) -> web.StreamResponse:
+        config = self._context.config()
+        wanted = exchange.request.headers.get("X-Request-Id")
+        check_request_id(wanted, "X-Request-Id")
+        fields = parse_object(body, config.max_json_depth)
+        exchange.parameters = frozenset(fields)
+        check_request(fields, config, self._trust)
+        exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
+        vllm_request = forwarded(exchange.request.headers, exchange.request_id)
+        result = await perform(call, self._context.state, fields, vllm_request)
+        if self.admission.aborted:
+            raise shutting_down()
+        if result.stream is not None:
+            return await self._stream(exchange, result)
+        headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
+        return web.Response(body=result.body, headers=headers)
+
+    async def _stream(self, exchange: Exchange, result: Result) -> web.StreamResponse:
+        assert result.stream is not None
+        request = exchange.request
+        response = web.StreamResponse(headers=HEADERS | {"x-request-id": exchange.request_id})
+        try:
+            with ReaderWatch(request, self._context.config().slow_reader_s) as watch:
+                await response.prepare(request)
+                exchange.response = response
+                async for text in result.stream:
+                    await response.write(text.encode())
+                    exchange.events += 1
+                await response.write_eof()
+        finally:
+            if watch.ended:
+                self._counts.slow_readers.inc()
+                log.warning("request %s: ended, nobody reads its stream", exchange.request_id)
+            await result.stream.aclose()
+        return response
+
+    async def _fail(self, exchange: Exchange, error: BaseException) -> web.StreamResponse:
+        """Turn an error into the answer, or into the end of the stream that has begun."""
+        answer = error.answer if isinstance(error, StreamFault) else answer_to(error, exchange.parameters)
+        if not (isinstance(error, MelldError) or is_known(error) or answer.status < 500):
+            log.error("request %s failed", exchange.request_id, exc_info=error)
+        response = exchange.response
+        if response is None:
+            return self._refuse(exchange, answer)
+        self._counts.failed_streams.inc()
+        log.warning("request %s: its stream ended in an error: %s", exchange.request_id, answer.message)
+        await response.write(answer.event(exchange.dialect, exchange.events))
+        await response.write_eof()
+        return response
+
+    def _refuse(self, exchange: Exchange, answer: Answer) -> web.StreamResponse:
+        headers = {"Content-Type": JSON, "x-request-id": exchange.request_id} | answer.headers
+        response = web.Response(status=answer.status, body=answer.body(exchange.dialect), headers=headers)
+        if not exchange.request.content.is_eof():
+            # The rest of the body is not wanted: what follows on this connection would be taken for it.
+            response.force_close()
+        return response

@@ -1,0 +1,189 @@
+"""Calls: the endpoints behind which an engine works, each a row of one table.
+
+Owns the way from a parsed body to a result of vLLM's serving classes.  Sends nothing.
+"""
+
+import copy
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDict
+from pydantic import BaseModel, TypeAdapter
+from starlette.datastructures import State
+from starlette.responses import Response
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+
+from melld.api.answers import Dialect, Refusal
+from melld.api.error_mapping import answer_in
+from melld.api.request_guard import Trust
+from melld.api.streams import StreamFault, begun
+
+# What vLLM may see of an HTTP request: tracing and session ids.  Its own headers (a priority, a data-parallel rank) are
+# not for clients.
+FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
+_EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint."""
+
+    serving: str
+    """The attribute of the serving state, as vLLM names it."""
+    method: str
+    """The method of it; empty when the object itself is called."""
+    parse: Callable[[dict[str, Any]], Any]
+    """A body into vLLM's pydantic model."""
+    api: str
+    """What it is called where it is missing."""
+    dialect: Dialect = Dialect.OPENAI
+    dump: dict[str, bool] = {}
+    """Arguments of `model_dump_json` for the response."""
+
+
+def _tokenize(body: dict[str, Any]) -> BaseModel:
+    return (TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest).model_validate(body)
+
+
+CALLS = {
+    "/v1/chat/completions": Call(
+        serving="openai_serving_chat",
+        method="create_chat_completion",
+        parse=ChatCompletionRequest.model_validate,
+        api="Chat Completions",
+    ),
+    "/v1/completions": Call(
+        serving="openai_serving_completion",
+        method="create_completion",
+        parse=CompletionRequest.model_validate,
+        api="Completions",
+    ),
+    "/v1/responses": Call(
+        serving="openai_serving_responses",
+        method="create_responses",
+        parse=ResponsesRequest.model_validate,
+        api="Responses",
+        dialect=Dialect.RESPONSES,
+        dump={"by_alias": True},
+    ),
+    "/v1/messages": Call(
+        serving="anthropic_serving_messages",
+        method="create_messages",
+        parse=AnthropicMessagesRequest.model_validate,
+        api="Messages",
+        dialect=Dialect.ANTHROPIC,
+        dump={"exclude_none": True},
+    ),
+    "/v1/messages/count_tokens": Call(
+        serving="anthropic_serving_messages",
+        method="count_tokens",
+        parse=AnthropicCountTokensRequest.model_validate,
+        api="Messages",
+        dialect=Dialect.ANTHROPIC,
+        dump={"exclude_none": True},
+    ),
+    "/v1/embeddings": Call(
+        serving="serving_embedding",
+        method="",
+        parse=_EMBEDDING.validate_python,
+        api="Embeddings",
+    ),
+    "/tokenize": Call(
+        serving="serving_tokenization",
+        method="create_tokenize",
+        parse=_tokenize,
+        api="Tokenize",
+    ),
+    "/detokenize": Call(
+        serving="serving_tokenization",
+        method="create_detokenize",
+        parse=DetokenizeRequest.model_validate,
+        api="Detokenize",
+    ),
+}
+
+
+class ForwardedRequest:
+    """What vLLM's serving classes are given in place of a Starlette request: chosen headers and a place for notes."""
+
+    def __init__(self, headers: CIMultiDict[str]) -> None:
+        self.headers = headers
+        self.state = SimpleNamespace()
+
+
+def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
+    """The part of an HTTP request's `headers` that vLLM may see, under the id that the request has here."""
+    chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
+    chosen["X-Request-Id"] = request_id
+    return ForwardedRequest(chosen)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a call gives: a whole JSON body, or a stream that has begun."""
+
+    body: bytes = b""
+    stream: AsyncGenerator[str, None] | None = None
+
+
+async def perform(call: Call, serving: State, body: dict[str, Any], request: ForwardedRequest) -> Result:
+    """Have vLLM serve a parsed body.
+
+    Raises:
+        Refusal, pydantic's ValidationError, vLLM's errors: see `melld.api.error_mapping`.
+    """
+    handler = getattr(serving, call.serving, None)
+    if handler is None:
+        message = f"this model does not support the {call.api} API"
+        raise Refusal(400, message, code="model_not_supported", param="model")
+    parsed = call.parse(body)
+    parameters = frozenset(body)
+    serve = getattr(handler, call.method) if call.method else handler
+    result = await serve(parsed, request)
+    if isinstance(result, ErrorResponse):
+        raise StreamFault(answer_in(result, parameters))
+    if isinstance(result, BaseModel):
+        return Result(result.model_dump_json(**call.dump).encode())
+    if isinstance(result, Response):
+        return Result(bytes(result.body))
+    return Result(stream=await begun(result, call.dialect, parameters))
+
+
+def trust_of(serving: State) -> Trust:
+    """What the operator's options of `[model.vllm]` let clients do."""
+    arguments = serving.args
+    return Trust(
+        chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),
+        multimodal_kwargs=bool(getattr(arguments, "trust_request_mm_kwargs", False)),
+        local_media=bool(getattr(arguments, "allowed_local_media_path", "")),
+    )
+
+
+def make_messages_honest(serving: State) -> None:
+    """Replace the Anthropic handler by one that raises what vLLM's would bury in a stream of its own.
+
+    Its converter reads the chat stream, and turns an error there into the text of a validation failure.
+    """
+    messages = getattr(serving, "anthropic_serving_messages", None)
+    if messages is None:
+        return
+    honest = copy.copy(messages)
+
+    async def create_chat_completion(request: Any, raw_request: Any = None) -> Any:
+        result = await messages.create_chat_completion(request, raw_request)
+        if isinstance(result, ErrorResponse | BaseModel):
+            return result
+        return await begun(result, Dialect.OPENAI, frozenset(AnthropicMessagesRequest.model_fields))
+
+    honest.create_chat_completion = create_chat_completion
+    serving.anthropic_serving_messages = honest

@@ -1,0 +1,157 @@
+"""HTTP/1.1 connections: what aiohttp's parser and protocol leave open is closed here.
+
+Owns the time that a client may take for a request's head, the answers to heads that cannot be parsed (431 for one
+that is too large), and the watch over clients that do not read.  Knows nothing of routes.
+"""
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from melld.api.answers import Answer, Dialect
+from melld.config import ServerConfig
+
+log = logging.getLogger("melld.api")
+
+MAX_URL_BYTES = 4096
+# The kernel holds back at most so much of a stream that its reader does not take; beyond it the writer feels it.
+UNSENT_BYTES = 128 << 10
+LINGER_S = 5.0
+
+
+class Connection(web.RequestHandler):
+    """One client's connection."""
+
+    __slots__ = ("_head_timer", "_limits", "_requests_seen")
+
+    def __init__(self, manager: web.Server, limits: ServerConfig, **options: Any) -> None:
+        super().__init__(
+            manager,
+            max_line_size=MAX_URL_BYTES,
+            max_field_size=limits.max_header_bytes,
+            max_headers=limits.max_headers,
+            keepalive_timeout=limits.keep_alive_s,
+            lingering_time=LINGER_S,
+            access_log=None,
+            logger=log,
+            **options,
+        )
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._requests_seen = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        self._arm()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Stop waiting."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; a head that has begun must end in time."""
+        super().data_received(data)
+        if self._request_count != self._requests_seen:
+            self._requests_seen = self._request_count
+            self._disarm()
+        elif self._head_timer is None and not self._request_in_progress:
+            self._arm()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer a head that the parser refused: 431 where it is too large, 414 for its URL, else 400."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun")
+        if isinstance(exc, LineTooLong) and exc.args[1] == MAX_URL_BYTES:
+            answer = Answer(414, "the URL is too long", code="url_too_long")
+        elif isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
+            limits = f"{self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes"
+            answer = Answer(431, f"the request's head is larger than {limits}", code="headers_too_large")
+        elif status == 400:
+            answer = Answer(400, "the request is not HTTP/1.1 as the daemon understands it", code="malformed_request")
+        else:
+            log.error("a connection's handler failed", exc_info=exc)
+            answer = Answer(500, "Internal server error", code="internal_error")
+        response = web.Response(status=answer.status, body=answer.body(Dialect.OPENAI), content_type="application/json")
+        response.force_close()
+        return response
+
+    def _arm(self) -> None:
+        self._head_timer = self._loop.call_later(self._limits.header_timeout_s, self._head_is_late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._request_in_progress or self.transport is None:
+            return
+        seconds = f"{self._limits.header_timeout_s:g} s"
+        body = Answer(408, f"no complete request within {seconds}", code="request_timeout").body(Dialect.OPENAI)
+        head = "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self.force_close()
+
+
+class ConnectionServer(web.Server):
+    """aiohttp's low-level server with connections of ours."""
+
+    def __init__(self, handler: Any, limits: ServerConfig) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._limits = limits
+
+    def __call__(self) -> web.RequestHandler:
+        """One connection's protocol, as `loop.create_server` asks for it."""
+        return Connection(self, self._limits, loop=self._loop)
+
+
+class ReaderWatch:
+    """Ends a connection whose reader has taken nothing for `slow_reader_s` while there was something to take.
+
+    A context manager around the writing of one stream; `ended` says whether it had to.
+    """
+
+    def __init__(self, request: web.BaseRequest, slow_reader_s: float) -> None:
+        self._writer = request.writer
+        self._transport = request.transport
+        self._slow_reader_s = slow_reader_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._taken_bytes = -1
+        self.ended = False
+
+    def __enter__(self) -> "ReaderWatch":
+        self._timer = self._loop.call_later(self._slow_reader_s, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        waiting_bytes = self._transport.get_write_buffer_size()
+        taken_bytes = self._writer.output_size - waiting_bytes
+        if waiting_bytes and taken_bytes == self._taken_bytes:
+            self.ended = True
+            self._transport.abort()
+            return
+        self._taken_bytes = taken_bytes
+        self._timer = self._loop.call_later(self._slow_reader_s, self._look)

@@ -1,0 +1,106 @@
+"""Which answer an exception gets.
+
+Owns the mapping from every exception that may end a request to one `Answer`.  Never sends anything and never logs.
+
+    Refusal, MelldError            their own status and code
+    pydantic's ValidationError     400, `param` from the place of the first error
+    vLLM's VLLMError and the bare  as vLLM's own exception handlers map them (vllm.entrypoints.serve.exception_handling)
+    ValueError family
+    anything else                  500, and the message stays inside
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from melld.api.answers import Answer, Refusal
+from melld.errors import MelldError
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+RETRY_AFTER_S = 1
+MAX_REPORTED_ERRORS = 5
+MAX_MESSAGE_CHARACTERS = 2000
+
+
+def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) -> Answer:
+    """The answer to a request that ended in `error`; `parameters` are the names that `param` may be guessed from."""
+    if isinstance(error, Refusal):
+        return error.answer
+    if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, MelldError):
+        error = error.__cause__
+    if isinstance(error, MelldError):
+        return _answer_to_our_own(error)
+    if isinstance(error, ValidationError):
+        return _answer_to_validation(error)
+    if isinstance(error, EngineDeadError):
+        message = "no worker can serve this request now"
+        return Answer(503, message, code="no_worker", headers={"Retry-After": str(RETRY_AFTER_S)})
+    if is_known(error):
+        return answer_in(create_error_response(error), parameters)  # type: ignore[arg-type]
+    return Answer(500, "Internal server error", code="internal_error")
+
+
+def is_known(error: BaseException) -> bool:
+    """Whether vLLM's serving layer raises this on purpose; anything else is a bug, to be logged with its traceback."""
+    if isinstance(error, EngineGenerateError):
+        return False
+    raised_for_bad_input = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
+    return isinstance(error, raised_for_bad_input) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
+
+
+def answer_in(response: "ErrorResponse", parameters: frozenset[str] = frozenset()) -> Answer:
+    """The answer in one of vLLM's ErrorResponses."""
+    error = response.error
+    message = error.message[:MAX_MESSAGE_CHARACTERS]
+    code, param = None, error.param
+    if error.code == 404 and param == "model":
+        code = "model_not_found"
+    elif "maximum context length" in message or "longer than the maximum model length" in message:
+        code = "context_length_exceeded"
+        param = next((name for name in ("messages", "prompt", "input") if name in parameters), param)
+    if param is None and error.code == 400:
+        param = _parameter_named_in(message, parameters)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.code in (429, 503) else {}
+    return Answer(error.code, message, code=code, param=param, headers=headers)
+
+
+def _answer_to_our_own(error: MelldError) -> Answer:
+    headers: dict[str, str] = {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    return Answer(error.status, str(error), code=error.code, param=error.param, headers=headers)
+
+
+def _answer_to_validation(error: ValidationError) -> Answer:
+    """As vLLM's handler of a RequestValidationError, in one line for a person and with bounded length."""
+    errors = error.errors(include_url=False, include_input=False)
+    param = None
+    for one in errors:
+        cause = one.get("ctx", {}).get("error")
+        if isinstance(cause, VLLMValidationError) and cause.parameter is not None:
+            param = cause.parameter
+            break
+    lines = []
+    for one in errors[:MAX_REPORTED_ERRORS]:
+        place = clean_loc_for_param(one["loc"]) if one["loc"] else ""
+        param = param or place or None
+        lines.append(f"{place}: {one['msg']}" if place else one["msg"])
+    if len(errors) > MAX_REPORTED_ERRORS:
+        lines.append(f"and {len(errors) - MAX_REPORTED_ERRORS} more")
+    return Answer(400, "; ".join(lines)[:MAX_MESSAGE_CHARACTERS], param=param)
+
+
+def _parameter_named_in(message: str, parameters: frozenset[str]) -> str | None:
+    """Checks of vLLM name the field in their text when they do not carry it: the first word that is one."""
+    if message.startswith("Token id"):
+        return "prompt" if "prompt" in parameters else None
+    return next((word for word in re.findall(r"[a-z_]+", message) if word in parameters), None)

@@ -1,0 +1,92 @@
+"""From the bytes of a body to a JSON object that is safe to hand on.
+
+Pure.  What Python's parser lets through and the layers below choke on is refused here: values that JSON does not have
+(NaN, Infinity), numbers beyond a double or 64 bits, halves of surrogate pairs, a key twice in one object (two
+parsers on the way would disagree about its value), nesting that exhausts a recursive reader.
+"""
+
+import json
+import math
+import re
+from typing import Any, Never
+
+from melld.api.answers import Refusal
+
+_INTEGERS = range(-(2**63), 2**64)
+# What only a slow walk can judge; without it in the text there is nothing to find.
+_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}|[eE]\+?[0-9]{3}")
+
+
+def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+    """The JSON object in `body`.
+
+    Raises:
+        Refusal: 400, with the top-level key at fault as `param` where there is one.
+    """
+    if not body.strip():
+        raise _malformed("the body is empty")
+    try:
+        text = body.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise _malformed("the body is not UTF-8") from error
+    except RecursionError as error:
+        raise _malformed(f"the body is nested deeper than {max_depth}") from error
+    except json.JSONDecodeError as error:
+        raise _malformed(f"the body is not JSON: {error}") from error
+    except ValueError as error:
+        raise _malformed("the body holds a number that is too large") from error
+    if not isinstance(value, dict):
+        raise _malformed("the body is not a JSON object")
+    careful = _SUSPECT.search(body) is not None
+    if careful or body.count(b"[") + body.count(b"{") > max_depth:
+        for key, item in value.items():
+            _check(key, item, max_depth, careful)
+    return value
+
+
+def _check(key: str, root: object, max_depth: int, careful: bool) -> None:
+    """Walk one top-level value without recursion."""
+    if careful:
+        _check_text(key, None)
+    waiting = [(root, 2)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, dict | list):
+            if depth > max_depth:
+                raise _malformed(f"the body is nested deeper than {max_depth}", key)
+            if isinstance(value, dict) and careful:
+                for name in value:
+                    _check_text(name, key)
+            inner = value.values() if isinstance(value, dict) else value
+            waiting.extend((item, depth + 1) for item in inner if careful or isinstance(item, dict | list))
+        elif isinstance(value, str):
+            _check_text(value, key)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _malformed("a number is beyond the range of a double", key)
+        elif isinstance(value, int) and value not in _INTEGERS:
+            raise _malformed("an integer is beyond 64 bits", key)
+
+
+def _check_text(text: str, param: str | None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _malformed("a string holds half of a surrogate pair", param) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise _malformed(f"the key {twice[:64]!r} stands twice in one object", twice[:64])
+    return found
+
+
+def _refuse_constant(name: str) -> Never:
+    raise _malformed(f"{name} is not a JSON value")
+
+
+def _malformed(message: str, param: str | None = None) -> Refusal:
+    return Refusal(400, message, code="invalid_json", param=param)

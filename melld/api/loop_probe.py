@@ -1,0 +1,65 @@
+"""How late the event loop runs: what every token of every stream waits for.
+
+Owns two metrics: `melld_event_loop_delay_seconds`, a histogram of how late a timer fired, and
+`melld_event_loop_delay_max_seconds`, the worst of the last one to two minutes.  Costs some ten microseconds a sample.
+"""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+INTERVAL_S = 0.01
+WINDOW_S = 60.0
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class LoopProbe:
+    """A timer that measures its own lateness.  `start` and `stop` belong to the loop that it watches."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._delays = Histogram(
+            "melld_event_loop_delay_seconds",
+            "How late timers of the daemon's event loop fire",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        gauge = Gauge(
+            "melld_event_loop_delay_max_seconds",
+            "The longest delay of the daemon's event loop in the last one to two minutes",
+            registry=registry,
+        )
+        gauge.set_function(self.max_delay_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._window_ends = 0.0
+        self._worst_s = 0.0
+        self._worst_before_s = 0.0
+
+    def start(self) -> None:
+        """Begin to sample, every INTERVAL_S."""
+        loop = asyncio.get_running_loop()
+        self._window_ends = loop.time() + WINDOW_S
+        self._arm(loop)
+
+    def stop(self) -> None:
+        """End; safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def max_delay_s(self) -> float:
+        """The longest delay of this window of a minute and the one before it."""
+        return max(self._worst_s, self._worst_before_s)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + INTERVAL_S
+        self._timer = loop.call_at(due, self._fired, loop, due)
+
+    def _fired(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = loop.time()
+        delay_s = max(0.0, now - due)
+        self._delays.observe(delay_s)
+        if now >= self._window_ends:
+            self._worst_before_s, self._worst_s = self._worst_s, 0.0
+            self._window_ends = now + WINDOW_S
+        self._worst_s = max(self._worst_s, delay_s)
+        self._arm(loop)

@@ -1,0 +1,179 @@
+"""What melld refuses in a request before vLLM sees it.
+
+Pure: a parsed body in, a `Refusal` (400, with `param`) or nothing out.  Here stand the fields that would reach into the
+engine past the API (transfer parameters, templates), those that would be ignored in silence, and the limits on how
+much work one call may ask for.  Whether a value makes sense to the model is vLLM's to judge.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from melld.api.answers import Refusal
+from melld.api.schema_guard import check_schema
+from melld.config import ServerConfig
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# Each would have an effect that clients must not have, or would have none where they expect one.
+REFUSED = {
+    "best_of": "best_of is not supported: ask for n answers",
+    "kv_transfer_params": "kv_transfer_params is not for clients",
+    "ec_transfer_params": "ec_transfer_params is not for clients",
+    "data_parallel_rank": "melld chooses the worker",
+    "guided_json": "guided_json is gone: use response_format or structured_outputs",
+    "guided_regex": "guided_regex is gone: use structured_outputs",
+    "guided_choice": "guided_choice is gone: use structured_outputs",
+    "guided_grammar": "guided_grammar is gone: use structured_outputs",
+}
+_TEMPLATE_KEYS = ("chat_template", "tokenize")
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """What the operator lets clients do, by options of `[model.vllm]` that are off by default."""
+
+    chat_template: bool = False
+    multimodal_kwargs: bool = False
+    local_media: bool = False
+
+
+def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> None:
+    """Refuse what must not go on.
+
+    Raises:
+        Refusal: 400, with the field as `param`.
+    """
+    _check_refused(body, trust)
+    _check_ids(body)
+    _check_amounts(body, limits)
+    if "messages" in body:
+        _check_messages(body["messages"], ROLES | set(limits.extra_roles))
+    if not trust.local_media:
+        _check_media(body.get("messages", body.get("input")))
+    _check_tool_choice(body)
+    for schema, param in _schemas(body):
+        check_schema(schema, param)
+
+
+def check_request_id(name: object, param: str) -> None:
+    """A request id goes into logs, metrics, decision logs and headers: 128 plain characters at most."""
+    if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
+        raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def _check_refused(body: dict[str, Any], trust: Trust) -> None:
+    for name, why in REFUSED.items():
+        if body.get(name) is not None:
+            raise _bad(name, why)
+    extra = body.get("vllm_xargs")
+    if isinstance(extra, dict):
+        for name in extra.keys() & REFUSED.keys():
+            raise _bad(f"vllm_xargs.{name}", REFUSED[name])
+    if not trust.chat_template:
+        if body.get("chat_template") is not None:
+            raise _bad("chat_template", "this server uses its own chat template")
+        overrides = body.get("chat_template_kwargs")
+        if isinstance(overrides, dict) and any(overrides.get(key) is not None for key in _TEMPLATE_KEYS):
+            raise _bad("chat_template_kwargs", "this server uses its own chat template")
+    if not trust.multimodal_kwargs:
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if body.get(name):
+                raise _bad(name, f"{name} is not for clients of this server")
+
+
+def _check_ids(body: dict[str, Any]) -> None:
+    for name in ("request_id", "session_id"):
+        check_request_id(body.get(name), name)
+
+
+def _check_amounts(body: dict[str, Any], limits: ServerConfig) -> None:
+    choices = body.get("n")
+    choices = choices if isinstance(choices, int) else 1
+    if choices > limits.max_choices:
+        raise _bad("n", f"n is at most {limits.max_choices}")
+    prompts = _count_prompts(body)
+    if prompts > limits.max_prompts_per_call:
+        name = "prompt" if "prompt" in body else "input"
+        raise _bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
+    if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
+        raise _bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
+    for name in ("stop", "stop_sequences", "bad_words"):
+        words = body.get(name)
+        if isinstance(words, list) and len(words) > limits.max_stop_strings:
+            raise _bad(name, f"{name} holds at most {limits.max_stop_strings} strings")
+
+
+def _count_prompts(body: dict[str, Any]) -> int:
+    """A list of strings or of lists of tokens is as many prompts; a list of tokens or of messages is one."""
+    for name in ("prompt", "input"):
+        prompts = body.get(name)
+        if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+            return len(prompts)
+    return 1
+
+
+def _check_messages(messages: object, roles: frozenset[str] | set[str]) -> None:
+    if not isinstance(messages, list):
+        raise _bad("messages", "messages is a list")
+    if not messages:
+        raise _bad("messages", "messages is empty")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise _bad(f"messages.{index}", "a message is an object")
+        role = message.get("role")
+        if not isinstance(role, str) or role not in roles:
+            raise _bad(f"messages.{index}.role", f"role is one of {', '.join(sorted(roles))}")
+        if not isinstance(message.get("content"), str | list | None):
+            raise _bad(f"messages.{index}.content", "content is a string or a list of parts")
+
+
+def _check_media(messages: object) -> None:
+    """No part of a message names a file of this machine."""
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        waiting: list[object] = list(content) if isinstance(content, list) else []
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, dict):
+                waiting.extend(part.values())
+                if any(_names_a_file(part.get(key)) for key in part if key.endswith(("url", "uri", "image", "source"))):
+                    raise _bad(f"messages.{index}.content", "files of the server are not for clients")
+            elif isinstance(part, list):
+                waiting.extend(part)
+
+
+def _names_a_file(url: object) -> bool:
+    return isinstance(url, str) and url[:16].strip().lower().startswith("file:")
+
+
+def _check_tool_choice(body: dict[str, Any]) -> None:
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "none", "auto") and not body.get("tools"):
+        raise _bad("tool_choice", "tool_choice needs tools to choose from")
+
+
+def _schemas(body: dict[str, Any]) -> Iterator[tuple[object, str]]:
+    """Every JSON schema in the request, with the field that holds it."""
+    for field, inner in (("response_format", "json_schema"), ("text", "format")):
+        holder = _inside(_inside(body, field), inner)
+        if isinstance(holder, dict) and holder.get("schema") is not None:
+            yield holder["schema"], field
+    constraint = _inside(_inside(body, "structured_outputs"), "json")
+    if isinstance(constraint, dict):
+        yield constraint, "structured_outputs"
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        schema = _inside(_inside(tool, "function") or tool, "parameters") or _inside(tool, "input_schema")
+        if schema is not None:
+            yield schema, "tools"
+
+
+def _inside(holder: object, name: str) -> object:
+    return holder.get(name) if isinstance(holder, dict) else None
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(400, message, code="invalid_value", param=param)
