@@ -16,7 +16,7 @@ decision, for n requests on a worker.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
@@ -46,6 +46,7 @@ class PlusSettings(msgspec.Struct, frozen=True):
     drain_life_s: float = 6.0
     drain_utilisation: float = 0.94
     drain_attempts: int = 4
+    drains_per_worker_h: float = 1000.0
     price_s: float = 6.0
     candidates: int = 8
 
@@ -57,6 +58,7 @@ TIGHT = PlusSettings(
 )
 
 WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
+BURST = 2.0  # drains that may be saved up, and one more for so many workers
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
@@ -71,6 +73,8 @@ class MellPlus(Policy):
         super().__init__(cluster)
         self.settings = settings
         self.outlook = Outlook(cluster)
+        self._allowance = BURST  # drains that may be made now
+        self._allowed_s = 0.0
 
     # ---- dispatch
 
@@ -114,23 +118,31 @@ class MellPlus(Policy):
         """A worker that one of its requests has just left for this one; only where moves are instant."""
         if not self.cluster.settings.instant_moves:
             return None
-        life_s, size = self.outlook.life_s, request.kv_bytes
         best_s, best = self.settings.push_life_s, None
-        for source in self.outlook.roomiest(self.settings.candidates):
-            room_bytes = self.cluster.room_bytes(source)
-            for leaver in movable(source) if source is not request.worker else ():
-                source_s = life_s(source, size - leaver.kv_bytes)
-                if source_s <= best_s or size - leaver.kv_bytes > room_bytes:
-                    continue
-                for taker in self._takers(leaver, source, ()):
-                    score_s = min(source_s, life_s(taker, leaver.kv_bytes, 1))
-                    if score_s > best_s and taker is not request.worker:
-                        best_s, best = score_s, (leaver, taker, source)
+        for score_s, leaver, taker, source in self._asides(request):
+            if score_s > best_s:
+                best_s, best = score_s, (leaver, taker, source)
+            if score_s >= self.settings.enough_life_s:
+                break
         if best is None:
             return None
         leaver, taker, source = best
         self.cluster.assign(leaver, taker, "pushed aside")
         return source
+
+    def _asides(self, request: Request) -> Iterator[tuple[float, Request, Worker, Worker]]:
+        """Life after, who could leave, whither, and the worker that would then have room for the request."""
+        life_s, size = self.outlook.life_s, request.kv_bytes
+        for source in self.outlook.roomiest(self.settings.candidates):
+            room_bytes = self.cluster.room_bytes(source)
+            for leaver in movable(source) if source is not request.worker else ():
+                change_bytes = size - leaver.kv_bytes
+                source_s = life_s(source, change_bytes)
+                if change_bytes > room_bytes or source_s <= self.settings.push_life_s:
+                    continue
+                for taker in self.outlook.tightest(leaver.kv_bytes, self.settings.candidates, source):
+                    if taker is not request.worker:
+                        yield min(source_s, life_s(taker, leaver.kv_bytes, 1)), leaver, taker, source
 
     # ---- overload and drain
 
@@ -147,8 +159,7 @@ class MellPlus(Policy):
         overloaded.sort(key=lambda worker: (outlook.life_s(worker), worker.order))
         for worker in overloaded:
             self._relieve(worker)
-        if not overloaded or len(overloaded) * WORKERS_PER_DRAIN < len(self.cluster.active):
-            self._drain()
+        self._drain()
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
@@ -200,16 +211,18 @@ class MellPlus(Policy):
         for middle in self.outlook.roomiest(self.settings.candidates):
             room_bytes = self.cluster.room_bytes(middle)
             for first in movable(middle) if middle is not worker else ():
-                for last in self._takers(first, middle, ()):
+                for last in self.outlook.tightest(first.kv_bytes, self.settings.candidates, middle):
                     last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0
                     for second, source_s in sources_s if last_s > best_s else ():
                         change_bytes = second.kv_bytes - first.kv_bytes
                         score_s = min(last_s, source_s, life_s(middle, change_bytes))
                         if score_s > best_s and change_bytes <= room_bytes:
                             best_s, best = score_s, (first, last, second, middle)
+                if best_s >= self.settings.enough_life_s:
+                    return best
         return best
 
-    def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterable[Worker]:
+    def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterator[Worker]:
         """Candidates for the request: those where it fits most tightly, then those of `roomiest` that take it."""
         outlook, size = self.outlook, request.kv_bytes
         yield from outlook.tightest(size, self.settings.candidates, source)
@@ -220,15 +233,20 @@ class MellPlus(Policy):
     def _drain(self) -> None:
         """Empty workers of few requests as long as the rest would not be fuller than it may be."""
         settings, active = self.settings, self.cluster.active
+        now_s, passed_s = self.cluster.now_s, self.cluster.now_s - self._allowed_s
+        self._allowed_s = now_s
+        allowed = self._allowance + passed_s * len(active) * settings.drains_per_worker_h / 3600.0
+        self._allowance = min(allowed, BURST + len(active) / WORKERS_PER_DRAIN)
         capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in active.values())
         for _ in range(1 + len(active) // WORKERS_PER_DRAIN):
             smallest_bytes = min((worker.capacity_bytes for worker in active.values()), default=0)
-            if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
+            if self._allowance < 1.0 or used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
                 return
             emptied = self._drain_one()
             if emptied is None:
                 return
+            self._allowance -= 1.0
             capacity_bytes -= emptied.capacity_bytes
 
     def _drain_one(self) -> Worker | None:

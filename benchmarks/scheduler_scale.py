@@ -1,0 +1,117 @@
+"""Time per operation of every policy against the number of workers, ten requests on each.
+
+    python benchmarks/scheduler_scale.py [--workers 10,100,1000,10000] [--policies mell-plus,...] [--operations 2000]
+
+An operation is an arrival or a departure on workers that are 80 % full.
+Growth is one event for all requests and is reported per request.  Times are CPU time in microseconds; the table
+is Markdown.
+"""
+
+import argparse
+import gc
+import random
+import statistics
+import time
+
+from melld import events
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+
+CAPACITY = 10_000_000
+PER_WORKER = 10
+GROWTH = 200  # bytes per request and epoch
+WARM_UP_S = 5
+
+
+class Load:
+    """A scheduler with `workers` awake, filled to `fullness`, and operations upon it that keep it so."""
+
+    def __init__(self, policy: str, workers: int, fullness: float) -> None:
+        self.random = random.Random(7)
+        settings = SchedulerSettings(ClusterSettings(instant_moves=True), retire_after_s=1e9)
+        self.scheduler = Scheduler(POLICIES[policy], settings)
+        self.fullness, self.now_s, self.count = fullness, 0.0, 0
+        self.sizes: dict[str, int] = {}
+        self.names: list[str] = []
+        for number in range(workers + workers // 2 + 2):
+            self.scheduler.handle(events.WorkerUp(0.0, f"w{number}", CAPACITY))
+        for _ in range(workers * PER_WORKER):
+            self.arrive()
+        for _ in range(WARM_UP_S):
+            self.grow()
+            self.scheduler.handle(events.EpochStarted(self.now_s))
+
+    def arrive(self) -> float:
+        """One arrival; returns its time in microseconds."""
+        mean = CAPACITY * self.fullness / PER_WORKER
+        self.count += 1
+        name, size = f"r{self.count}", int(mean * self.random.uniform(0.2, 1.8))
+        self.sizes[name] = size
+        self.names.append(name)
+        return self.timed(events.RequestArrived(self.now_s, name, size, prompt_tokens=size))
+
+    def depart(self) -> float:
+        """One departure; returns its time in microseconds."""
+        at = self.random.randrange(len(self.names))
+        self.names[at], self.names[-1] = self.names[-1], self.names[at]
+        name = self.names.pop()
+        del self.sizes[name]
+        return self.timed(events.RequestFinished(self.now_s, name))
+
+    def grow(self) -> float:
+        """All requests grow; returns the time in microseconds for each."""
+        self.now_s += 1.0
+        self.sizes = {name: size + GROWTH for name, size in self.sizes.items()}
+        return self.timed(events.RequestsGrew(self.now_s, self.sizes)) / len(self.sizes)
+
+    def epoch(self) -> float:
+        """One epoch; returns its time in microseconds."""
+        return self.timed(events.EpochStarted(self.now_s))
+
+    def timed(self, event: events.AnyEvent) -> float:
+        """CPU microseconds to handle the event."""
+        begun = time.thread_time_ns()
+        self.scheduler.handle(event)
+        return (time.thread_time_ns() - begun) / 1000
+
+
+def measure(policy: str, workers: int, operations: int) -> list[str]:
+    """One row of the table: median and p99 of an operation, growth per request, epoch per worker."""
+    load = Load(policy, workers, fullness=0.8)
+    gc.collect()
+    gc.disable()
+    times = [step() for _ in range(operations // 2) for step in (load.depart, load.arrive)]
+    rounds = max(3, min(20, 20_000 // workers))
+    grown, epochs = [], []
+    for _ in range(rounds):
+        grown.append(load.grow())
+        epochs.append(load.epoch() / workers)
+    gc.enable()
+    p99 = statistics.quantiles(times, n=100)[98]
+    return [
+        policy,
+        f"{workers:,}",
+        f"{statistics.median(times):.1f}",
+        f"{p99:.1f}",
+        f"{statistics.median(grown):.2f}",
+        f"{statistics.median(epochs):.2f}",
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="10,100,1000,10000")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--operations", type=int, default=4000)
+    given = parser.parse_args()
+    print("| policy | workers | median µs | p99 µs | growth, µs per request | epoch, µs per worker |")
+    print("|---|---|---|---|---|---|")
+    for policy in given.policies.split(","):
+        for workers in given.workers.split(","):
+            print("| " + " | ".join(measure(policy, int(workers), given.operations)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
