@@ -19,12 +19,15 @@ class MellSettings(msgspec.Struct, frozen=True):
     """What may be chosen about MELL.
 
     `literal`: the paper's text as printed, for comparison.  `batching`: moves wait for the epoch.
+    `eager`: a T-bin takes from the latest one whenever something fits, not only when it is less than 75 % full:
+    fuller workers for more moves.  (The text as printed does so by itself.)
     The priority of a GPU is `workload_weight` x (its idle share of bytes, less its share of slots taken) +
     `distance_weight` x (1 if it is on the machine that the request is on).
     """
 
     batching: bool = True
     literal: bool = False
+    eager: bool = False
     workload_weight: float = 1.0
     distance_weight: float = 0.1
 
@@ -129,10 +132,11 @@ class Plan:
                 return bin_
         kv_bytes = sum(request.kv_bytes for request in item.sizes)
         worker = self.cluster.sleeping(kv_bytes)
-        if worker is None:
+        if worker is None or worker.slots < len(item.sizes):
             return None
         self.cluster.activate(worker, cause)
         bin_ = self.book.bin_of(worker)
+        self.book.touch(bin_)
         return bin_ if self.takes(bin_, item) else None
 
     # ---- held-back moves
@@ -224,6 +228,7 @@ class Plan:
         self.held.clear()
         self.holes.clear()
         for worker in [*self.cluster.active.values(), *self.cluster.draining.values()]:
+            book.touch(book.bin_of(worker))
             requests = [r for r in worker.requests.values() if r.destination is None]
             for request in [*requests, *worker.arriving.values()]:
                 book.put_in(book.new_item(request), book.bin_of(worker))

@@ -19,6 +19,8 @@ from melld.scheduler.mell.plan import MellSettings, Plan
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, Worker
 
+ATTEMPTS = 4  # to find room for an arrival by carrying out what was held back, each of which may make more
+
 
 class Mell(Policy):
     """Size classes, and moves that keep Theorem 1 true.  See `settle` for the theorem."""
@@ -40,7 +42,9 @@ class Mell(Policy):
         if request.worker is not None:
             return self._leave(request, cause)
         placed = allocate.arrive(plan, request, cause)
-        if not placed and (plan.holes or plan.held):
+        for _ in range(ATTEMPTS):
+            if placed or not (plan.holes or plan.held):
+                break
             self._fill_holes()
             plan.carry_out_all()
             placed = allocate.arrive(plan, request, cause)
@@ -51,7 +55,7 @@ class Mell(Policy):
         """See `Policy.departed`."""
         self.plan.drop(request)
         item, bin_ = self.plan.book.forget(request, was_moving=destination is not None)
-        self._shrunk(item, bin_)
+        self.plan.note_hole(bin_, item.klass)
         self._end_operation()
 
     def grew(self, kv_bytes: dict[RequestId, int]) -> None:
@@ -77,8 +81,9 @@ class Mell(Policy):
         """See `Policy.moved`."""
         plan = self.plan
         item = plan.book.item_of.get(request)
-        if item is None:
-            return
+        known = self.cluster.workers
+        if item is None or source.id not in known or destination.id not in known:
+            return  # a worker is gone: `changed` comes next and begins anew
         item.moving -= 1
         plan.book.touch(plan.book.bin_of(destination))
         if request.worker is source:
@@ -93,10 +98,10 @@ class Mell(Policy):
         if limits != plan.book.limits or worker.id not in self.cluster.workers:
             plan.rebuild()
             self._overloaded.clear()
-        elif worker in plan.book.bins:
-            plan.book.touch(plan.book.bins[worker])
-        if worker in plan.book.bins:
-            self._overloaded[plan.book.bins[worker]] = None
+        if worker.id in self.cluster.workers:
+            bin_ = plan.book.bin_of(worker)
+            plan.book.touch(bin_)
+            self._overloaded[bin_] = None
 
     def epoch(self) -> None:
         """See `Policy.epoch`."""
@@ -109,18 +114,18 @@ class Mell(Policy):
     def _leave(self, request: Request, cause: str) -> bool:
         """A running request must leave its worker."""
         plan = self.plan
-        if request in plan.held:
-            return True
         if request.destination is not None:
             return False
-        _, bin_ = plan.book.forget(request)
+        former, bin_ = plan.book.forget(request)
+        plan.note_hole(bin_, former.klass)
         item = plan.book.new_item(request)
-        plan.book.put_in(item, bin_)
-        item = plan.book.item_of[request]
-        if len(item.sizes) > 1:
-            item = plan.book.split_off(item, [request])
         left = allocate.allocate(plan, item, cause, avoid=bin_)
+        if not left:
+            plan.book.put_in(item, bin_)
         self._end_operation()
+        if request in plan.held:
+            plan.carry_out_all()  # whoever empties a worker does not wait for the epoch
+            left = request.worker is not bin_.worker or request.destination is not None
         return left
 
     def _resize(self, grown: list[Request]) -> tuple[dict[Bin, None], list[tuple[Item, SizeClass]]]:
@@ -155,11 +160,6 @@ class Mell(Policy):
         for bin_ in bins:
             book.touch(bin_)
         return bins, changed
-
-    def _shrunk(self, item: Item, bin_: Bin) -> None:
-        """An item has left the bin or, if it is a group, may have left some of itself."""
-        if not self.settings.literal or not item.sizes:
-            self.plan.note_hole(bin_, item.klass)
 
     def _judge_overloads(self) -> None:
         """Shed from every bin that is overloaded; those that find no room now are tried again at each epoch."""
