@@ -18,8 +18,11 @@ from typing import Any
 
 import msgspec
 import prometheus_client
+from aiohttp import web
 
+from melld.api.admission import Admission
 from melld.api.control import Operation, serve_control
+from melld.api.http_metrics import HttpMetrics
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
@@ -39,6 +42,8 @@ from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_su
 from melld.status import DaemonState
 
 log = logging.getLogger("melld")
+FAREWELL_S = 2.0
+"""How long the clients of aborted calls have to be told."""
 RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
 
 
@@ -54,6 +59,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
+        self.admission = Admission(config.server.max_concurrent_requests, self._why_not_ready)
         self.operations: Mapping[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
 
     async def run(self) -> None:
@@ -122,17 +128,17 @@ class Daemon:
         self._say(f"melld: loading {self.config.model.path} on {devices}")
         began_s = time.monotonic()
         self._fleet.supervisor.on_change = lambda: self._say_progress(began_s)
-        starting = asyncio.ensure_future(self._fleet.supervisor.start())
-        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
+        starting = asyncio.gather(
+            self._fleet.supervisor.start(), asyncio.to_thread(_prepare_frontend, self.config, places)
+        )
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait({starting, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            both = asyncio.gather(starting, preparing)
-            await asyncio.wait({both, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.is_set():
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():  # told to stop meanwhile
                 starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
                 return None, Namespace()
-            _, (vllm_config, arguments) = await both
+            _, (vllm_config, arguments) = starting.result()
         finally:
             stopping.cancel()
             self._fleet.supervisor.on_change = lambda: None
@@ -154,49 +160,59 @@ class Daemon:
     async def _serving(
         self, frontend: Any, arguments: Namespace, listeners: list[socket.socket]
     ) -> AsyncIterator[None]:
-        from melld.api.app import ApiContext, start_api
+        from melld.api.app import ApiContext, create_runner
         from melld.engine.frontend import serving_state
 
         registry = prometheus_client.REGISTRY
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
-        probe.start()
         self._watch_over(self._driver.run(), "epochs")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
-            engine=frontend,
-            state=await serving_state(frontend, arguments),
-            config=lambda: self.config.server,
+            serving=await serving_state(frontend, arguments),
+            config=self.config.server,
             keys=lambda: self.keys,
-            phase=lambda: self.watch.state,
-            registry=registry,
+            admission=self.admission,
+            metrics=lambda: prometheus_client.generate_latest(registry),
+            http_metrics=HttpMetrics(registry),
         )
-        async with start_api(context, listeners):
-            self.watch.state = DaemonState.READY
-            self._notifier.ready(f"serving on {self.watch.url}")
-            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
-            try:
-                yield
-            finally:
-                probe.stop()
-                registry.unregister(self.watch)  # type: ignore[arg-type]
+        runner = create_runner(context)
+        await runner.setup()
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=1024).start()
+        probe.start()
+        self.watch.state = DaemonState.READY
+        self._notifier.ready(f"serving on {self.watch.url}")
+        self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
+        try:
+            yield
+        finally:
+            probe.stop()
+            await runner.cleanup()
+
+    def _why_not_ready(self) -> str | None:
+        if self.watch.state is DaemonState.READY:
+            return None
+        return str(self.watch.state)
 
     # -- drain ------------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Take nothing new; let what runs end, until the deadline or a second signal."""
+        """Take nothing new; let what runs end, until the deadline or a second signal; then end it and say so."""
         self.watch.state = DaemonState.DRAINING
-        deadline_s = self.config.server.drain_s
         self._notifier.stopping("draining")
-        if self._fleet.live:
-            self._say(f"melld: draining {len(self._fleet.live)} requests (at most {deadline_s:.0f} s; again to abort)")
-            empty = asyncio.ensure_future(self._fleet.drained())
+        self.admission.begin_drain()
+        if self.admission.in_flight:
+            deadline_s = self.config.server.drain_s
+            self._say(f"melld: {self.admission.in_flight} calls still run: at most {deadline_s:g} s (again to abort)")
+            idle = asyncio.ensure_future(self.admission.wait_idle(deadline_s))
             aborted = asyncio.ensure_future(self._abort.wait())
-            await asyncio.wait({empty, aborted}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-            empty.cancel()
+            await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
             aborted.cancel()
-            self._fleet.fail_all()
-            await asyncio.sleep(0)
+            if self.admission.in_flight:
+                self.admission.abort()
+                await self.admission.wait_idle(FAREWELL_S)
         self.watch.state = DaemonState.STOPPING
 
     # -- signals and the service manager ----------------------------------------------------------------------------

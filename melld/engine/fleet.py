@@ -84,7 +84,6 @@ class Fleet:
         self.dropped_outputs = 0
         self._indices = {slot.worker: index for index, slot in enumerate(slots)}
         self._clock = clock
-        self._quiet: asyncio.Future[None] | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
 
@@ -147,20 +146,6 @@ class Fleet:
             self._send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
             futures.append(future)
         return list(await asyncio.gather(*futures))
-
-    async def drained(self) -> None:
-        """Returns when no request is left."""
-        while self.live:
-            self._quiet = asyncio.get_running_loop().create_future()
-            await self._quiet
-
-    def fail_all(self) -> None:
-        """End every request with an error."""
-        for request in list(self.live):
-            live = self.live[request]
-            if live.worker is not None:
-                self._send(live.worker, wire.AbortRequests(requests=[request]))
-            self._fail(request)
 
     # -- from beside: the driver's commands -------------------------------------------------------------------------
 
@@ -298,6 +283,4 @@ class Fleet:
             process.send(message, payload)
 
     def _tell(self, event: events.AnyEvent) -> None:
-        if not self.live and self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
         self.on_event(event)
