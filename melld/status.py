@@ -89,7 +89,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One request: one sequence that is prefilled, decoded, or waits for its turn."""
 
     request: str
-    """The request's id, as the client was told."""
+    """The request's id: the one that the client was told, with an ending that tells it from its siblings."""
     worker: str | None = None
     """The worker that runs it; null while it is queued for want of room on any."""
     phase: Phase

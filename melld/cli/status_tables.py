@@ -57,10 +57,17 @@ DETAILS = (
 )
 
 
+class _OwnConsole(Console):
+    """Leaves it to the command what a reader that has gone means; rich would end the process with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def plain_console() -> Console:
     """Standard output: colours and its own width on a terminal, neither in a pipe."""
     width = None if sys.stdout.isatty() else UNBOUNDED_WIDTH
-    return Console(highlight=False, emoji=False, markup=False, width=width)
+    return _OwnConsole(highlight=False, emoji=False, markup=False, width=width)
 
 
 def status_view(status: DaemonStatus, console: Console, height: int | None = None) -> RenderableType:

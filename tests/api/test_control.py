@@ -148,6 +148,24 @@ async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> No
     never.set()
 
 
+async def test_an_operation_does_not_hold_up_the_status(served: Operated, directory: Path) -> None:
+    """A drain that takes a minute can be watched, and ends as if nobody had."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(_asked: Reload) -> Reloaded:
+        begun.set()
+        await release.wait()
+        return Reloaded(applied=("late",))
+
+    served.operations["slow"] = Operation(Reload, slow)
+    client = ControlClient([directory])
+    asking = asyncio.create_task(asyncio.to_thread(client.operate, "slow", Reload(), 30.0))
+    await begun.wait()
+    assert await asyncio.to_thread(client.status)
+    release.set()
+    assert b"late" in await asking
+
+
 def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
     """A script can tell `no daemon` from `it said no`, and a person sees where it was looked for."""
     directory.mkdir(mode=0o700)
