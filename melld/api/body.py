@@ -5,7 +5,7 @@ A compressed body is counted by what it grows to, chunk by chunk, so that a bomb
 
 import asyncio
 
-from aiohttp import RequestPayloadError, web
+from aiohttp import web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import BadHttpMessage
 
@@ -35,7 +35,7 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
     except TimeoutError as error:
         message = f"the body did not come within {limits.body_timeout_s:g} s"
         raise Refusal(408, message, code="request_timeout") from error
-    except (RequestPayloadError, BadHttpMessage) as error:
+    except (web.RequestPayloadError, BadHttpMessage) as error:
         raise Refusal(400, f"the body cannot be read: {error}", code="malformed_body") from error
 
 
