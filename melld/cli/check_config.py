@@ -16,9 +16,11 @@ from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
 from melld.config import Config
+from melld.daemon_open import check_model
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.runtime_directory import runtime_directory
+from melld.scheduler.policies import POLICIES
 from melld.service_notify import read_supervision
 
 KEYS_CREDENTIAL = "api-keys"
@@ -42,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ConfigError("--config", "does not go together with FILE")
             arguments.config = arguments.file
         config = load_config(arguments, os.environ)
-        check_files(config)
+        check_policy(config)
+        check_model_files(config)
         check_keys(config, os.environ)
     except ConfigError as error:
         print(f"melld check-config: {error}", file=sys.stderr)
@@ -51,24 +54,29 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def check_files(config: Config) -> None:
-    """Look at everything that the configuration names.
+def check_model_files(config: Config) -> None:
+    """Look at the model as `melld serve` would, and into its config.json.
 
     Raises:
-        ConfigError: the model is not there or is none, or vLLM is told something that melld decides.
+        ConfigError: there is no model, or vLLM is told something that melld decides.
     """
-    model = Path(config.model.path)
-    if not model.is_dir():
-        raise ConfigError("[model] path", f"there is no directory {model}")
+    check_model(config.model.path)
+    description = Path(config.model.path) / "config.json"
     try:
-        msgspec.json.decode((model / "config.json").read_bytes(), type=dict)
-    except FileNotFoundError:
-        raise ConfigError("[model] path", f"{model} is not a model: it has no config.json") from None
+        if description.parent.is_dir():  # else it is a name, and vLLM's to find
+            msgspec.json.decode(description.read_bytes(), type=dict)
     except OSError as error:
-        raise ConfigError("[model] path", f"{model / 'config.json'}: {error.strerror}") from error
+        raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError("[model] path", f"{model / 'config.json'} is not JSON: {error}") from error
+        raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
     engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
+
+
+def check_policy(config: Config) -> None:
+    """Raises `ConfigError` for a scheduling policy that there is not."""
+    if config.scheduler.policy not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise ConfigError("[scheduler] policy", f"{config.scheduler.policy!r} is none of {known}")
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:

@@ -71,14 +71,15 @@ def test_a_script_gets_json(place: Path) -> None:
     [
         (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
         (["melld.toml", "--config", "melld.toml"], "--config: does not go together with FILE"),
-        (["--model", "elsewhere"], "[model] path: there is no directory elsewhere"),
-        (["--model", "."], "[model] path: . is not a model: it has no config.json"),
+        (["--model", "./elsewhere"], "[model] path: ./elsewhere is no directory"),
+        (["--model", "."], "[model] path: . holds no config.json"),
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
         (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
         (["--api-key-file", "gone"], "[server.api_key_file]: cannot be read"),
         (["--api-key-file", "blank"], "[server.api_key_file]: blank holds no key"),
         (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
         (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: not with melld"),
+        (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is none of "),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )
@@ -92,6 +93,23 @@ def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str],
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"melld check-config: {why}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_name_is_left_to_vllm(place: Path) -> None:
+    """A model that is named as its hub names it is found when it is loaded, not here."""
+    assert check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct").returncode == 0
+
+
+def test_it_loads_nothing_heavy(place: Path) -> None:
+    """A check before every restart takes no seconds, and works on a machine without vLLM."""
+    code = """
+import sys
+from melld.cli import main
+print(main(["check-config", "--json"]), sorted({"torch", "vllm", "aiohttp"} & set(sys.modules)), file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "0 []\n"
 
 
 def test_keys_are_read_and_never_shown(place: Path) -> None:

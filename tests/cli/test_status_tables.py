@@ -1,0 +1,102 @@
+"""The layout of `melld status`, whatever there is to show and however wide the terminal is."""
+
+import io
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from melld.cli.status_tables import status_view
+from melld.migrate.snapshot import Phase
+from melld.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
+from tests.cli.plausible import STATUS
+
+names = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", max_size=8).map("w-".__add__)
+counts = st.integers(0, 100_000)
+sizes = st.integers(0, 1 << 41)
+maybe = st.none()
+
+workers = st.builds(
+    WorkerStatus,
+    worker=names,
+    device=st.sampled_from(["cuda:0", "cuda:15", "cpu:3"]),
+    device_name=maybe | st.sampled_from(["NVIDIA H200", "NVIDIA GeForce RTX 4090"]),
+    state=st.sampled_from(WorkerState),
+    reason=st.sampled_from(["", "no answer within 1 s"]),
+    capacity_bytes=sizes,
+    used_bytes=sizes,
+    total_blocks=counts,
+    used_blocks=counts,
+    reserved_blocks=counts,
+    running_requests=st.integers(0, 999),
+    waiting_requests=st.integers(0, 99),
+    max_requests=st.integers(0, 999),
+    tokens_per_s=st.floats(0, 1e6),
+    step_ms=maybe | st.floats(0, 1e5),
+    memory_bytes=maybe | sizes,
+    memory_total_bytes=maybe | sizes,
+    power_w=maybe | st.floats(0, 1500),
+    temperature_c=maybe | st.integers(0, 120),
+    utilisation=maybe | st.floats(0, 1),
+)
+requests = st.builds(
+    RequestStatus,
+    request=st.text("0123456789abcdef", min_size=1, max_size=60),
+    worker=maybe | names,
+    phase=st.sampled_from(Phase),
+    prompt_tokens=st.integers(0, 10**7),
+    output_tokens=st.integers(0, 10**7),
+    kv_bytes=sizes,
+    age_s=st.floats(-1, 1e7),
+    moves=st.integers(0, 99),
+)
+statuses = st.builds(
+    msgspec.structs.replace,
+    st.just(STATUS),
+    state=st.sampled_from(DaemonState),
+    workers=st.lists(workers, max_size=4, unique_by=lambda worker: worker.worker).map(tuple),
+    requests=st.lists(requests, max_size=12).map(tuple),
+)
+
+
+def drawn(status, width: int, height: int | None = None) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False, emoji=False, markup=False)
+    console.print(status_view(status, console, height))
+    return console.file.getvalue().splitlines()
+
+
+@settings(max_examples=30)
+@given(statuses, st.integers(100, 220))
+def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> None:
+    """A number that is cut in half reads as another number."""
+    lines = drawn(status, width)
+    assert max(map(len, lines)) <= width
+    for worker in status.workers:
+        row = next(line for line in lines if line.split()[:1] == [worker.worker])
+        assert "…" not in row
+        assert f"{worker.tokens_per_s:,.0f}" in row
+
+
+@settings(max_examples=30)
+@given(statuses, st.integers(20, 120), st.integers(25, 50))
+def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height: int) -> None:
+    """A picture that scrolls cannot be watched: on at least eighty columns it has the height that it was given."""
+    lines = drawn(status, width, height)
+    assert max(map(len, lines)) <= width
+    assert width < 80 or len(lines) <= height
+
+
+@settings(max_examples=30)
+@given(st.lists(requests, min_size=1, max_size=30).map(tuple), st.integers(15, 60))
+def test_every_request_is_shown_or_counted(shown: tuple[RequestStatus, ...], height: int) -> None:
+    """None is silently missing from the picture."""
+    status = msgspec.structs.replace(STATUS, requests=shown)
+    lines = drawn(status, 140, height)
+    start = next((index for index, line in enumerate(lines) if line.startswith("Request ")), None)
+    if start is None:
+        assert lines[-1] == f"{len(shown)} requests"
+        return
+    rows, last = lines[start + 1 :], lines[-1].split()
+    hidden = int(last[1]) if last[0] == "and" else 0
+    assert len(rows) - bool(hidden) + hidden == len(shown)
