@@ -18,11 +18,8 @@ from typing import Any
 
 import msgspec
 import prometheus_client
-from aiohttp import web
 
-from melld.api.admission import Admission
 from melld.api.control import Operation, serve_control
-from melld.api.http_metrics import HttpMetrics
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
@@ -42,8 +39,6 @@ from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_su
 from melld.status import DaemonState
 
 log = logging.getLogger("melld")
-FAREWELL_S = 2.0
-"""How long the clients of aborted calls have to be told."""
 RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
 
 
@@ -59,7 +54,6 @@ class Daemon:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.admission = Admission(config.server.max_concurrent_requests, self._why_not_ready)
         self.operations: Mapping[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
 
     async def run(self) -> None:
@@ -160,7 +154,7 @@ class Daemon:
     async def _serving(
         self, frontend: Any, arguments: Namespace, listeners: list[socket.socket]
     ) -> AsyncIterator[None]:
-        from melld.api.app import ApiContext, create_runner
+        from melld.api.app import ApiContext, start_api
         from melld.engine.frontend import serving_state
 
         registry = prometheus_client.REGISTRY
@@ -169,31 +163,22 @@ class Daemon:
         self._watch_over(self._driver.run(), "epochs")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
-            serving=await serving_state(frontend, arguments),
-            config=self.config.server,
+            engine=frontend,
+            state=await serving_state(frontend, arguments),
+            config=lambda: self.config.server,
             keys=lambda: self.keys,
-            admission=self.admission,
-            metrics=lambda: prometheus_client.generate_latest(registry),
-            http_metrics=HttpMetrics(registry),
+            phase=lambda: self.watch.state,
+            registry=registry,
         )
-        runner = create_runner(context)
-        await runner.setup()
-        for listener in listeners:
-            await web.SockSite(runner, listener, backlog=1024).start()
-        probe.start()
-        self.watch.state = DaemonState.READY
-        self._notifier.ready(f"serving on {self.watch.url}")
-        self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
-        try:
-            yield
-        finally:
-            probe.stop()
-            await runner.cleanup()
-
-    def _why_not_ready(self) -> str | None:
-        if self.watch.state is DaemonState.READY:
-            return None
-        return str(self.watch.state)
+        async with start_api(context, listeners) as self.admission:
+            probe.start()
+            self.watch.state = DaemonState.READY
+            self._notifier.ready(f"serving on {self.watch.url}")
+            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
+            try:
+                yield
+            finally:
+                probe.stop()
 
     # -- drain ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +197,6 @@ class Daemon:
             aborted.cancel()
             if self.admission.in_flight:
                 self.admission.abort()
-                await self.admission.wait_idle(FAREWELL_S)
         self.watch.state = DaemonState.STOPPING
 
     # -- signals and the service manager ----------------------------------------------------------------------------
