@@ -1,0 +1,25 @@
+"""What many tests share: the demo model, and one daemon with two CPU workers, started once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melld.demo_model import make_demo_model
+from tests.daemon_process import DaemonProcess
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that `melld demo-model` makes."""
+    directory = tmp_path_factory.mktemp("models") / "demo"
+    make_demo_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
+    """A daemon that serves the demo model on two CPU workers.  Tests that harm it start one of their own."""
+    tools = ("--set", "model.vllm.enable_auto_tool_choice=true", "--set", 'model.vllm.tool_call_parser="hermes"')
+    with DaemonProcess(demo_model, "--device", "cpu:2", *tools) as process:
+        yield process.wait_ready()

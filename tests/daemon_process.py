@@ -1,0 +1,101 @@
+"""A real daemon, as a user starts it: `melld serve` in a process of its own, with CPU workers."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+START_DEADLINE_S = 170.0
+
+
+class DaemonProcess:
+    """`melld serve` and what it prints.  Every wait is for a line or for the process's end, never for time to pass."""
+
+    def __init__(self, model: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="melld-")
+        self.runtime_directory = Path(self._directory.name) / "run"
+        command = [sys.executable, "-m", "melld", "serve", "--port", "0", "--model", str(model), "--name", "demo"]
+        command += ["--runtime-directory", str(self.runtime_directory), *arguments]
+        self.lines: list[str] = []
+        self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._new.put(line.rstrip("\n"))
+        self._new.put(None)
+
+    def wait_for(self, text: str, deadline_s: float = START_DEADLINE_S) -> str:
+        """The next line that holds `text`; fails with all that was printed when the process ends before it."""
+        while True:
+            try:
+                line = self._new.get(timeout=deadline_s)
+            except queue.Empty:
+                line = None
+            if line is None:
+                raise AssertionError(f"no line with {text!r} came:\n" + "\n".join(self.lines))
+            self.lines.append(line)
+            if text in line:
+                return line
+
+    def wait_ready(self) -> Self:
+        """Return when it serves."""
+        self.wait_for("melld: ready")
+        self.url = self.wait_for("/v1").split()[-1].removesuffix("/v1")
+        return self
+
+    def wait_end(self, deadline_s: float = 60.0) -> int:
+        """Its exit code."""
+        code = self.process.wait(deadline_s)
+        while (line := self._new.get(timeout=deadline_s)) is not None:
+            self.lines.append(line)
+        return code
+
+    def melld(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Another `melld` command, told where this daemon is."""
+        command = [sys.executable, "-m", "melld", *words, "--runtime-directory", str(self.runtime_directory)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def status(self) -> dict[str, Any]:
+        """What `melld status --json` prints."""
+        done = self.melld("status", "--json")
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    def get(self, path: str) -> str:
+        """The text at a path of the API."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:  # noqa: S310  a URL of ours
+            return str(answer.read().decode())
+
+    def stop(self) -> int:
+        """End it as an operator would; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                return self.wait_end()
+            finally:
+                self.process.kill()
+        return self.process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._directory.cleanup()
