@@ -245,7 +245,11 @@ class PolicyMachine(RuleBasedStateMachine):
     def epoch(self, seconds: float, growth: int) -> None:
         """Time passes: all that run grow alike, as decoding does, and the scheduler plans anew."""
         self.now_s += seconds
-        sizes = {name: max(size, min(size + growth, CAPACITY)) for name, size in self.books.size.items() if self.books.at[name]}
+        sizes = {
+            name: max(size, min(size + growth, CAPACITY))
+            for name, size in self.books.size.items()
+            if self.books.at[name]
+        }
         self.books.size.update(sizes)
         self.tell(e.RequestsGrew(self.now_s, sizes))
         self.tell(e.EpochStarted(self.now_s))

@@ -1,0 +1,48 @@
+"""Small helpers that put a scheduler into a known state."""
+
+from melld import events as e
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+
+CAPACITY = 1000
+
+
+def scheduler_with(
+    workers: int = 2,
+    policy: str = "best-fit",
+    slots: int = 100,
+    cluster: ClusterSettings | None = None,
+    retire_after_s: float = 0.0,
+) -> Scheduler:
+    """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep."""
+    settings = SchedulerSettings(cluster or ClusterSettings(), retire_after_s)
+    scheduler = Scheduler(POLICIES[policy], settings)
+    for number in range(workers):
+        scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots))
+    return scheduler
+
+
+def arrive(scheduler: Scheduler, name: str, kv_bytes: int, at_s: float = 0.0, priority: int = 0) -> list[e.AnyCommand]:
+    """One request arrives."""
+    return scheduler.handle(e.RequestArrived(at_s, name, kv_bytes, kv_bytes, priority))
+
+
+def finish(scheduler: Scheduler, name: str, at_s: float = 0.0) -> list[e.AnyCommand]:
+    """One request ends."""
+    return scheduler.handle(e.RequestFinished(at_s, name))
+
+
+def placed(commands: list[e.AnyCommand]) -> dict[str, str]:
+    """Who was placed where."""
+    return {c.request: c.worker for c in commands if isinstance(c, e.PlaceRequest)}
+
+
+def moved(commands: list[e.AnyCommand]) -> dict[str, str]:
+    """Who is to move where."""
+    return {c.request: c.destination for c in commands if isinstance(c, e.MoveRequest)}
+
+
+def of_kind(commands: list[e.AnyCommand], kind: type) -> list[e.AnyCommand]:
+    """The commands of one kind, in order."""
+    return [command for command in commands if isinstance(command, kind)]

@@ -1,0 +1,66 @@
+"""Promises of what the scheduler learns while it runs: growth rates and the times of moves."""
+
+import random
+
+import pytest
+
+from melld.scheduler.growth import GrowthRate
+from melld.scheduler.movetime import MoveTimes
+from melld.scheduler.state import Request, Worker
+
+
+def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate, Worker]:
+    """What is learned of one worker with four requests that grow alike, told in blocks, for a minute."""
+    worker = Worker("w", 10**9, 100, 0, 0)
+    worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, 0, number) for number in range(4)}
+    growth = GrowthRate()
+    tokens = [float(number) for number in range(4)]
+    for epoch in range(int(60 / epoch_s)):
+        for number in range(4):
+            before, tokens[number] = tokens[number], tokens[number] + tokens_per_s * epoch_s
+            grown = int(tokens[number] // block - before // block) * block
+            worker.growing += bool(grown)
+            worker.grown_bytes += grown
+        growth.observe(epoch * epoch_s, [worker])
+    return growth, worker
+
+
+@pytest.mark.parametrize("epoch_s", [0.1, 1.0, 3.0])
+def test_the_rate_is_right_whatever_the_epoch_and_the_block(epoch_s: float) -> None:
+    """Room is judged by the true speed of decoding, not by how often sizes are told."""
+    growth, worker = watched(epoch_s, tokens_per_s=25.0, block=16)
+    assert pytest.approx(growth.bytes_per_s, rel=0.2) == 25.0
+    assert pytest.approx(worker.growth_bytes_s, rel=0.2) == 25.0
+
+
+def test_small_changes_of_the_rate_do_not_move_what_is_reckoned_ahead() -> None:
+    """A jitter of the rate does not re-sort ten thousand workers."""
+    growth = GrowthRate()
+    growth.bytes_per_s = 1000.0
+    assert growth.ahead_bytes(2.0) == 2000
+    growth.bytes_per_s = 1010.0
+    assert growth.ahead_bytes(2.0) == 2000
+    growth.bytes_per_s = 1200.0
+    assert growth.ahead_bytes(2.0) == 2400
+    assert growth.ahead_bytes(0.0) == 0
+
+
+def test_the_line_through_past_moves_is_found() -> None:
+    """A large request is sent away as much earlier as it takes longer."""
+    moves, chance = MoveTimes(), random.Random(1)
+    assert moves.expected_s(1e9) == 0.0
+    for _ in range(200):
+        kv_bytes = chance.randrange(10**6, 10**9)
+        moves.took(kv_bytes, 0.05 + kv_bytes / 4e9)
+    assert pytest.approx(moves.expected_s(1e9), rel=0.01) == 0.30
+    assert pytest.approx(moves.expected_s(0), abs=0.01) == 0.05
+
+
+def test_a_slower_link_is_noticed() -> None:
+    """What was learned of a link that has since become slow is forgotten."""
+    moves, chance = MoveTimes(), random.Random(1)
+    for rate in (4e9, 1e9):
+        for _ in range(300):
+            kv_bytes = chance.randrange(10**6, 10**9)
+            moves.took(kv_bytes, kv_bytes / rate)
+    assert pytest.approx(moves.expected_s(1e9), rel=0.1) == 1.0

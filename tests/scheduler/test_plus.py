@@ -1,0 +1,101 @@
+"""Promises of `mell-plus`: it moves late, little, and in time."""
+
+from melld import events as e
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.scheduler import Scheduler
+from tests.scheduler.driving import arrive, finish, moved, of_kind, placed, scheduler_with
+
+RATE = 1  # bytes per second that each request grows
+
+
+def grown(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyCommand]:
+    """Every running request grows for so many seconds, with an epoch in each; all commands of that time."""
+    commands: list[e.AnyCommand] = []
+    for second in range(1, seconds + 1):
+        sizes = {r.id: r.kv_bytes + RATE for r in scheduler.cluster.requests.values() if r.worker}
+        commands += scheduler.handle(e.RequestsGrew(now_s + second, sizes))
+        commands += scheduler.handle(e.EpochStarted(now_s + second))
+    return commands
+
+
+def instant(workers: int = 3, horizon_s: float = 2.0) -> Scheduler:
+    """Moves are over as they are decided."""
+    cluster = ClusterSettings(horizon_s=horizon_s, instant_moves=True)
+    return scheduler_with(workers, "mell-plus", cluster=cluster)
+
+
+def test_nothing_moves_while_nothing_overflows() -> None:
+    """A departure may yet make a move needless."""
+    scheduler = instant()
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    assert not moved(grown(scheduler, 0.0, 30))
+
+
+def test_one_request_leaves_just_before_its_worker_overflows() -> None:
+    """The stream is never preempted, and only one request pays for it."""
+    scheduler = instant()
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    commands = grown(scheduler, 0.0, 60)
+    assert moved(commands) == {"b": "w1"}
+    assert max(w.used_bytes for w in scheduler.cluster.workers.values()) <= 1000
+    urgency_s = of_kind(commands, e.MoveRequest)[0].urgency_s
+    assert 0.0 <= urgency_s <= 2.0
+
+
+def test_in_flight_the_request_leaves_earlier_by_the_time_that_moves_take() -> None:
+    """With a slow link the migration is over before the memory is."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    for number in range(5):
+        scheduler.policy.outlook.moves.took(400 + number, 8.0)
+    now_s = 0.0
+    while not (commands := moved(grown(scheduler, now_s, 1))):
+        now_s += 1.0
+    assert commands == {"b": "w1"}
+    left_s = (1000 - scheduler.cluster.workers["w0"].used_bytes) / (2 * RATE)
+    assert 8.0 <= left_s <= 14.0
+
+
+def test_an_arrival_avoids_a_worker_that_it_would_soon_overflow() -> None:
+    """It would only have to be moved again."""
+    scheduler = instant()
+    for name, size in (("a", 500), ("b", 300), ("c", 600)):
+        arrive(scheduler, name, size)
+    grown(scheduler, 0.0, 3)
+    assert placed(arrive(scheduler, "new", 180, 3.0)) == {"new": "w1"}
+
+
+def test_a_worker_is_woken_only_if_nobody_can_make_room() -> None:
+    """One request steps aside for the arrival where that is enough."""
+    scheduler = instant(workers=3)
+    for name, size in (("a", 500), ("b", 200), ("c", 700), ("d", 40)):
+        arrive(scheduler, name, size)
+    commands = arrive(scheduler, "new", 450)
+    assert moved(commands) == {"b": "w1"}
+    assert placed(commands) == {"new": "w0"}
+    assert not of_kind(commands, e.ActivateWorker)
+
+
+def test_a_worker_is_emptied_when_the_rest_can_hold_its_requests() -> None:
+    """GPUs are given back as the load falls."""
+    scheduler = instant()
+    for name, size in (("a", 500), ("b", 400), ("c", 500), ("d", 300)):
+        arrive(scheduler, name, size)
+    finish(scheduler, "a")
+    finish(scheduler, "d")
+    commands = scheduler.handle(e.EpochStarted(1.0))
+    assert len(moved(commands)) == 1
+    assert len(of_kind(commands, e.RetireWorker)) == 1
+    assert len(scheduler.cluster.active) == 1
+
+
+def test_a_drain_is_all_or_nothing() -> None:
+    """Half of a drain is moves for nothing."""
+    scheduler = instant()
+    for name, size in (("a", 500), ("b", 490), ("c", 450), ("d", 450), ("e", 700)):
+        arrive(scheduler, name, size)
+    finish(scheduler, "b")
+    assert not moved(scheduler.handle(e.EpochStarted(1.0)))
