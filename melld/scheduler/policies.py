@@ -22,4 +22,4 @@ POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
     "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
 }
 
-DEFAULT_POLICY = BestFit.name
+DEFAULT_POLICY = MellPlus.name
