@@ -48,8 +48,8 @@ def allocate(plan: Plan, item: Item, cause: str, avoid: Bin | None = None) -> bo
     plan.place(item, bin_, cause)
     if source is not None:
         plan.note_hole(source, klass)
-    if klass is L:
-        plan.note_hole(bin_, L)
+    if klass is L or (klass is not T and not plan.settings.literal):
+        plan.note_hole(bin_, klass)  # it may want a partner, or T now that it is complete
     return True
 
 

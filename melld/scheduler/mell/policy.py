@@ -85,7 +85,8 @@ class Mell(Policy):
         if item is None or source.id not in known or destination.id not in known:
             return  # a worker is gone: `changed` comes next and begins anew
         item.moving -= 1
-        plan.book.touch(plan.book.bin_of(destination))
+        for worker in (source, destination):
+            plan.book.touch(plan.book.bin_of(worker))
         if request.worker is source:
             plan.call_off(request)
         plan.note_hole(plan.book.bin_of(source), T)
