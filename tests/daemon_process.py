@@ -32,12 +32,14 @@ class DaemonProcess:
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._new.put(line.rstrip("\n"))
+        with self.process.stdout as output:
+            for line in output:
+                self._new.put(line.rstrip("\n"))
         self._new.put(None)
 
     def wait_for(self, text: str, deadline_s: float = START_DEADLINE_S) -> str:
@@ -98,4 +100,5 @@ class DaemonProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._reader.join()
         self._directory.cleanup()

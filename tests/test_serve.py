@@ -1,12 +1,14 @@
 """What an operator relies on in `melld serve`: its start, its workers' lives, its end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from tests.daemon_process import DaemonProcess
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
-def client_of(daemon: DaemonProcess) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0)
+@contextlib.asynccontextmanager
+async def client_of(daemon: DaemonProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
@@ -31,10 +35,7 @@ async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
         temperature=0.9,
         stream=True,  # type: ignore[arg-type]
     )
-    parts = []
-    async for chunk in stream:
-        parts.append(chunk.choices[0].delta.content or "")
-    return "".join(parts)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
 def is_gone(pid: int) -> bool:
@@ -51,63 +52,65 @@ async def until(condition: Any, deadline_s: float = 60.0) -> None:
             pass
 
 
+@pytest.fixture(scope="module")
+def own(demo_model: Path) -> Iterator[DaemonProcess]:
+    """A daemon to be harmed."""
+    with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1") as process:
+        yield process.wait_ready()
+
+
 class TestServing:
     async def test_two_requests_run_on_the_two_workers(self, daemon: DaemonProcess) -> None:
         """Both devices work, and `melld status --json` shows which request is where."""
-        client = client_of(daemon)
-        answers = asyncio.gather(*(answer(client, seed, 1500) for seed in range(2)))
-        seen: set[str] = set()
+        async with client_of(daemon) as client:
+            answers = asyncio.gather(*(answer(client, seed, 1500) for seed in range(2)))
+            seen: set[str] = set()
 
-        def both_at_work() -> bool:
-            seen.update(request["worker"] for request in daemon.status()["requests"] if request["worker"])
-            return len(seen) == 2
+            def both_at_work() -> bool:
+                seen.update(request["worker"] for request in daemon.status()["requests"] if request["worker"])
+                return len(seen) == 2
 
-        await until(both_at_work)
-        await answers
-        assert seen == {"w0", "w1"}
+            await until(both_at_work)
+            await answers
+            assert seen == {"w0", "w1"}
 
     async def test_all_blocks_are_free_when_all_requests_have_ended(self, daemon: DaemonProcess) -> None:
         """Nothing leaks: what a request held is there for the next."""
-        client = client_of(daemon)
-        await asyncio.gather(*(answer(client, seed, 40) for seed in range(6)))
-        await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
+        async with client_of(daemon) as client:
+            await asyncio.gather(*(answer(client, seed, 40) for seed in range(6)))
+            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
 
     async def test_a_client_that_leaves_frees_its_blocks(self, daemon: DaemonProcess) -> None:
         """Nobody pays for answers that nobody reads."""
-        client = client_of(daemon)
-        stream = await client.chat.completions.create(
-            model="demo",
-            messages=QUESTION,
-            max_tokens=20_000,
-            stream=True,  # type: ignore[arg-type]
-        )
-        async for _chunk in stream:
-            break
-        await stream.close()
-        await until(lambda: daemon.status()["requests"] == [])
-        await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
+        async with client_of(daemon) as client:
+            stream = await client.chat.completions.create(
+                model="demo",
+                messages=QUESTION,
+                max_tokens=20_000,
+                stream=True,  # type: ignore[arg-type]
+            )
+            async for _chunk in stream:
+                break
+            await stream.close()
+            await until(lambda: daemon.status()["requests"] == [])
+            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
 
 
 class TestWorkersLives:
-    @pytest.fixture(scope="class")
-    def own(self, demo_model: Path) -> Any:
-        with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1") as process:
-            yield process.wait_ready()
-
     async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
-        client = client_of(own)
-        unharmed = await asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
-        harmed = asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
+        async with client_of(own) as client:
+            unharmed = await asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
+            harmed = asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
 
-        def is_decoding() -> bool:
-            requests = own.status()["requests"]
-            return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
+            def is_decoding() -> bool:
+                requests = own.status()["requests"]
+                return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
 
-        await until(is_decoding)
-        victim = own.status()["workers"][0]
-        os.kill(victim["pid"], signal.SIGKILL)
-        assert await harmed == unharmed
+            await until(is_decoding)
+            victim = own.status()["workers"][0]
+            os.kill(victim["pid"], signal.SIGKILL)
+            assert await harmed == unharmed
 
     async def test_a_killed_worker_comes_back(self, own: DaemonProcess) -> None:
         """The daemon heals by itself."""
@@ -122,17 +125,17 @@ class TestWorkersLives:
 
     async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(self, own: DaemonProcess) -> None:
         """SIGTERM drains to its deadline; a stream that is cut says so, and the exit code is 0."""
-        client = client_of(own)
-        short = asyncio.create_task(answer(client, 1, 5))
-        long = asyncio.create_task(answer(client, 2, 30_000))
-        await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
-        pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
-        own.process.send_signal(signal.SIGTERM)
-        assert await short
-        with pytest.raises(openai.APIError):
-            await long
-        assert await asyncio.to_thread(own.wait_end) == 0
-        await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+        async with client_of(own) as client:
+            short = asyncio.create_task(answer(client, 1, 5))
+            long = asyncio.create_task(answer(client, 2, 30_000))
+            await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
+            pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
+            own.process.send_signal(signal.SIGTERM)
+            assert await short
+            with pytest.raises(openai.APIError):
+                await long
+            assert await asyncio.to_thread(own.wait_end) == 0
+            await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
 
 
 class TestEnds:
@@ -177,6 +180,6 @@ class TestEnds:
 
 def test_the_first_line_of_the_daemon_comes_before_torch_is_imported() -> None:
     """`melld status` and `check-config` start at once: the package itself brings no torch along."""
-    code = "import sys, json, melld.daemon_open, melld.driver, melld.engine.fleet; print(json.dumps('torch' in sys.modules))"
+    code = "import sys, json, melld.driver, melld.engine.fleet; print(json.dumps('torch' in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) is False

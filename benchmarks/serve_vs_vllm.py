@@ -1,0 +1,161 @@
+"""melld against `vllm serve`: the same model, arguments, threads and load, in turns, in one run.
+
+    .venv/bin/python benchmarks/serve_vs_vllm.py [--rounds 3] [--output FILE.json]
+
+The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a time,
+A B A B ...; what is printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1 is good
+for throughput and bad for TTFT and ITL.  Needs the CPU build and nothing else.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from melld.demo_model import make_demo_model
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+from tests.daemon_process import DaemonProcess
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
+PROMPTS = {1: 12, 16: 64, 64: 192}
+ENGINE = {"dtype": "float32", "block_size": 32, "max_num_seqs": 64, "max_model_len": 4096}
+KV_BYTES = 128 << 20
+FIGURES = {"output_throughput": "output tokens/s", "median_ttft_ms": "median TTFT", "median_itl_ms": "median ITL"}
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """For vLLM's own command line: with its CPU build it looks for a package named `vllm`, so it is shown one."""
+    metadata = directory / "vllm-0.32.0+cpu.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    python_path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+    own = {key: value for key, value in COMMON_ENVIRONMENT.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    return os.environ | own | CPU_ENVIRONMENT | {"PYTHONPATH": python_path, "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+@contextlib.contextmanager
+def vllm_serve(model: Path, port: int, directory: Path) -> Iterator[str]:
+    """`vllm serve` with the same words."""
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
+    words += ["--served-model-name", "demo", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)]
+    for key, value in ENGINE.items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    words += ["--disable-uvicorn-access-log"]
+    with (directory / "vllm.log").open("w") as log:
+        process = subprocess.Popen(words, env=environment(directory), stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline_s = time.monotonic() + 240
+            while not answers(url + "/health"):
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise SystemExit(f"vllm serve did not start:\n{(directory / 'vllm.log').read_text()[-3000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def answers(url: str) -> bool:
+    """Whether there is a 200 at `url`."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def bench(url: str, model: Path, concurrency: int, seed: int, directory: Path) -> dict[str, float]:
+    """One run of `vllm bench serve`."""
+    result = directory / "result.json"
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
+    words += ["--base-url", url, "--model", "demo", "--tokenizer", str(model), "--dataset-name", "random"]
+    words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS), "--ignore-eos"]
+    words += ["--num-prompts", str(PROMPTS[concurrency]), "--max-concurrency", str(concurrency), "--seed", str(seed)]
+    words += ["--save-result", "--result-dir", str(directory), "--result-filename", result.name, "--disable-tqdm"]
+    done = subprocess.run(words, env=environment(directory), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stdout[-1500:] + done.stderr[-3000:])
+    figures = json.loads(result.read_text())
+    if figures["completed"] != PROMPTS[concurrency]:
+        raise SystemExit(f"{url}: {figures['completed']} of {PROMPTS[concurrency]} requests completed")
+    return {key: float(figures[key]) for key in FIGURES}
+
+
+def ratios(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[str, list[float]]:
+    """melld / vLLM, pair by pair."""
+    return {key: [ours[key] / theirs[key] for ours, theirs in pairs] for key in FIGURES}
+
+
+def event_loop_delay(url: str) -> float:
+    """The longest that melld's loop was late, in seconds, since it was last asked."""
+    with urllib.request.urlopen(url + "/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(PROMPTS))
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    report = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        model = directory / "demo"
+        make_demo_model(model)
+        engine = [word for key, value in ENGINE.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+        with vllm_serve(model, 18_311, directory) as theirs:
+            for workers in arguments.workers:
+                kv = ("--kv-bytes", str(KV_BYTES))
+                with DaemonProcess(model, "--device", f"cpu:{workers}", *kv, *engine) as process:
+                    ours = process.wait_ready().url
+                    for concurrency in arguments.concurrency:
+                        for url in (ours, theirs):
+                            bench(url, model, concurrency, 1000, directory)  # a warm-up, thrown away
+                        pairs = [
+                            (
+                                bench(ours, model, concurrency, seed, directory),
+                                bench(theirs, model, concurrency, seed, directory),
+                            )
+                            for seed in range(arguments.rounds)
+                        ]
+                        delay_s = event_loop_delay(ours)
+                        report.append(
+                            {
+                                "workers": workers,
+                                "concurrency": concurrency,
+                                "pairs": pairs,
+                                "loop_delay_max_s": delay_s,
+                            }
+                        )
+                        print(
+                            f"{workers} worker(s), concurrency {concurrency}; loop late by at most {delay_s * 1e3:.0f} ms"
+                        )
+                        for key, values in ratios(pairs).items():
+                            ours_median = statistics.median(pair[0][key] for pair in pairs)
+                            theirs_median = statistics.median(pair[1][key] for pair in pairs)
+                            spread = f"{statistics.median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
+                            print(
+                                f"  {FIGURES[key]:16} {spread}   melld {ours_median:.1f}, vLLM {theirs_median:.1f}",
+                                flush=True,
+                            )
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
