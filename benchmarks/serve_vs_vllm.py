@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/serve_vs_vllm.py [--rounds 3] [--output FILE.json]
 
-The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a time,
-A B A B ...; what is printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1 is good
-for throughput and bad for TTFT and ITL.  Needs the CPU build and nothing else.
+The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a
+time, A B A B ...; printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1
+is good for throughput and bad for TTFT and ITL.  Needs the CPU build and nothing else.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -105,7 +106,25 @@ def event_loop_delay(url: str) -> float:
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
 
 
+def measure(ours: str, theirs: str, model: Path, concurrency: int, rounds: int) -> dict[str, Any]:
+    """Both servers in turns at one concurrency, after a warm-up of each; printed, and returned as facts."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for url in (ours, theirs):
+            bench(url, model, concurrency, 1000, directory)
+        pairs = [
+            (bench(ours, model, concurrency, seed, directory), bench(theirs, model, concurrency, seed, directory))
+            for seed in range(rounds)
+        ]
+    for key, values in ratios(pairs).items():
+        medians = [statistics.median(pair[side][key] for pair in pairs) for side in (0, 1)]
+        spread = f"{statistics.median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
+        print(f"  {FIGURES[key]:16} {spread}   melld {medians[0]:.1f}, vLLM {medians[1]:.1f}", flush=True)
+    return {"concurrency": concurrency, "pairs": pairs, "loop_delay_max_s": event_loop_delay(ours)}
+
+
 def main() -> None:
+    """Start both, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
@@ -113,46 +132,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     report = []
+    engine = [word for key, value in ENGINE.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = directory / "demo"
         make_demo_model(model)
-        engine = [word for key, value in ENGINE.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
         with vllm_serve(model, 18_311, directory) as theirs:
             for workers in arguments.workers:
-                kv = ("--kv-bytes", str(KV_BYTES))
-                with DaemonProcess(model, "--device", f"cpu:{workers}", *kv, *engine) as process:
+                flags = ("--device", f"cpu:{workers}", "--kv-bytes", str(KV_BYTES), *engine)
+                with DaemonProcess(model, *flags) as process:
                     ours = process.wait_ready().url
                     for concurrency in arguments.concurrency:
-                        for url in (ours, theirs):
-                            bench(url, model, concurrency, 1000, directory)  # a warm-up, thrown away
-                        pairs = [
-                            (
-                                bench(ours, model, concurrency, seed, directory),
-                                bench(theirs, model, concurrency, seed, directory),
-                            )
-                            for seed in range(arguments.rounds)
-                        ]
-                        delay_s = event_loop_delay(ours)
-                        report.append(
-                            {
-                                "workers": workers,
-                                "concurrency": concurrency,
-                                "pairs": pairs,
-                                "loop_delay_max_s": delay_s,
-                            }
-                        )
-                        print(
-                            f"{workers} worker(s), concurrency {concurrency}; loop late by at most {delay_s * 1e3:.0f} ms"
-                        )
-                        for key, values in ratios(pairs).items():
-                            ours_median = statistics.median(pair[0][key] for pair in pairs)
-                            theirs_median = statistics.median(pair[1][key] for pair in pairs)
-                            spread = f"{statistics.median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
-                            print(
-                                f"  {FIGURES[key]:16} {spread}   melld {ours_median:.1f}, vLLM {theirs_median:.1f}",
-                                flush=True,
-                            )
+                        print(f"{workers} worker(s), concurrency {concurrency}", flush=True)
+                        facts = measure(ours, theirs, model, concurrency, arguments.rounds)
+                        print(f"  melld's event loop was late by at most {facts['loop_delay_max_s'] * 1e3:.0f} ms")
+                        report.append({"workers": workers} | facts)
     if arguments.output:
         arguments.output.write_text(json.dumps(report, indent=1))
 

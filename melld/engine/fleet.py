@@ -24,6 +24,7 @@ from melld.errors import RequestTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
+from melld.migrate.migration_messages import MoveMessage
 from melld.migrate.snapshot import RequestSnapshot
 
 log = logging.getLogger("melld.fleet")
@@ -31,7 +32,7 @@ MAX_DEATHS = 2
 
 
 class Codec(Protocol):
-    """VLLM's own encoding, and the few fields of its Structs that the fleet needs."""
+    """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
 
     def encode_request(self, core_request: Any) -> Sequence[wire.Buffer]:
         """An `EngineCoreRequest` as buffers."""
@@ -43,6 +44,25 @@ class Codec(Protocol):
         """`EngineCoreOutputs` that end the request with an error."""
 
 
+class MoveKeeper(Protocol):
+    """Who runs the migrations, and is told what concerns them."""
+
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
+        """A worker can be moved to and from."""
+
+    def worker_lost(self, worker: WorkerId) -> None:
+        """It is gone.  Said before its requests are given to others."""
+
+    def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
+        """A worker's answer to a command of a migration, or of a link."""
+
+    def request_ended(self, request: RequestId) -> None:
+        """It has ended, or its client has left.  The worker that owns it frees it of its own accord."""
+
+    def went_on(self, request: RequestId, gap_s: float) -> None:
+        """The first output since it was handed over, so long after the last one before."""
+
+
 class Live(msgspec.Struct):
     """A request that has been admitted and has not ended."""
 
@@ -52,6 +72,13 @@ class Live(msgspec.Struct):
     priority: int
     arrived_s: float
     lease: int = 0
+    """Outputs with another one are not its."""
+    leases: int = 0
+    """Leases that have been given out: also those that never became valid are never given again."""
+    moves: int = 0
+    last_output_s: float = 0.0
+    was_handed_over: bool = False
+    """Since its last output."""
     worker: WorkerId | None = None
     output_token_ids: list[int] = []
     deaths: int = 0
@@ -81,6 +108,7 @@ class Fleet:
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.on_event: Callable[[events.AnyEvent], None] = lambda _event: None
         self.codec: Codec
+        self.moves: MoveKeeper
         self.dropped_outputs = 0
         self._indices = {slot.worker: index for index, slot in enumerate(slots)}
         self._clock = clock
@@ -121,15 +149,19 @@ class Fleet:
     def abort(self, requests: Iterable[str]) -> None:
         """Forget these requests and free their blocks wherever they are; unknown ones are ignored."""
         by_worker: dict[WorkerId, list[str]] = {}
+        ended = []
         for name in requests:
             live = self.live.pop(RequestId(name), None)
             if live is None:
                 continue
+            ended.append(live.request)
             if live.worker is not None:
                 by_worker.setdefault(live.worker, []).append(name)
-            self._tell(events.RequestFinished(self._clock(), request=live.request))
         for worker, names in by_worker.items():
-            self._send(worker, wire.AbortRequests(requests=names))
+            self.send(worker, wire.AbortRequests(requests=names))
+        for request in ended:
+            self.moves.request_ended(request)
+            self._tell(events.RequestFinished(self._clock(), request=request))
 
     async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
         """One of `wire.UTILITIES` on every ready worker.
@@ -143,23 +175,47 @@ class Fleet:
         for worker in self.workers:
             self._next_call += 1
             future = self._calls[self._next_call] = asyncio.get_running_loop().create_future()
-            self._send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
+            self.send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
             futures.append(future)
         return list(await asyncio.gather(*futures))
 
-    # -- from beside: the driver's commands -------------------------------------------------------------------------
+    # -- from beside: the commands of the driver and of migrations --------------------------------------------------
+
+    def send(self, worker: WorkerId, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:
+        """Write to a worker's wire; dropped when it is not ready."""
+        process = self.supervisor.process(worker)
+        if process is not None:
+            process.send(message, payload)
+
+    def new_lease(self, request: RequestId) -> int:
+        """A lease that nobody has had.  It is valid once the request is placed, or handed over, with it."""
+        live = self.live[request]
+        live.leases += 1
+        return live.leases
+
+    def reserve(self, request: RequestId, worker: WorkerId, tokens: int) -> None:
+        """Room for so many tokens of it is kept there, until `ledger.release`."""
+        if (facts := self.workers.get(worker)) is not None:
+            self.ledger.reserve(worker, request, facts.geometry.blocks_for_tokens(tokens))
+
+    def hand_over(self, request: RequestId, worker: WorkerId, lease: int) -> None:
+        """The request is that worker's from now on, under this lease: the commit of a migration."""
+        live = self.live[request]
+        live.worker, live.lease = worker, lease
+        live.moves += 1
+        live.was_handed_over = True
 
     def place(self, request: RequestId, worker: WorkerId) -> None:
         """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
         live = self.live[request]
         live.worker = worker
         if live.lease == 0 and not live.output_token_ids:
-            self._send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
+            self.send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
             return
         snapshot = RequestSnapshot.from_log(
             request, bytes(live.buffers[0]), live.prompt_tokens, list(live.output_token_ids)
         )
-        self._send(worker, wire.ResumeRequest(request=request, lease=live.lease), [snapshot.encode()])
+        self.send(worker, wire.ResumeRequest(request=request, lease=live.lease), [snapshot.encode()])
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
         """The request fits nowhere: `admit` raises, or, had it been admitted, it ends with an error."""
@@ -185,6 +241,8 @@ class Fleet:
                 self._worker_ready(slot, message)
             case wire.UtilityDone():
                 self._utility_done(message)
+            case wire.LinkOpened() | MoveMessage():
+                self.moves.answered(slot.worker, message, payload)
             case wire.RequestRejected():
                 log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
                 self._fail(RequestId(message.request))
@@ -196,11 +254,12 @@ class Fleet:
         if self.workers.pop(worker, None) is None:
             return
         self.ledger.close_worker(worker)
+        self.moves.worker_lost(worker)
         poison = []
         for live in self.live.values():
             if live.worker == worker:
                 live.worker = None
-                live.lease += 1
+                live.lease = self.new_lease(live.request)
                 live.deaths += not ended.expected
                 if live.deaths >= MAX_DEATHS:
                     poison.append(live.request)
@@ -222,6 +281,7 @@ class Fleet:
                 slots=ready.max_requests,
             )
         )
+        self.moves.worker_ready(slot.worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
@@ -236,6 +296,7 @@ class Fleet:
 
     def _take_outputs(self, worker: WorkerId, done: wire.StepDone, outputs: Any) -> None:
         """Log the owner's tokens; take out of `outputs` what comes from anybody else."""
+        now_s = self._clock()
         kept = []
         new_tokens: dict[RequestId, int] = {}
         finished = []
@@ -245,6 +306,10 @@ class Fleet:
                 self.dropped_outputs += 1
                 continue
             kept.append(output)
+            if live.was_handed_over:
+                live.was_handed_over = False
+                self.moves.went_on(live.request, now_s - live.last_output_s)
+            live.last_output_s = now_s
             if output.new_token_ids:
                 live.output_token_ids.extend(output.new_token_ids)
                 new_tokens[live.request] = len(output.new_token_ids)
@@ -255,12 +320,14 @@ class Fleet:
         self.ledger.tokens_seen(worker, done.step, new_tokens)
         for request in finished:
             del self.live[request]
+            self.moves.request_ended(request)
             self._tell(events.RequestFinished(self._clock(), request=request))
 
     def _fail(self, request: RequestId) -> None:
         live = self.live.pop(request, None)
         if live is not None:
             self.outputs.put_nowait(self.codec.failed_output(request))
+            self.moves.request_ended(request)
             self._tell(events.RequestFinished(self._clock(), request=request))
 
     def _utility_done(self, done: wire.UtilityDone) -> None:
@@ -276,11 +343,6 @@ class Fleet:
         for facts in self.workers.values():
             return facts.geometry.bytes_for_tokens(tokens)
         return 0
-
-    def _send(self, worker: WorkerId, message: wire.Message, payload: Sequence[wire.Buffer] = ()) -> None:
-        process = self.supervisor.process(worker)
-        if process is not None:
-            process.send(message, payload)
 
     def _tell(self, event: events.AnyEvent) -> None:
         self.on_event(event)

@@ -1,4 +1,4 @@
-"""VLLM's input and output processors and its serving classes over the fleet, unchanged.
+"""vLLM's input and output processors and its serving classes over the fleet, unchanged.
 
 Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
 above it see one engine.  Runs in the daemon and never opens a CUDA context: only the workers touch a device.
@@ -35,7 +35,7 @@ from melld.errors import ConfigError
 
 
 class EngineCodec:
-    """VLLM's encoding of requests and outputs, for the fleet."""
+    """vLLM's encoding of requests and outputs, for the fleet."""
 
     def __init__(self) -> None:
         self._encoder = MsgpackEncoder()
@@ -197,7 +197,7 @@ def served_name(config: Config) -> str:
 
 
 async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
-    """VLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
+    """vLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
     return state

@@ -99,7 +99,7 @@ class WorkerProcess:
         await loop.connect_read_pipe(lambda: _Lines(self._printed), os.fdopen(read_end, "rb", 0))
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
-    def send(self, message: wire.Message, payload: Sequence[wire.Buffer] = ()) -> None:
+    def send(self, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:
         """Write a frame; dropped when the process is gone (its end is told by `on_end`)."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(wire.encode_frame(message, payload))

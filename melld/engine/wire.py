@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from melld.migrate.migration_messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
 
 Buffer = bytes | bytearray | memoryview
@@ -72,6 +73,12 @@ class CallUtility(Message, frozen=True, tag=True):
     arguments: list[Any]
 
 
+class OpenLink(Message, frozen=True, tag=True):
+    """Open this sibling's KV memory, for copies from there to here.  Payload: its `WorkerReady.kv_handle`."""
+
+    peer: str
+
+
 class Ping(Message, frozen=True, tag=True):
     """Are you there, and do you step?  Answered by an I/O thread with a `Pong`."""
 
@@ -98,12 +105,15 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     load_s: float
     ready_response: bytes
     """vLLM's `EngineCoreReadyResponse`, which syncs what was settled at start into the daemon's `VllmConfig`."""
+    kv_handle: bytes = b""
+    """How a sibling finds its KV memory (`migrate/transports`); empty where it cannot be shared."""
 
 
 class StepDone(Message, frozen=True, tag=True):
-    """One engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
+    """What has changed, mostly by one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
 
     step: int
+    """Counts these messages."""
     step_s: float
     used_blocks: int
     total_blocks: int
@@ -121,6 +131,15 @@ class UtilityDone(Message, frozen=True, tag=True):
     call: int
     result: Any = None
     error: str | None = None
+
+
+class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
+    """Copies from that sibling are possible, or `failure` says why not."""
+
+    peer: str
+    transport: str = ""
+    bytes_per_s: float = 0.0
+    failure: str = ""
 
 
 class Pong(Message, frozen=True, tag=True):
@@ -145,8 +164,8 @@ class WorkerFailed(Message, frozen=True, tag=True):
     traceback: str
 
 
-ToWorker = AddRequest | ResumeRequest | AbortRequests | CallUtility | Ping | StopWorker
-ToDaemon = WorkerReady | StepDone | UtilityDone | Pong | RequestRejected | WorkerFailed
+ToWorker = AddRequest | ResumeRequest | AbortRequests | CallUtility | OpenLink | MoveCommand | Ping | StopWorker
+ToDaemon = WorkerReady | StepDone | UtilityDone | LinkOpened | MoveAnswer | Pong | RequestRejected | WorkerFailed
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
 UTILITIES = frozenset({"get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"})
@@ -154,7 +173,7 @@ UTILITIES = frozenset({"get_supported_tasks", "reset_mm_cache", "reset_prefix_ca
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: Message, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode_frame(message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> list[Buffer]:
     """The buffers to write, in order, for `message` and its payload."""
     head = _encoder.encode(message)
     lengths = [len(head), *(memoryview(buffer).nbytes for buffer in payload)]

@@ -17,12 +17,16 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from melld.engine import wire
-from melld.migrate.snapshot import MoveRefused, RequestSnapshot
+from melld.engine.worker_faults import VARIABLE, FaultPoints
+from melld.errors import MelldError
+from melld.migrate import migration_messages as say
+from melld.migrate.snapshot import WARM_SUFFIX, MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -71,17 +75,26 @@ class Worker:
         started = time.monotonic()
         self._connection = connection
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[tuple[wire.Message, Any] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | None] = queue.SimpleQueue()
         self._engine, response = _build_engine(spec)
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
+        from melld.engine.worker_links import Links, LinkTried, share_memory
+        from melld.engine.worker_migration import Attaching, Book, Expected, Moves
+        from melld.migrate.transports.copies import CopyDone
 
+        memory, self._kv_handle = share_memory(self._engine)
+        self._block_bytes = memory.layout.block_bytes if memory is not None else _block_bytes(self._engine)
         self._reporter = BlockReporter(self._engine.scheduler)
-        self._residency = Residency(self._engine, _block_bytes(self._engine))
-        self._leases: dict[str, int] = {}
-        self._gone: list[str] = []
+        self._residency = Residency(self._engine, self._block_bytes)
+        self._book = Book()
+        self._faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
+        self._links = Links(memory, self._residency, self._inbox.put, self._say)
+        self._moves = Moves(self._residency, self._links, self._book, self._faults, self._say)
+        self._deferred: list[_Resumed] = []
         self._last_used_blocks = -1
         self._steps = 0
+        self._reports = 0
         self._step_began_s = 0.0
         self._stopping = False
         self._handlers = {
@@ -90,9 +103,13 @@ class Worker:
             wire.AbortRequests: self._on_abort,
             wire.CallUtility: self._on_utility,
             wire.StopWorker: self._on_stop,
+            _OpenLink: lambda link: self._links.open(link.peer, link.handle),
+            LinkTried: self._links.tried,
+            CopyDone: self._on_copied,
+            **dict.fromkeys((*say.MoveCommand.__args__, Expected, Attaching), self._moves.handle),
         }
         self._warm_up()
-        self._outbox.put((self._ready(response, time.monotonic() - started), None))
+        self._say(self._ready(response, time.monotonic() - started))
 
     def serve(self) -> None:
         """Step until told to stop.  Returns when everything said has been written."""
@@ -119,31 +136,41 @@ class Worker:
         self._handlers[type(message)](message)
 
     def _on_admitted(self, admitted: "_Admitted") -> None:
-        self._leases[admitted.request.request_id] = admitted.lease
+        self._book.came(admitted.request.request_id, admitted.lease)
         self._engine.add_request(admitted.request)
 
     def _on_resumed(self, resumed: "_Resumed") -> None:
         request = resumed.snapshot.request
+        if self._moves.is_written(request):  # a migration to here that was called off: its blocks are not free yet
+            self._deferred.append(resumed)
+            return
         try:
             self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
         except MoveRefused as error:
-            self._outbox.put((wire.RequestRejected(request=request, reason=str(error)), None))
+            self._say(wire.RequestRejected(request=request, reason=str(error)))
         else:
-            self._leases[request] = resumed.lease
+            self._book.came(request, resumed.lease)
+
+    def _on_copied(self, done: Any) -> None:
+        self._moves.copied(done)
+        deferred, self._deferred = self._deferred, []
+        for resumed in deferred:
+            self._on_resumed(resumed)
 
     def _on_abort(self, abort: wire.AbortRequests) -> None:
+        self._moves.forget(abort.requests)
+        self._deferred = [resumed for resumed in self._deferred if resumed.snapshot.request not in abort.requests]
         self._residency.abort(abort.requests)
         for request in abort.requests:
-            if self._leases.pop(request, None) is not None:
-                self._gone.append(request)
+            self._book.left(request)
 
     def _on_utility(self, call: wire.CallUtility) -> None:
         try:
             result = getattr(self._engine, call.method)(*call.arguments)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._outbox.put((wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"), None))
+            self._say(wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"))
         else:
-            self._outbox.put((wire.UtilityDone(call=call.call, result=result), None))
+            self._say(wire.UtilityDone(call=call.call, result=result))
 
     def _on_stop(self, _stop: wire.StopWorker) -> None:
         self._stopping = True
@@ -155,25 +182,33 @@ class Worker:
         step_s = time.monotonic() - began_s
         self._step_began_s = 0.0
         self._steps += 1
-        self._report((outputs or {}).get(0), step_s)
+        mine = (outputs or {}).get(0)
+        self._moves.after_step(mine)
+        self._report(mine, step_s)
+        self._moves.after_report()
+        self._faults.reach("step")
         if not executed and self._engine.scheduler.has_requests():
             time.sleep(0.001)  # only requests that wait for a grammar: let the thread that compiles it have the GIL
 
     def _report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
         """Put what this step changed into the outbox; nothing if nothing did."""
-        leases = {}
+        leases, book = {}, self._book
         for output in outputs.outputs if outputs is not None else ():
-            if lease := self._leases.get(output.request_id):
+            if lease := book.leases.get(output.request_id):
                 leases[output.request_id] = lease
-            if output.finish_reason is not None and self._leases.pop(output.request_id, None) is not None:
-                self._gone.append(output.request_id)
+            if output.finish_reason is not None:
+                book.left(output.request_id)
         report = self._reporter.collect()
-        if outputs is None and not report.changed and not self._gone and report.used_blocks == self._last_used_blocks:
+        if outputs is None and not report.changed and not book.gone and report.used_blocks == self._last_used_blocks:
             return
         self._last_used_blocks = report.used_blocks
-        gone, self._gone = self._gone, []
+        gone, book.gone = book.gone, []
+        if self._moves.warming:
+            for request in self._moves.warming:
+                report.changed.pop(request + WARM_SUFFIX, None)
+        self._reports += 1
         done = wire.StepDone(
-            step=self._steps,
+            step=self._reports,
             step_s=step_s,
             used_blocks=report.used_blocks,
             total_blocks=report.total_blocks,
@@ -181,7 +216,11 @@ class Worker:
             leases=leases,
             gone=gone,
         )
-        self._outbox.put((done, outputs))
+        self._outbox.put((done, () if outputs is None else outputs))
+
+    def _say(self, message: msgspec.Struct, payload: Sequence[bytes] = ()) -> None:
+        """Put a message into the outbox; any thread may."""
+        self._outbox.put((message, tuple(payload)))
 
     # -- the I/O threads --------------------------------------------------------------------------------------------
 
@@ -189,17 +228,25 @@ class Worker:
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.serial_utils import MsgpackDecoder
 
+        from melld.engine.worker_migration import Attaching
+
         requests = MsgpackDecoder(EngineCoreRequest)
         frames = wire.FrameDecoder(wire.ToWorker)
         while data := self._connection.recv(1 << 18):
             for message, payload in frames.feed(data):
                 match message:
                     case wire.Ping():
-                        self._outbox.put((self._pong(), None))
+                        self._say(self._pong())
                     case wire.AddRequest():
                         self._admit(message, requests.decode(payload))
                     case wire.ResumeRequest():
                         self._admit(message, RequestSnapshot.decode(payload[0]))
+                    case say.ReserveBlocks() | say.WarmRequest():
+                        self._expect(message, payload)
+                    case say.AttachRequest():
+                        self._inbox.put(Attaching(message, RequestSnapshot.decode(payload[0])))
+                    case wire.OpenLink():
+                        self._inbox.put(_OpenLink(message.peer, payload[0]))
                     case wire.AbortRequests():
                         # Into the running step as well, so that its output is not computed in vain.
                         self._engine.aborts_queue.put_nowait(message.requests)
@@ -207,6 +254,17 @@ class Worker:
                     case _:
                         self._inbox.put(message)
         os._exit(0)  # the daemon is gone, and with it everyone who could want this process
+
+    def _expect(self, command: say.ReserveBlocks | say.WarmRequest, payload: list[bytes]) -> None:
+        from melld.engine.worker_migration import Expected
+
+        core_request, tokens = payload[0], msgspec.msgpack.decode(payload[1], type=list[int])
+        try:
+            arrival = self._residency.prepare(core_request, tokens)
+        except MelldError as error:
+            self._moves.refuse(command, error)
+        else:
+            self._inbox.put(Expected(command, arrival, core_request, tokens))
 
     def _admit(self, message: wire.AddRequest | wire.ResumeRequest, request: Any) -> None:
         """What is slow about a new request, off the engine's thread: block hashes, grammars."""
@@ -218,7 +276,7 @@ class Worker:
             prepared, _ = self._engine.preprocess_add_request(request)
         except Exception as error:  # noqa: BLE001  the boundary of one request: answered, and the others go on
             reason = f"{type(error).__name__}: {error}"
-            self._outbox.put((wire.RequestRejected(request=message.request, reason=reason), None))
+            self._say(wire.RequestRejected(request=message.request, reason=reason))
         else:
             self._inbox.put(_Admitted(prepared, message.lease))
 
@@ -228,12 +286,13 @@ class Worker:
         encoder = MsgpackEncoder()
         while (item := self._outbox.get()) is not None:
             message, payload = item
-            _write(self._connection, wire.encode_frame(message, () if payload is None else encoder.encode(payload)))
+            buffers = payload if isinstance(payload, tuple) else encoder.encode(payload)
+            _write(self._connection, wire.encode_frame(message, buffers))
 
     def _pong(self) -> wire.Pong:
         began_s = self._step_began_s
         busy_s = time.monotonic() - began_s if began_s else 0.0
-        return wire.Pong(steps=self._steps, busy_s=busy_s, requests=len(self._leases))
+        return wire.Pong(steps=self._steps, busy_s=busy_s, requests=len(self._book.leases))
 
     # -- the start --------------------------------------------------------------------------------------------------
 
@@ -274,7 +333,8 @@ class Worker:
             pid=os.getpid(),
             total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
             block_tokens=config.cache_config.block_size,
-            block_bytes=_block_bytes(self._engine),
+            block_bytes=self._block_bytes,
+            kv_handle=self._kv_handle,
             max_model_tokens=config.model_config.max_model_len,
             max_requests=config.scheduler_config.max_num_seqs,
             supported_tasks=list(self._engine.get_supported_tasks()),
@@ -289,6 +349,13 @@ class _Admitted(msgspec.Struct, frozen=True):
 
     request: Any
     lease: int
+
+
+class _OpenLink(msgspec.Struct, frozen=True):
+    """`wire.OpenLink` with its payload."""
+
+    peer: str
+    handle: bytes
 
 
 class _Resumed(msgspec.Struct, frozen=True):
