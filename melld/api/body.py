@@ -1,9 +1,10 @@
 """Reading a request's body: its type, its size and its time are bounded before a byte of it is believed.
 
-A compressed body is counted by what it grows to, chunk by chunk, so that a bomb costs no more than the limit.
+A compressed body is counted by what it grows to, and no further than the limit, so that a bomb costs no more than that.
 """
 
 import asyncio
+import zlib
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -12,7 +13,8 @@ from aiohttp.http_exceptions import BadHttpMessage
 from melld.api.answers import Refusal
 from melld.config import ServerConfig
 
-ENCODINGS = ("", "identity", "gzip", "deflate")
+_ZLIB = ("gzip", "deflate")
+ENCODINGS = ("", "identity", *_ZLIB)
 
 
 async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
@@ -35,19 +37,42 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
     except TimeoutError as error:
         message = f"the body did not come within {limits.body_timeout_s:g} s"
         raise Refusal(408, message, code="request_timeout") from error
-    except (web.RequestPayloadError, BadHttpMessage) as error:
+    except (web.RequestPayloadError, BadHttpMessage, zlib.error) as error:
         raise Refusal(400, f"the body cannot be read: {error}", code="malformed_body") from error
 
 
 async def _read(request: web.BaseRequest, limits: ServerConfig) -> bytes:
     chunks: list[bytes] = []
     size = 0
+    inflate = _Inflate(limits.max_body_bytes) if request.headers.get("Content-Encoding", "").lower() in _ZLIB else None
     while chunk := await request.content.readany():
-        size += len(chunk)
+        piece = chunk if inflate is None else inflate.feed(chunk)
+        size += len(piece)
         if size > limits.max_body_bytes:
             raise _too_large(limits)
-        chunks.append(chunk)
+        chunks.append(piece)
+    if inflate is not None and not inflate.complete:
+        raise zlib.error("it is cut short")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class _Inflate:
+    """A gzip or zlib stream, opened to one byte beyond the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        self._left_bytes = limit_bytes + 1
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._left_bytes == 0:
+            return b""
+        piece = self._stream.decompress(chunk, self._left_bytes)
+        self._left_bytes -= len(piece)
+        return piece
+
+    @property
+    def complete(self) -> bool:
+        return self._stream.eof
 
 
 async def _let_go_on(request: web.BaseRequest) -> None:

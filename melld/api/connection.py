@@ -20,13 +20,13 @@ log = logging.getLogger("melld.api")
 MAX_URL_BYTES = 4096
 # The kernel holds back at most so much of a stream that its reader does not take; beyond it the writer feels it.
 UNSENT_BYTES = 128 << 10
-LINGER_S = 5.0
+LINGER_S = 2.0
 
 
 class Connection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_head_timer", "_limits", "_requests_seen")
+    __slots__ = ("_head_timer", "_limits", "_requests_answered", "_requests_seen")
 
     def __init__(self, manager: web.Server, limits: ServerConfig, **options: Any) -> None:
         super().__init__(
@@ -37,12 +37,14 @@ class Connection(web.RequestHandler):
             keepalive_timeout=limits.keep_alive_s,
             lingering_time=LINGER_S,
             access_log=None,
+            auto_decompress=False,
             logger=log,
             **options,
         )
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._requests_seen = 0
+        self._requests_answered = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first head."""
@@ -63,8 +65,21 @@ class Connection(web.RequestHandler):
         if self._request_count != self._requests_seen:
             self._requests_seen = self._request_count
             self._disarm()
-        elif self._head_timer is None and not self._request_in_progress:
+        elif self._head_timer is None and self._awaits_head():
             self._arm()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the response; what comes after it is the next head."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._requests_answered += 1
+
+    def _awaits_head(self) -> bool:
+        """Whether what comes now is a request's head: not a body, and not what is read and thrown away at the end."""
+        return self._requests_answered == self._requests_seen and self._keepalive
 
     def handle_error(
         self,
@@ -100,7 +115,7 @@ class Connection(web.RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._request_in_progress or self.transport is None:
+        if not self._awaits_head() or self.transport is None:
             return
         seconds = f"{self._limits.header_timeout_s:g} s"
         body = Answer(408, f"no complete request within {seconds}", code="request_timeout").body(Dialect.OPENAI)

@@ -62,11 +62,8 @@ def answer_in(response: "ErrorResponse", parameters: frozenset[str] = frozenset(
     code, param = None, error.param
     if error.code == 404 and param == "model":
         code = "model_not_found"
-    elif "maximum context length" in message or "longer than the maximum model length" in message:
-        code = "context_length_exceeded"
-        param = next((name for name in ("messages", "prompt", "input") if name in parameters), param)
-    if param is None and error.code == 400:
-        param = _parameter_named_in(message, parameters)
+    elif error.code == 400:
+        code, param = _finer(message, param, parameters)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if error.code in (429, 503) else {}
     return Answer(error.code, message, code=code, param=param, headers=headers)
 
@@ -99,8 +96,30 @@ def _answer_to_validation(error: ValidationError) -> Answer:
     return Answer(400, "; ".join(lines)[:MAX_MESSAGE_CHARACTERS], param=param)
 
 
+# What vLLM says -> the code for it, and the fields that it may be about.
+_FINER = (
+    (re.compile("maximum (context|model) length"), "context_length_exceeded", ("messages", "prompt", "input")),
+    (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
+    (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),
+    (
+        re.compile(r"(?i)grammar|json.schema|structural.tag|regex"),
+        "invalid_grammar",
+        ("structured_outputs", "response_format", "text", "tools"),
+    ),
+)
+
+
+def _finer(message: str, param: str | None, parameters: frozenset[str]) -> tuple[str | None, str | None]:
+    """The code and the field of a bad request, where its text says more than its fields."""
+    if param == "logprobs" and "top_logprobs" in parameters:
+        return None, "top_logprobs"
+    for pattern, code, fields in _FINER:
+        if pattern.search(message):
+            return code, next((name for name in fields if name in parameters), param)
+    return None, param or _parameter_named_in(message, parameters)
+
+
 def _parameter_named_in(message: str, parameters: frozenset[str]) -> str | None:
-    """Checks of vLLM name the field in their text when they do not carry it: the first word that is one."""
-    if message.startswith("Token id"):
-        return "prompt" if "prompt" in parameters else None
-    return next((word for word in re.findall(r"[a-z_]+", message) if word in parameters), None)
+    """The field that the message begins with, else the first that it names and that is no word of the language."""
+    words = re.findall(r"[a-z_]+", message)
+    return next((w for i, w in enumerate(words) if w in parameters and (i == 0 or "_" in w)), None)

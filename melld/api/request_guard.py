@@ -5,6 +5,7 @@ engine past the API (transfer parameters, templates), those that would be ignore
 much work one call may ask for.  Whether a value makes sense to the model is vLLM's to judge.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -162,13 +163,23 @@ def _schemas(body: dict[str, Any]) -> Iterator[tuple[object, str]]:
         if isinstance(holder, dict) and holder.get("schema") is not None:
             yield holder["schema"], field
     constraint = _inside(_inside(body, "structured_outputs"), "json")
-    if isinstance(constraint, dict):
-        yield constraint, "structured_outputs"
+    if constraint is not None:
+        yield _parsed(constraint, "structured_outputs"), "structured_outputs"
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         schema = _inside(_inside(tool, "function") or tool, "parameters") or _inside(tool, "input_schema")
         if schema is not None:
             yield schema, "tools"
+
+
+def _parsed(schema: object, param: str) -> object:
+    """A schema that may be given as text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise _bad(param, f"the schema is not JSON: {error}") from error
 
 
 def _inside(holder: object, name: str) -> object:

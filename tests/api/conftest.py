@@ -1,0 +1,29 @@
+"""A daemon with a key and narrow limits, for all that tries to get past them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.http_client import API_KEY
+from tests.daemon_process import DaemonProcess
+
+LIMITS = {
+    "header_timeout_s": 2.0,
+    "body_timeout_s": 2.0,
+    "slow_reader_s": 1.0,
+    "max_body_bytes": 2_000_000,
+    "max_concurrent_requests": 70,
+    "max_headers": 100,
+    "drain_s": 1.0,
+}
+
+
+@pytest.fixture(scope="session")
+def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One worker, an API key, short times, few places."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"# for tests\n{API_KEY}\n")
+    flags = [flag for name, value in LIMITS.items() for flag in ("--set", f"server.{name}={value}")]
+    with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags) as process:
+        yield process.wait_ready()

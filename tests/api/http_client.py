@@ -1,0 +1,79 @@
+"""A client that hides nothing: one request on a connection of its own, or bytes on a socket."""
+
+import contextlib
+import http.client
+import json
+import socket
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+MODEL = "demo"
+API_KEY = "a-key-for-tests"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+class Answered(NamedTuple):
+    """An HTTP response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+
+def request(url: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answered:
+    """Send one request, with the key; `body` is bytes, or something to be made JSON."""
+    payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    head = {"Authorization": f"Bearer {API_KEY}"} | ({"Content-Type": "application/json"} if payload else {})
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, payload, head | (headers or {}))
+        response = connection.getresponse()
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return Answered(response.status, fields, response.read())
+
+
+def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
+    """A connection; with `receive_bytes` the kernel holds little of what is not read."""
+    parts = urlsplit(url)
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(60)
+    connection.connect((parts.hostname, parts.port))
+    return connection
+
+
+def talk(url: str, *pieces: bytes) -> bytes:
+    """Send these bytes and read until the other side closes."""
+    with connect(url) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                connection.sendall(piece)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def head(*lines: str, method: str = "POST", path: str = CHAT, key: str = API_KEY) -> bytes:
+    """The head of a request that wants its connection closed."""
+    fixed = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+    return "\r\n".join([*fixed, "Connection: close", *lines, "", ""]).encode()
+
+
+def post(body: Any, path: str = CHAT) -> bytes:
+    """A whole request."""
+    payload = json.dumps(body).encode()
+    return head(f"Content-Length: {len(payload)}", path=path) + payload
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """A chat of one short message."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4} | fields
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    """A completion of one word."""
+    return {"model": MODEL, "prompt": "Hello", "max_tokens": 4} | fields
