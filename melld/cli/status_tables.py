@@ -147,7 +147,7 @@ def _worker_columns(detail: Detail, *, ascii_only: bool) -> list[Column]:
         Column("Device", lambda worker: _device(worker, named=detail.names), right=False),
         Column("State", lambda worker: Text(worker.state.value, STATE_STYLES[worker.state]), right=False),
         Column("KV", lambda worker: _bar(worker, detail.bar_cells, ascii_only=ascii_only), right=False),
-        Column("", lambda worker: share_text(worker.used_bytes, worker.capacity_bytes)),
+        Column("", _kv_share),
         Column("Reqs", _request_counts),
         Column("Tok/s", lambda worker: f"{worker.tokens_per_s:,.0f}"),
     ]
@@ -173,8 +173,15 @@ def _bar(worker: WorkerStatus, cells: int, *, ascii_only: bool) -> Text:
     return Text.assemble((marks[0] * used, "cyan"), (marks[1] * reserved, "cyan"), (marks[2] * free, "dim"))
 
 
-def _request_counts(worker: WorkerStatus) -> str:
+def _kv_share(worker: WorkerStatus) -> str | None:
+    """None until the worker has been ready: what it can hold is not known before."""
+    return share_text(worker.used_bytes, worker.capacity_bytes) if worker.capacity_bytes else None
+
+
+def _request_counts(worker: WorkerStatus) -> str | None:
     """`12/64`, and `12+3/64` where three wait on the worker itself."""
+    if not worker.max_requests:
+        return None
     waiting = f"+{worker.waiting_requests}" if worker.waiting_requests else ""
     return f"{worker.running_requests}{waiting}/{worker.max_requests}"
 

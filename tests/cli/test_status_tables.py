@@ -66,6 +66,17 @@ def drawn(status, width: int, height: int | None = None) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
+def test_a_daemon_that_starts_shows_what_is_known() -> None:
+    """Before the model is loaded there is no capacity, which is not the same as a capacity of nothing."""
+    starting = (WorkerStatus(worker="w0", device="cpu:0", state=WorkerState.STARTING),)
+    status = msgspec.structs.replace(STATUS, state=DaemonState.STARTING, workers=starting, warnings=(), requests=())
+    heading, row = drawn(status, 80)[4:6]
+    assert heading.split() == ["Worker", "Device", "State", "KV", "Tok/s"]
+    assert row.split() == ["w0", "cpu:0", "starting", "····················", "0"]
+    status = msgspec.structs.replace(status, workers=(*starting, *STATUS.workers))
+    assert drawn(status, 90)[5].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
+
+
 @settings(max_examples=30)
 @given(statuses, st.integers(100, 220))
 def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> None:
