@@ -105,8 +105,10 @@ class WorkerProcess:
             self._transport.writelines(wire.encode_frame(message, payload))
 
     async def stop(self, deadline_s: float) -> None:
-        """Ask it to end, then kill it; returns when it is gone."""
+        """Ask it to end, then kill it; returns when it is gone.  One that still loads has nothing to put in order."""
         if self.state is not ProcessState.ENDED:
+            if self.state is ProcessState.STARTING:
+                deadline_s = 0.0
             self._step("stop")
             self.send(wire.StopWorker())
             try:
