@@ -6,6 +6,8 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 
 import msgspec
 
+from melld.migrate.snapshot import Via
+
 CONTROL_SOCKET = "control.sock"
 """The control socket's name in the runtime directory."""
 
@@ -21,6 +23,15 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """Keys whose new values count from now on."""
     needs_restart: tuple[str, ...] = ()
     """Keys that have changed, whose old values count until the daemon is started again."""
+
+
+class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Move a running request to another worker.  Answered by `melld.migrate.executor_report.MoveReport`."""
+
+    request: str
+    worker: str
+    via: Via | None = None
+    """None: its KV where that can be copied, else its tokens."""
 
 
 class ControlErrorBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from melld.api.control import Operation, serve_control
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
-from melld.control_messages import Reload, Reloaded
+from melld.control_messages import Migrate, Reload, Reloaded
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
 from melld.daemon_watch import Identity, Watch
@@ -32,7 +32,10 @@ from melld.engine.arguments import engine_arguments
 from melld.engine.fleet import Fleet
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
+from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
+from melld.migrate.executor import Executor
+from melld.migrate.executor_report import MoveMeters, MoveReport
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
 from melld.scheduler.policies import POLICIES
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
@@ -54,7 +57,10 @@ class Daemon:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.operations: Mapping[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
+        self.operations: Mapping[str, Operation] = {
+            "reload": Operation(Reload, self._on_reload),
+            "migrate": Operation(Migrate, self._on_migrate),
+        }
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -97,8 +103,10 @@ class Daemon:
         slots = make_slots(config, gpus, os.environ)
         os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
         self._fleet = Fleet(slots, time.monotonic)
+        self._executor = Executor(self._fleet, time.monotonic, MoveMeters(prometheus_client.REGISTRY))
+        scheduler = config.scheduler
         self._driver = Driver(
-            self._fleet, config.scheduler.policy, time.monotonic, epoch_s=config.scheduler.epoch_ms / 1e3
+            self._fleet, self._executor, scheduler.policy, time.monotonic, epoch_s=scheduler.epoch_ms / 1e3
         )
         identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
         self.watch = Watch(self._fleet, self._driver, identity, nvml if gpus else None)
@@ -223,6 +231,9 @@ class Daemon:
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
         return self._apply_reload()
+
+    async def _on_migrate(self, asked: Migrate) -> MoveReport:
+        return await self._driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
 
     def _apply_reload(self) -> Reloaded:
         new = self._reload()

@@ -12,16 +12,33 @@ from collections.abc import Callable
 
 from melld import events
 from melld.engine.fleet import Fleet
+from melld.errors import MelldError
+from melld.ids import RequestId, WorkerId
+from melld.migrate.executor import Executor
+from melld.migrate.executor_report import MoveReport
+from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 log = logging.getLogger("melld.driver")
 
 
+class NoRoomAsked(MelldError):
+    """The worker that an operator names cannot take the request now."""
+
+    status = 409
+    code = "no_room"
+
+    def __init__(self, request: str, worker: str) -> None:
+        super().__init__(f"{worker} takes no request of that size now, or {request} is not running")
+
+
 class Driver:
     """One model's scheduler at work on its fleet."""
 
-    def __init__(self, fleet: Fleet, policy: str, clock: Callable[[], float], epoch_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, executor: Executor, policy: str, clock: Callable[[], float], epoch_s: float
+    ) -> None:
         self.policy = policy
         self.scheduler = Scheduler(POLICIES[policy], SchedulerSettings())
         self.awake: set[str] = set()
@@ -31,6 +48,8 @@ class Driver:
         self._epoch_s = epoch_s
         self._events: deque[events.AnyEvent] = deque()
         self._handling = False
+        self._asked: dict[str, Via | None] = {}
+        self._executor = executor
         fleet.on_event = self.handle
 
     def handle(self, event: events.AnyEvent) -> None:
@@ -45,6 +64,29 @@ class Driver:
                     self._obey(command)
         finally:
             self._handling = False
+
+    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport:
+        """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
+
+        Raises:
+            MelldError: it could not even be begun.
+        """
+        if request not in self._fleet.live:
+            raise MoveRefused(request, Refusal.UNKNOWN)
+        if request in self._executor.moves:
+            raise MoveRefused(request, Refusal.ALREADY_LEAVING)
+        if self._fleet.live[request].worker == destination:
+            raise MoveRefused(request, Refusal.ALREADY_THERE)
+        self._executor.check_link(request, destination, via)
+        self._asked[request] = via
+        try:
+            self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
+        finally:
+            del self._asked[request]
+        move = self._executor.moves.get(request)
+        if move is None:
+            raise NoRoomAsked(request, destination)
+        return await self._executor.report(move)
 
     async def run(self) -> None:
         """The epochs: what has grown, then the re-planning."""
@@ -71,4 +113,14 @@ class Driver:
             case events.RetireWorker():
                 self.awake.discard(command.worker)
             case events.MoveRequest():
-                self.handle(events.MoveAborted(self._clock(), request=command.request, reason="moves are off"))
+                self._move(command)
+
+    def _move(self, command: events.MoveRequest) -> None:
+        via = self._asked.get(command.request)
+        try:
+            self._executor.start(command.request, command.destination, via)
+        except MelldError as error:
+            aborted = events.MoveAborted(
+                self._clock(), request=command.request, reason=str(error), destination=command.destination
+            )
+            self.handle(aborted)

@@ -108,6 +108,13 @@ class MoveAborted(Event, frozen=True, tag=True, gc=False):
     destination: WorkerId | None = None
 
 
+class MoveAsked(Event, frozen=True, tag=True, gc=False):
+    """An operator wants the request there.  A `MoveRequest` answers, unless it has no room there or does not run."""
+
+    request: RequestId
+    destination: WorkerId
+
+
 class EpochStarted(Event, frozen=True, tag=True, gc=False):
     """The period of re-planning begins: overloads are judged, batched operations are carried out."""
 
@@ -177,6 +184,7 @@ AnyEvent = (
     | WorkerResumed
     | MoveCommitted
     | MoveAborted
+    | MoveAsked
     | EpochStarted
 )
 AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | MoveRequest | ActivateWorker | RetireWorker

@@ -80,7 +80,7 @@ class Worker:
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
         from melld.engine.worker_links import Links, LinkTried, share_memory
-        from melld.engine.worker_migration import Attaching, Book, Expected, Moves
+        from melld.engine.worker_migration import Book, Moves
         from melld.migrate.transports.copies import CopyDone
 
         memory, self._kv_handle = share_memory(self._engine)
@@ -106,7 +106,7 @@ class Worker:
             _OpenLink: lambda link: self._links.open(link.peer, link.handle),
             LinkTried: self._links.tried,
             CopyDone: self._on_copied,
-            **dict.fromkeys((*say.MoveCommand.__args__, Expected, Attaching), self._moves.handle),
+            **dict.fromkeys(self._moves.handlers, self._moves.handle),
         }
         self._warm_up()
         self._say(self._ready(response, time.monotonic() - started))

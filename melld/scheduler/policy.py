@@ -35,6 +35,10 @@ class Policy(ABC):
         moved in the same breath.  False must leave the request as it was.
         """
 
+    def send(self, request: Request, worker: Worker, cause: str) -> None:
+        """An operator has decided: the running request goes there, where it fits."""
+        self.cluster.assign(request, worker, cause)
+
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: B027
         """The request has ended; neither `worker`, which ran it, nor the destination of its move counts it now."""
 

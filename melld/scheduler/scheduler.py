@@ -48,6 +48,7 @@ class Scheduler:
             events.WorkerResumed: self._worker_resumed,
             events.MoveCommitted: self._move_ended,
             events.MoveAborted: self._move_ended,
+            events.MoveAsked: self._move_asked,
             events.EpochStarted: self._epoch_started,
         }
 
@@ -121,6 +122,17 @@ class Scheduler:
             self.cluster.abort(request)
         self.policy.moved(request, source, destination)
         self._serve_waiting()
+
+    def _move_asked(self, event: events.MoveAsked) -> None:
+        """What an operator wants is done if there is room, and left undone if there is not."""
+        request = self.cluster.requests.get(event.request)
+        worker = self.cluster.workers.get(event.destination)
+        if request is None or worker is None or request.state is not RequestState.RUNNING or request.worker is worker:
+            return
+        if worker.state is WorkerState.ASLEEP:
+            self.cluster.activate(worker, "operator")
+        if self.cluster.fits(worker, request.kv_bytes):
+            self.policy.send(request, worker, "operator")
 
     # ---- workers
 

@@ -1,0 +1,65 @@
+"""`melld migrate`: move a running request to another worker, and say what came of it.
+
+Owns the asking, the words and the exit codes.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
+from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.control_messages import Migrate
+from melld.errors import ConfigError
+from melld.migrate.snapshot import Via
+
+DEADLINE_S = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = "Move a running request to another worker while its client's stream goes on."
+    parser.epilog = "Exit codes: 0 moved, 1 it stays where it was, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it")
+    parser.add_argument("worker", metavar="WORKER", help="where it is to go on")
+    parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or compute it anew from tokens")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    add_daemon_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, wait and tell; the exit code."""
+    via = Via(arguments.via) if arguments.via else None
+    asked = Migrate(request=arguments.request, worker=arguments.worker, via=via)
+    try:
+        client = ControlClient(daemon_directories(arguments, os.environ))
+        text = client.operate("migrate", asked, DEADLINE_S)
+        report = msgspec.json.decode(text)
+    except ConfigError as error:
+        return _fail(error, BAD_USAGE)
+    except NoDaemon as error:
+        return _fail(error, NO_DAEMON)
+    except (ControlRefused, msgspec.MsgspecError) as error:
+        return _fail(error, FAILED)
+    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(report))
+    return DONE if report["outcome"] == "committed" else FAILED
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """The report for people."""
+    way = f"{report['request']}: {report['source']} -> {report['destination']} via {report['via']}"
+    if report["outcome"] != "committed":
+        return f"{way}: not moved, {report['outcome']} ({report['reason']})"
+    gap_s = report["gap_s"]
+    gap = "no token since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
+    copied = f"{report['blocks']} blocks ({report['copied_bytes'] / 2**20:.1f} MiB) in {report['rounds']} rounds"
+    return f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}"
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"melld migrate: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,109 @@
+"""A worker's links to its siblings' KV memory: opened once per sibling process, each with its copying thread.
+
+Owns the links.  `open` and `opened` are for the engine thread; what is slow about opening runs on a thread of its own.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine import wire
+from melld.engine.residency import Residency
+from melld.engine.residency_memory import KvMemory
+from melld.errors import MelldError
+from melld.migrate.transports import choose
+from melld.migrate.transports.copies import Copies, CopyDone
+from melld.migrate.transports.layout import UnsupportedLayout
+from melld.migrate.transports.transport import Puller, TransportFailed
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+log = logging.getLogger("melld.worker")
+
+TRIAL_BLOCKS = 8
+
+
+def share_memory(engine: "EngineCore") -> tuple[KvMemory | None, bytes]:
+    """The engine's KV memory and its handle for siblings; None and nothing where it cannot be shared."""
+    try:
+        memory = KvMemory(engine)
+        return memory, choose.export(memory.tensors, memory.layout)
+    except (UnsupportedLayout, TransportFailed) as error:
+        log.warning("KV cannot be copied to or from this worker, its requests move by their tokens: %s", error)
+        return None, b""
+
+
+class LinkTried(msgspec.Struct, frozen=True):
+    """The attempt to open a link has ended; `opened` (`choose.OpenedLink`) is None when it failed."""
+
+    peer: str
+    scratch: list[int]
+    opened: Any
+    failure: str
+
+
+class Links:
+    """By sibling.  `wake` hands a fact to the engine thread; `say` a message to the daemon."""
+
+    def __init__(
+        self,
+        memory: KvMemory | None,
+        residency: Residency,
+        wake: Callable[[Any], None],
+        say: Callable[[Any], None],
+    ) -> None:
+        self._memory = memory
+        self._residency = residency
+        self._wake = wake
+        self._say = say
+        self._copies: dict[str, Copies] = {}
+        self._ended = threading.Event()
+
+    def to(self, peer: str) -> Copies | None:
+        """The copies over the link to this sibling, if there is one."""
+        return self._copies.get(peer)
+
+    def open(self, peer: str, handle: bytes) -> None:
+        """Begin to open a link: `LinkTried` follows."""
+        scratch = self._residency.borrow_scratch(TRIAL_BLOCKS)
+        threading.Thread(target=self._try, args=(peer, handle, scratch), name=f"open {peer}", daemon=True).start()
+
+    def _try(self, peer: str, handle: bytes, scratch: list[int]) -> None:
+        opened, failure = None, ""
+        try:
+            if self._memory is None:
+                failure = "this worker's KV memory cannot be shared"
+            else:
+                opened = choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
+        except (MelldError, msgspec.ValidationError, OSError, RuntimeError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        self._wake(LinkTried(peer, scratch, opened, failure))
+
+    def watch(self) -> None:
+        """Have `wait` wait for a copy that ends from now on."""
+        self._ended.clear()
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when a copy has ended, or when it takes too long."""
+        self._ended.wait(deadline_s)
+
+    def _copied(self, done: CopyDone) -> None:
+        self._wake(done)
+        self._ended.set()
+
+    def tried(self, tried: LinkTried) -> None:
+        """Take the link into use, in the place of one to an earlier process of that name."""
+        self._residency.return_scratch(tried.scratch)
+        old = self._copies.pop(tried.peer, None)
+        if old is not None:
+            threading.Thread(target=old.close, name=f"close {tried.peer}", daemon=True).start()
+        if tried.opened is None:
+            self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
+            return
+        self._copies[tried.peer] = Copies(Puller(tried.opened.link), self._copied, tried.peer)
+        transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
+        self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))

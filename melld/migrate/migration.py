@@ -1,0 +1,228 @@
+"""The life of one migration, from the wish to its end: one enum, one table, facts in, commands out.
+
+Owns who may do what when, and the roll-back, which is a path through the same table.  Pure: no I/O, no clock.
+
+    QUEUED ─► LOOKING ─► RESERVING ─► COPYING ⇄ CHECKING ─► FREEZING ─► ATTACHING ─► RELEASING ─► ENDED   by KV
+                   └───► WARMING ─────────────────────────►                                               by tokens
+
+    anything goes wrong, before FREEZING:  CANCELLING ─► ENDED                        (the source never noticed)
+                          after it:        THAWING ─► CANCELLING ─► ENDED             (the source goes on)
+
+To enter a state is to give its one command, which ends in exactly one event: its answer, its refusal, its deadline, or
+the loss of the worker that it was given to.  One moment decides whose the request is: `RequestAttached` read by the
+daemon (`HandOver`).  Before it the source's lease is valid, after it the destination's.  Between freeze and that moment
+nobody emits: what a destination that was given up says later has a lease that never became valid.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from melld.errors import IllegalTransition
+from melld.ids import RequestId, WorkerId
+from melld.migrate import migration_messages as say
+from melld.migrate.migration_table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
+from melld.migrate.snapshot import Via
+
+HEADROOM_TOKENS = 64
+"""Room reserved beyond the tokens that a request has: it grows while it is copied."""
+FEW_BLOCKS = 2
+"""So many full blocks may be left for after the freeze."""
+MAX_ROUNDS = 6
+
+
+_TO_SOURCE = frozenset(
+    {
+        MoveState.LOOKING,
+        MoveState.CHECKING,
+        MoveState.FREEZING,
+        MoveState.RELEASING,
+        MoveState.THAWING,
+        MoveState.THAWING_ALONE,
+    }
+)
+_FAILURES = {
+    Sign.REFUSED: Outcome.REFUSED,
+    Sign.LATE: Outcome.TIMED_OUT,
+    Sign.GONE: Outcome.REQUEST_ENDED,
+    Sign.SOURCE_LOST: Outcome.SOURCE_DIED,
+    Sign.DESTINATION_LOST: Outcome.DESTINATION_DIED,
+}
+_SIGNS: Mapping[type, Sign] = {
+    say.BlocksCopied: Sign.COPIED,
+    say.RequestFrozen: Sign.FROZEN,
+    say.RequestAttached: Sign.ATTACHED,
+    say.RequestReleased: Sign.RELEASED,
+    say.RequestThawed: Sign.THAWED,
+    say.ReservationCancelled: Sign.CANCELLED,
+    say.CommandFailed: Sign.REFUSED,
+}
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Give a worker this command; without an answer after `deadline_s`, say `Sign.LATE`."""
+
+    worker: WorkerId
+    command: Any
+    deadline_s: float
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """The request is the destination's from now on, under this lease: the commit."""
+
+    lease: int
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The migration has ended; nothing more is asked of anybody."""
+
+    outcome: Outcome
+
+
+Action = Tell | HandOver | Finish
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted.  `via` None: by KV where that is possible.  `lease`: what the destination would emit under."""
+
+    move: int
+    request: RequestId
+    source: WorkerId
+    destination: WorkerId
+    via: Via | None = None
+    lease: int
+
+
+class Migration:
+    """One migration.  `story` tells what happened, in order: (seconds, what)."""
+
+    def __init__(self, wish: Wish, now_s: float) -> None:
+        self.wish = wish
+        self.state = MoveState.QUEUED
+        self.via = wish.via or Via.KV
+        self.outcome: Outcome | None = None
+        self.reason = ""
+        self.number = 0
+        self.rounds = 0
+        self.copied_blocks = 0
+        self.copied_bytes = 0
+        self.copy_s = 0.0
+        self.began_s = now_s
+        self.story: list[tuple[float, str]] = []
+        self._described: say.RequestDescribed | None = None
+        self._sent_blocks = 0
+        self._sent_epoch = -1
+
+    def answered(self, answer: say.MoveAnswer, now_s: float) -> list[Action]:
+        """A worker's answer.  One that belongs to a command that was given up says nothing."""
+        if answer.number != self.number or self.state is MoveState.ENDED:
+            return []
+        self._learn(answer)
+        return self.happened(self._sign_of(answer), now_s)
+
+    def happened(self, sign: Sign, now_s: float) -> list[Action]:
+        """The next actions.
+
+        Raises:
+            IllegalTransition: the table has no such line; nothing has changed.
+        """
+        before = self.state
+        after = TRANSITIONS.get((before, sign))
+        if after is None:
+            raise IllegalTransition("migration", str(self.wish.move), before, sign, self.told())
+        self.story.append((now_s, sign.value))
+        self.state = after
+        if self.outcome is None and (sign is Sign.ATTACHED or sign in _FAILURES):
+            self.outcome = _FAILURES.get(sign, Outcome.COMMITTED)
+            self.reason = self.reason or ("" if sign is Sign.ATTACHED else sign.value)
+        actions: list[Action] = [HandOver(self.wish.lease)] if sign is Sign.ATTACHED else []
+        if after is MoveState.ENDED:
+            assert self.outcome is not None, self.told()
+            actions.append(Finish(self.outcome))
+        elif after is not before:
+            actions.append(self._tell())
+        return actions
+
+    def told(self) -> tuple[str, ...]:
+        """The story as lines."""
+        return tuple(f"{(at_s - self.began_s) * 1e3:.1f} ms {what}" for at_s, what in self.story)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _learn(self, answer: say.MoveAnswer) -> None:
+        match answer:
+            case say.RequestDescribed():
+                self._described = answer
+            case say.BlocksCopied() | say.RequestAttached():
+                self.rounds += answer.blocks > 0
+                self.copied_blocks += answer.blocks
+                self.copied_bytes += answer.nbytes
+                self.copy_s += answer.copy_s
+            case say.CommandFailed():
+                self.reason = self.reason or answer.reason
+
+    def _sign_of(self, answer: say.MoveAnswer) -> Sign:
+        if isinstance(answer, say.RequestDescribed) and self.state is MoveState.LOOKING:
+            return self._way(answer)
+        if isinstance(answer, say.RequestDescribed | say.RoomReserved):
+            return self._how_much()
+        return _SIGNS[type(answer)]
+
+    def _way(self, described: say.RequestDescribed) -> Sign:
+        """By which way it can go; the other way is tried where none was asked for."""
+        ways = [self.wish.via] if self.wish.via is not None else [Via.KV, Via.TOKENS]
+        for way in ways:
+            if way not in described.refusals:
+                self.via = way
+                return Sign.BY_KV if way is Via.KV else Sign.BY_TOKENS
+        self.reason = described.refusals[ways[0]]
+        return Sign.REFUSED
+
+    def _how_much(self) -> Sign:
+        described = self._described
+        if self.via is Via.TOKENS or described is None:
+            return Sign.ENOUGH
+        full = sum(len(group) for group in described.block_ids)
+        left = full if described.block_epoch != self._sent_epoch else full - self._sent_blocks
+        allowed = 0 if self.state is MoveState.RESERVING else FEW_BLOCKS
+        return Sign.MORE if left > allowed and self.rounds < MAX_ROUNDS else Sign.ENOUGH
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> Tell:
+        self.number += 1
+        wish = self.wish
+        worker = wish.source if self.state in _TO_SOURCE else wish.destination
+        return Tell(worker, self._command(), DEADLINES_S[self.state])
+
+    def _command(self) -> say.MoveCommand:
+        wish, described = self.wish, self._described
+        names: dict[str, Any] = {"move": wish.move, "number": self.number, "request": wish.request}
+        match self.state:
+            case MoveState.LOOKING | MoveState.CHECKING:
+                return say.DescribeRequest(**names)
+            case MoveState.FREEZING:
+                return say.FreezeRequest(**names, via=self.via)
+            case MoveState.ATTACHING:
+                return say.AttachRequest(**names, source=wish.source, via=self.via, lease=wish.lease)
+            case MoveState.RELEASING:
+                return say.ReleaseRequest(**names)
+            case MoveState.THAWING | MoveState.THAWING_ALONE:
+                return say.ThawRequest(**names)
+            case MoveState.CANCELLING:
+                return say.CancelReservation(**names)
+        assert described is not None, self.told()
+        capacity = described.num_tokens + HEADROOM_TOKENS
+        if self.state is MoveState.COPYING:
+            self._sent_blocks = sum(len(group) for group in described.block_ids)
+            self._sent_epoch = described.block_epoch
+            return say.CopyBlocks(
+                **names,
+                source=wish.source,
+                block_ids=described.block_ids,
+                block_epoch=described.block_epoch,
+                token_capacity=capacity,
+            )
+        make_room = say.ReserveBlocks if self.state is MoveState.RESERVING else say.WarmRequest
+        return make_room(**names, token_capacity=capacity)

@@ -1,0 +1,136 @@
+"""The states of a migration, what can happen to it, and where that leads: as data.
+
+Owns the table alone; `migration` walks it, and draws it in words.
+"""
+
+import enum
+from collections.abc import Mapping
+
+
+class MoveState(enum.StrEnum):
+    """Where a migration stands."""
+
+    QUEUED = "queued"  # its link has enough to do
+    LOOKING = "looking"  # the source is asked what there is
+    RESERVING = "reserving"  # the destination makes room
+    WARMING = "warming"  # the destination computes the blocks itself
+    COPYING = "copying"  # full blocks are pulled; the source decodes on
+    CHECKING = "checking"  # the source is asked what has come since
+    FREEZING = "freezing"  # the source stops
+    ATTACHING = "attaching"  # the destination pulls the rest and takes over
+    RELEASING = "releasing"  # committed: the source frees its blocks
+    THAWING = "thawing"  # rolled back: the source goes on
+    THAWING_ALONE = "thawing alone"  # the same, and the destination is dead
+    CANCELLING = "cancelling"  # the destination gives its room back
+    ENDED = "ended"
+
+
+class Sign(enum.StrEnum):
+    """What an event means to a migration."""
+
+    STARTED = "started"
+    BY_KV = "can go by kv"
+    BY_TOKENS = "can go by tokens"
+    MORE = "has blocks to copy"
+    ENOUGH = "has little left to copy"
+    COPIED = "copied"
+    FROZEN = "frozen"
+    ATTACHED = "attached"
+    RELEASED = "released"
+    THAWED = "thawed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    LATE = "deadline passed"
+    GONE = "request ended"
+    SOURCE_LOST = "source died"
+    DESTINATION_LOST = "destination died"
+
+
+class Outcome(enum.StrEnum):
+    """How a migration ended."""
+
+    COMMITTED = "committed"
+    REFUSED = "refused"
+    TIMED_OUT = "timed out"
+    REQUEST_ENDED = "request ended"
+    SOURCE_DIED = "source died"
+    DESTINATION_DIED = "destination died"
+
+
+_S, _E = MoveState, Sign
+TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
+    (_S.QUEUED, _E.STARTED): _S.LOOKING,
+    (_S.QUEUED, _E.GONE): _S.ENDED,
+    (_S.QUEUED, _E.SOURCE_LOST): _S.ENDED,
+    (_S.QUEUED, _E.DESTINATION_LOST): _S.ENDED,
+    (_S.LOOKING, _E.BY_KV): _S.RESERVING,
+    (_S.LOOKING, _E.BY_TOKENS): _S.WARMING,
+    (_S.LOOKING, _E.REFUSED): _S.ENDED,
+    (_S.LOOKING, _E.LATE): _S.ENDED,
+    (_S.LOOKING, _E.GONE): _S.ENDED,
+    (_S.LOOKING, _E.SOURCE_LOST): _S.ENDED,
+    (_S.LOOKING, _E.DESTINATION_LOST): _S.ENDED,
+    (_S.RESERVING, _E.MORE): _S.COPYING,
+    (_S.RESERVING, _E.ENOUGH): _S.FREEZING,
+    (_S.RESERVING, _E.REFUSED): _S.ENDED,
+    (_S.WARMING, _E.ENOUGH): _S.FREEZING,
+    (_S.WARMING, _E.REFUSED): _S.ENDED,
+    (_S.COPYING, _E.COPIED): _S.CHECKING,
+    (_S.COPYING, _E.REFUSED): _S.CANCELLING,
+    (_S.CHECKING, _E.MORE): _S.COPYING,
+    (_S.CHECKING, _E.ENOUGH): _S.FREEZING,
+    (_S.CHECKING, _E.REFUSED): _S.CANCELLING,
+    **{
+        (state, sign): after
+        for state in (_S.RESERVING, _S.WARMING, _S.COPYING, _S.CHECKING)
+        for sign, after in {
+            _E.LATE: _S.CANCELLING,
+            _E.GONE: _S.CANCELLING,
+            _E.SOURCE_LOST: _S.CANCELLING,
+            _E.DESTINATION_LOST: _S.ENDED,
+        }.items()
+    },
+    (_S.FREEZING, _E.FROZEN): _S.ATTACHING,
+    (_S.FREEZING, _E.REFUSED): _S.CANCELLING,
+    (_S.ATTACHING, _E.ATTACHED): _S.RELEASING,
+    (_S.ATTACHING, _E.REFUSED): _S.THAWING,
+    **{
+        (state, sign): after
+        for state in (_S.FREEZING, _S.ATTACHING)
+        for sign, after in {
+            _E.LATE: _S.THAWING,
+            _E.GONE: _S.CANCELLING,
+            _E.SOURCE_LOST: _S.CANCELLING,
+            _E.DESTINATION_LOST: _S.THAWING_ALONE,
+        }.items()
+    },
+    (_S.RELEASING, _E.RELEASED): _S.ENDED,
+    (_S.RELEASING, _E.REFUSED): _S.ENDED,
+    (_S.RELEASING, _E.LATE): _S.ENDED,
+    (_S.RELEASING, _E.GONE): _S.RELEASING,
+    (_S.RELEASING, _E.SOURCE_LOST): _S.ENDED,
+    (_S.RELEASING, _E.DESTINATION_LOST): _S.RELEASING,
+    **{(_S.THAWING, sign): _S.CANCELLING for sign in (_E.THAWED, _E.REFUSED, _E.LATE, _E.GONE, _E.SOURCE_LOST)},
+    (_S.THAWING, _E.DESTINATION_LOST): _S.THAWING_ALONE,
+    **{(_S.THAWING_ALONE, sign): _S.ENDED for sign in (_E.THAWED, _E.REFUSED, _E.LATE, _E.GONE, _E.SOURCE_LOST)},
+    (_S.THAWING_ALONE, _E.DESTINATION_LOST): _S.THAWING_ALONE,
+    **{(_S.CANCELLING, sign): _S.ENDED for sign in (_E.CANCELLED, _E.REFUSED, _E.LATE, _E.DESTINATION_LOST)},
+    (_S.CANCELLING, _E.GONE): _S.CANCELLING,
+    (_S.CANCELLING, _E.SOURCE_LOST): _S.CANCELLING,
+}
+"""(where it stands, what has happened) -> where it stands then."""
+
+DEADLINES_S: Mapping[MoveState, float] = {
+    MoveState.LOOKING: 10.0,
+    MoveState.RESERVING: 10.0,
+    MoveState.WARMING: 120.0,
+    MoveState.COPYING: 60.0,
+    MoveState.CHECKING: 10.0,
+    MoveState.FREEZING: 10.0,
+    MoveState.ATTACHING: 5.0,
+    MoveState.RELEASING: 10.0,
+    MoveState.THAWING: 10.0,
+    MoveState.THAWING_ALONE: 10.0,
+    MoveState.CANCELLING: 10.0,
+}
+"""How long each state's command may take.  A request that is frozen waits for nothing long."""
