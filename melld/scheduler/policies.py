@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from melld.scheduler.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.fit import BestFit, MostFree, WorstFit
+from melld.scheduler.mell.plan import MellSettings
+from melld.scheduler.mell.policy import Mell, mell
 from melld.scheduler.plus import LEAN, TIGHT, MellPlus
 from melld.scheduler.policy import Policy
 
@@ -16,6 +18,11 @@ POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {
     WorstFit.name: WorstFit,
     MostFree.name: MostFree,
     LoadBalance.name: LoadBalance,
+    Mell.name: Mell,
+    "mell-unbatched": mell(MellSettings(batching=False)),
+    "mell-eager": mell(MellSettings(eager=True)),
+    "mell-literal": mell(MellSettings(literal=True)),
+    "mell-literal-unbatched": mell(MellSettings(literal=True, batching=False)),
     MellPlus.name: MellPlus,
     "mell-plus-lean": lambda cluster: MellPlus(cluster, LEAN),
     "mell-plus-tight": lambda cluster: MellPlus(cluster, TIGHT),

@@ -52,6 +52,7 @@ class Plan:
         self.held: dict[Request, HeldMove] = {}
         self.holes: dict[tuple[Bin, SizeClass], int] = {}
         self.instant = cluster.settings.instant_moves
+        self.may_evict = True
         self.items_moved = 0
 
     # ---- asking

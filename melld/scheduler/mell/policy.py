@@ -19,8 +19,6 @@ from melld.scheduler.mell.plan import MellSettings, Plan
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, Worker
 
-ATTEMPTS = 4  # to find room for an arrival by carrying out what was held back, each of which may make more
-
 
 class Mell(Policy):
     """Size classes, and moves that keep Theorem 1 true.  See `settle` for the theorem."""
@@ -42,12 +40,13 @@ class Mell(Policy):
         if request.worker is not None:
             return self._leave(request, cause)
         placed = allocate.arrive(plan, request, cause)
-        for _ in range(ATTEMPTS):
+        for plan.may_evict in (True, False):  # what is held back or missing may make room; at last disturb nobody
             if placed or not (plan.holes or plan.held):
                 break
             self._fill_holes()
             plan.carry_out_all()
             placed = allocate.arrive(plan, request, cause)
+        plan.may_evict = True
         self._end_operation()
         return placed
 
@@ -102,7 +101,8 @@ class Mell(Policy):
         if worker.id in self.cluster.workers:
             bin_ = plan.book.bin_of(worker)
             plan.book.touch(bin_)
-            self._overloaded[bin_] = None
+            if update.overload_bytes(plan, bin_) > 0:
+                self._overloaded[bin_] = None
 
     def epoch(self) -> None:
         """See `Policy.epoch`."""
