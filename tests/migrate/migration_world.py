@@ -1,0 +1,226 @@
+"""Two workers, a daemon and four wires, as far as a migration concerns them: a model to try the table on.
+
+Tokens are numbers that count up.  A worker's next token is what follows the tokens that its copy of the request has:
+a token that the daemon accepts must be the next of its own log, or one was lost, doubled or altered.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from melld.ids import RequestId, WorkerId
+from melld.migrate import migration_messages as say
+from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish
+from melld.migrate.migration_table import MoveState, Outcome, Sign
+from melld.migrate.snapshot import Via
+
+SOURCE, DESTINATION = WorkerId("source"), WorkerId("destination")
+REQUEST = RequestId("request")
+LENGTH = 30
+
+
+@dataclass
+class Copy:
+    """The request on one worker: what it has, and whether it goes on."""
+
+    tokens: int
+    lease: int
+    frozen: bool = False
+
+
+@dataclass
+class Worker:
+    """One worker: its copy of the request, the room that it keeps, and its wires."""
+
+    copy: Copy | None = None
+    room: bool = False
+    alive: bool = True
+    inbox: deque[Any] = field(default_factory=deque)
+    outbox: deque[Any] = field(default_factory=deque)
+
+
+class World:
+    """What a script of small numbers makes happen, in any order that the wires allow."""
+
+    def __init__(self, via: Via | None) -> None:
+        self.workers = {SOURCE: Worker(Copy(3, 0)), DESTINATION: Worker()}
+        self.owner: WorkerId | None = SOURCE
+        self.lease = 0
+        self.log = 3
+        self.finished = False
+        self.outcomes: list[Outcome] = []
+        self.handed_over = 0
+        self.deadline: int | None = None
+        wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=via, lease=1)
+        self.migration = Migration(wish, 0.0)
+        self.act(self.migration.happened(Sign.STARTED, 0.0))
+
+    # -- the daemon
+
+    def act(self, actions: list[Any]) -> None:
+        for action in actions:
+            match action:
+                case Tell():
+                    self.deadline = action.command.number
+                    self.send(action.worker, action.command)
+                case HandOver():
+                    self.owner, self.lease = DESTINATION, action.lease
+                    self.handed_over += 1
+                case Finish():
+                    self.outcomes.append(action.outcome)
+                    self.deadline = None
+
+    def send(self, worker: WorkerId, message: Any) -> None:
+        if self.workers[worker].alive:
+            self.workers[worker].inbox.append(message)
+
+    def happened(self, sign: Sign) -> None:
+        if self.migration.state is not MoveState.ENDED:
+            self.act(self.migration.happened(sign, 0.0))
+
+    def hear(self, name: WorkerId) -> None:
+        """The daemon reads one message of this worker."""
+        outbox = self.workers[name].outbox
+        if not outbox:
+            return
+        message = outbox.popleft()
+        if isinstance(message, tuple):
+            token, lease = message
+            if self.owner == name and lease == self.lease and not self.finished:
+                assert token == self.log, f"token {token} where {self.log} was due"
+                self.log += 1
+                if self.log == LENGTH:
+                    self.finished = True
+                    self.happened(Sign.GONE)
+        else:
+            self.act(self.migration.answered(message, 0.0))
+
+    def pass_deadline(self) -> None:
+        if self.deadline is not None and self.migration.number == self.deadline:
+            self.deadline = None
+            self.happened(Sign.LATE)
+
+    def leave(self) -> None:
+        """The client goes away."""
+        if not self.finished:
+            self.finished = True
+            if self.owner is not None:
+                self.send(self.owner, "abort")
+            self.happened(Sign.GONE)
+
+    def kill(self, name: WorkerId) -> None:
+        """The process dies; the daemon reads what it said first, and only then its death."""
+        worker = self.workers[name]
+        if not worker.alive:
+            return
+        worker.alive = False
+        worker.inbox.clear()
+        while worker.outbox:
+            self.hear(name)
+        worker.copy, worker.room = None, False
+        self.happened(Sign.SOURCE_LOST if name == SOURCE else Sign.DESTINATION_LOST)
+        if self.owner == name:
+            self.lease = 7
+            other = DESTINATION if name == SOURCE else SOURCE
+            self.owner = other if self.workers[other].alive else None
+            if self.owner and not self.finished:
+                self.send(self.owner, Copy(self.log, 7))
+
+    # -- the workers
+
+    def obey(self, name: WorkerId, *, willing: bool = True) -> None:
+        """A worker carries out the next of its commands; an unwilling one refuses what may be refused."""
+        worker = self.workers[name]
+        if not worker.inbox:
+            return
+        command = worker.inbox.popleft()
+        if command == "abort":
+            worker.copy, worker.room = None, False
+        elif isinstance(command, Copy):
+            assert worker.copy is None, "the request is there twice"
+            worker.copy = command
+        else:
+            names = {"move": 1, "number": command.number, "request": REQUEST}
+            answer = self._do(worker, command, names) if willing or self._must(command) else None
+            worker.outbox.append(answer or say.CommandFailed(**names, reason="will not"))
+
+    def _must(self, command: Any) -> bool:
+        return isinstance(command, say.ThawRequest | say.ReleaseRequest | say.CancelReservation)
+
+    def _do(self, worker: Worker, command: Any, names: dict[str, Any]) -> Any:
+        copy = worker.copy
+        match command:
+            case say.DescribeRequest() if copy is not None:
+                blocks = (tuple(range(copy.tokens // 2)),)
+                return say.RequestDescribed(**names, num_tokens=copy.tokens, block_ids=blocks, block_epoch=0)
+            case say.ReserveBlocks() | say.WarmRequest():
+                worker.room = True
+                return say.RoomReserved(**names, blocks=9, reused_blocks=0)
+            case say.CopyBlocks() if worker.room:
+                return say.BlocksCopied(**names, blocks=1, nbytes=10, copy_s=0.1)
+            case say.FreezeRequest() if copy is not None and not copy.frozen:
+                copy.frozen = True
+                return say.RequestFrozen(**names, num_tokens=copy.tokens)
+            case say.AttachRequest() if worker.room:
+                worker.room = False
+                worker.copy = Copy(self.log, command.lease)
+                return say.RequestAttached(**names, blocks=1, nbytes=10, copy_s=0.1)
+            case say.ThawRequest():
+                if copy is not None:
+                    copy.frozen = False
+                return say.RequestThawed(**names)
+            case say.ReleaseRequest():
+                if copy is not None and copy.frozen:
+                    worker.copy = None
+                return say.RequestReleased(**names)
+            case say.CancelReservation():
+                worker.copy, worker.room = None, False
+                return say.ReservationCancelled(**names)
+        return None
+
+    def step(self, name: WorkerId) -> None:
+        """A worker makes one token, if it has something to make it of."""
+        worker = self.workers[name]
+        copy = worker.copy
+        if worker.alive and copy is not None and not copy.frozen and copy.tokens < LENGTH:
+            worker.outbox.append((copy.tokens, copy.lease))
+            copy.tokens += 1
+            if copy.tokens == LENGTH:
+                worker.copy = None
+
+    # -- a history
+
+    def play(self, choice: int) -> None:
+        """One thing that may happen."""
+        name = SOURCE if choice % 2 else DESTINATION
+        match choice // 2:
+            case 0 | 1 | 2:
+                self.hear(name)
+            case 3 | 4 | 5:
+                self.obey(name)
+            case 6:
+                self.obey(name, willing=False)
+            case 7 | 8:
+                self.step(name)
+            case 9:
+                self.pass_deadline()
+            case 10:
+                self.leave()
+            case 11:
+                self.kill(name)
+
+    def settle(self) -> None:
+        """Let everything that is under way come to its end."""
+        for _ in range(200):
+            for name in self.workers:
+                self.hear(name)
+                self.obey(name)
+                self.step(name)
+            if not any(worker.inbox or worker.outbox or worker.copy for worker in self.workers.values()):
+                if self.migration.state is MoveState.ENDED:
+                    return
+                self.pass_deadline()
+        raise AssertionError(f"it does not end: {self.migration.state}, {self.workers}")
+
+
+CHOICES = 24
