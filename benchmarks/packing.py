@@ -201,16 +201,16 @@ TABLES = {
     "table:claims": Claims(BOTH, (*BASELINES, *MELLS), str),
     "table:gpus": Table(BOTH, (*BASELINES, *MELLS), gpus),
     "table:effects": Table(BOTH, (*BASELINES, *MELLS), side_effects),
-    "table:note": Table(NOTE, (*BASELINES, "load-balance-eager", *MELLS), ratio_and_moves, 3),
+    "table:note": Table(NOTE, (*BASELINES, "load-balance-eager", *MELLS), ratio_and_moves, 2),
     "table:settings": Table(
-        rows(("13B",), ("lmsys-1.1",)), ("mell-plus-lean", "mell-plus", "mell-plus-tight"), ratio_and_moves
+        rows(("13B",), ("lmsys-1.1",)), ("mell-plus-lean", "mell-plus", "mell-plus-tight"), ratio_and_moves, 2
     ),
-    "table:flight": Table(FLIGHT, ("load-balance", *MELLS), ratio_and_moves, 3),
+    "table:flight": Table(FLIGHT, ("load-balance", "mell", "mell-plus"), ratio_and_moves, 2),
     "table:batching": Table(
         rows(("13B",), ("lmsys-0.5", "lmsys-0.8", "lmsys-1.1")),
         ("mell-literal", "mell-literal-unbatched", "mell", "mell-unbatched"),
         moves,
-        3,
+        2,
     ),
 }
 

@@ -30,7 +30,7 @@ GIB = 2**30
 HOUR_S = 3600.0
 HALF_HOUR_S = 1800.0
 MACHINES = {"13B": ("llama-2-13b", "a100-40g"), "7B": ("llama-2-7b", "rtx-4090")}
-COMMON = ("cluster", "growth", "index", "policy", "scheduler", "state", "waiting", "bounds")
+COMMON = ("bounds", "cluster", "growth", "index", "policy", "roster", "scheduler", "state", "waiting")
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ def source_of(policy: str) -> str:
     package = ROOT / "melld"
     files = [path for path in (package / "simulator").glob("*.py") if path.stem != "plots"]
     files += [package / "simulator" / "data" / "latency.csv"]
-    files += [package / "scheduler" / f"{stem}.py" for stem in COMMON]
+    files += [path for stem in COMMON if (path := package / "scheduler" / f"{stem}.py").exists()]
     if policy.startswith("mell-plus"):
         others = {*COMMON, "fit", "balance", "policies", "__init__"}
         files += [path for path in (package / "scheduler").glob("*.py") if path.stem not in others]
