@@ -81,9 +81,9 @@ class EagerTheoremMachine(TheoremMachine):
 
 
 TestTheorem = TheoremMachine.TestCase
-TestTheorem.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTheorem.settings = hypothesis_settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestEagerTheorem = EagerTheoremMachine.TestCase
-TestEagerTheorem.settings = hypothesis_settings(max_examples=25, stateful_step_count=50, deadline=None)
+TestEagerTheorem.settings = hypothesis_settings(max_examples=12, stateful_step_count=40, deadline=None)
 
 
 def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:
