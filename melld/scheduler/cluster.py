@@ -14,8 +14,6 @@ What fits is judged one horizon ahead: each request on a worker is reckoned with
 observed of late times `horizon_s`.
 """
 
-import heapq
-
 import msgspec
 
 from melld.errors import IllegalTransition
@@ -23,6 +21,7 @@ from melld.events import ActivateWorker, AnyCommand, MoveRequest, PlaceRequest, 
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.growth import GrowthRate
 from melld.scheduler.index import RoomIndex
+from melld.scheduler.roster import Roster
 from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 from melld.scheduler.waiting import WaitingQueue
 
@@ -44,7 +43,8 @@ class Cluster:
     def __init__(self, settings: ClusterSettings | None = None) -> None:
         self.settings = settings or ClusterSettings()
         self.now_s = 0.0
-        self.workers: dict[WorkerId, Worker] = {}
+        self.roster = Roster()
+        self.workers = self.roster.workers
         self.active: dict[WorkerId, Worker] = {}  # in the order of activation (resumed ones at the end)
         self.draining: dict[WorkerId, Worker] = {}
         self.requests: dict[RequestId, Request] = {}
@@ -52,12 +52,9 @@ class Cluster:
         self.growth = GrowthRate()
         self.ahead_bytes = 0
         self.room = RoomIndex(self.active, self.room_bytes)
-        self._asleep: list[tuple[int, WorkerId]] = []
         self._empty: dict[WorkerId, Worker] = {}  # awake, without requests
-        self._largest: tuple[int, int] | None = None  # bytes: ever offered, offered now; None: to be measured
         self._commands: list[AnyCommand] = []
         self._orders = 0
-        self._ranks = 0
         self._sequences = 0
 
     # ---- asking
@@ -76,18 +73,7 @@ class Cluster:
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
         """The worker to activate next for a request of that size: the first known of those large enough."""
-        while self._asleep and not self._is_asleep(self._asleep[0]):
-            heapq.heappop(self._asleep)
-        if not self._asleep:
-            return None
-        first = self.workers[self._asleep[0][1]]
-        if kv_bytes <= first.capacity_bytes and first.slots > 0:
-            return first
-        for rank, name in sorted(self._asleep):
-            worker = self.workers.get(name)
-            if self._is_asleep((rank, name)) and worker and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
-                return worker
-        return None
+        return self.roster.sleeping(kv_bytes)
 
     def empty_workers(self) -> list[Worker]:
         """Workers that are awake, active or draining, and have no requests."""
@@ -95,15 +81,11 @@ class Cluster:
 
     def largest_capacity_bytes(self) -> int:
         """The most that any known worker has ever offered: what is larger can never fit."""
-        if self._largest is None:
-            self._largest = self._measure_largest()
-        return self._largest[0]
+        return self.roster.largest_capacity_bytes()
 
     def could_hold(self, kv_bytes: int) -> bool:
         """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
-        if self._largest is None:
-            self._largest = self._measure_largest()
-        return kv_bytes <= self._largest[1]
+        return self.roster.could_hold(kv_bytes)
 
     # ---- deciding: each records its command
 
@@ -128,7 +110,7 @@ class Cluster:
         self._empty.pop(worker.id, None)
         self.room.note(worker)
         if worker.state is WorkerState.ASLEEP:
-            heapq.heappush(self._asleep, (worker.rank, worker.id))
+            self.roster.sleeps(worker)
         self._commands.append(RetireWorker(cause, worker.id))
 
     def assign(self, request: Request, worker: Worker, cause: str, urgency_s: float = float("inf")) -> None:
@@ -172,15 +154,8 @@ class Cluster:
     # ---- facts about workers
 
     def add_worker(self, event: WorkerUp) -> Worker:
-        """A worker may be used from now on."""
-        if event.worker in self.workers:
-            raise IllegalTransition("worker", event.worker, self.workers[event.worker].state, "come up")
-        self._ranks += 1
-        worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
-        self.workers[worker.id] = worker
-        self._largest = None
-        heapq.heappush(self._asleep, (worker.rank, worker.id))
-        return worker
+        """A worker may be used from now on; raises `IllegalTransition` if it is known."""
+        return self.roster.add(event)
 
     def remove_worker(self, worker: Worker) -> list[Request]:
         """The worker is gone and its requests, which are returned, wait ahead of all others; moves to it are off."""
@@ -192,8 +167,7 @@ class Cluster:
             self._leave(request)
             request.state = state
             self.waiting.add(request, displaced=True)
-        del self.workers[worker.id]
-        self._largest = None
+        self.roster.remove(worker)
         self.draining.pop(worker.id, None)
         self.active.pop(worker.id, None)
         self._empty.pop(worker.id, None)
@@ -205,13 +179,13 @@ class Cluster:
         worker.capacity_bytes = capacity_bytes
         worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
         worker.slots = slots
-        self._largest = None
+        self.roster.note()
         self.room.note(worker)
 
     def drain_worker(self, worker: Worker) -> None:
         """Nothing more is assigned to the worker.  Said twice it is the same."""
         worker.state = worker.after("drain")
-        self._largest = None
+        self.roster.note()
         self.active.pop(worker.id, None)
         if worker.state is WorkerState.DRAINING:
             self.draining[worker.id] = worker
@@ -222,13 +196,13 @@ class Cluster:
         was, worker.state = worker.state, worker.after("resume")
         if was is worker.state:
             return
-        self._largest = None
+        self.roster.note()
         self.draining.pop(worker.id, None)
         if worker.state is WorkerState.ACTIVE:
             self.active[worker.id] = worker
             self.room.note(worker)
         else:
-            heapq.heappush(self._asleep, (worker.rank, worker.id))
+            self.roster.sleeps(worker)
 
     # ---- facts about requests
 
@@ -325,12 +299,6 @@ class Cluster:
             assert (request.state is RequestState.WAITING) == (request.id in self.waiting), request.id
             assert request.worker is None or self.workers.get(request.worker.id) is request.worker, request.id
 
-    def _measure_largest(self) -> tuple[int, int]:
-        open_states = (WorkerState.ASLEEP, WorkerState.ACTIVE)
-        ever = max((worker.largest_capacity_bytes for worker in self.workers.values()), default=0)
-        usable = [w.capacity_bytes for w in self.workers.values() if w.state in open_states and w.slots > 0]
-        return ever, max(usable, default=-1)
-
     # ---- in one place: how a request comes to a worker and leaves it
 
     def _settle_on(self, request: Request, worker: Worker) -> None:
@@ -364,7 +332,3 @@ class Cluster:
         if not worker.requests and not worker.arriving:
             worker.empty_since_s = self.now_s
             self._empty[worker.id] = worker
-
-    def _is_asleep(self, entry: tuple[int, WorkerId]) -> bool:
-        worker = self.workers.get(entry[1])
-        return worker is not None and worker.rank == entry[0] and worker.state is WorkerState.ASLEEP

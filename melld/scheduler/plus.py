@@ -39,26 +39,24 @@ class PlusSettings(msgspec.Struct, frozen=True):
     capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind.
     """
 
-    dispatch_life_s: float = 11.0
-    enough_life_s: float = 6.0
-    chain_life_s: float = 1.2
-    push_life_s: float = 0.4
-    drain_life_s: float = 6.0
+    dispatch_life_s: float = 9.0
+    enough_life_s: float = 5.5
+    chain_life_s: float = 0.3
+    push_life_s: float = 0.1
+    drain_life_s: float = 10.0
     drain_utilisation: float = 0.94
-    drain_attempts: int = 4
-    drains_per_worker_h: float = 1000.0
-    price_s: float = 6.0
-    candidates: int = 8
+    drain_attempts: int = 6
+    price_s: float = 3.0
+    candidates: int = 12
 
 
 LEAN = PlusSettings(dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9)
 BALANCED = PlusSettings()
 TIGHT = PlusSettings(
-    dispatch_life_s=8.0, enough_life_s=4.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
+    dispatch_life_s=8.0, enough_life_s=3.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
 )
 
 WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
-BURST = 2.0  # drains that may be saved up, and one more for so many workers
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
@@ -73,8 +71,6 @@ class MellPlus(Policy):
         super().__init__(cluster)
         self.settings = settings
         self.outlook = Outlook(cluster)
-        self._allowance = BURST  # drains that may be made now
-        self._allowed_s = 0.0
 
     # ---- dispatch
 
@@ -233,20 +229,15 @@ class MellPlus(Policy):
     def _drain(self) -> None:
         """Empty workers of few requests as long as the rest would not be fuller than it may be."""
         settings, active = self.settings, self.cluster.active
-        now_s, passed_s = self.cluster.now_s, self.cluster.now_s - self._allowed_s
-        self._allowed_s = now_s
-        allowed = self._allowance + passed_s * len(active) * settings.drains_per_worker_h / 3600.0
-        self._allowance = min(allowed, BURST + len(active) / WORKERS_PER_DRAIN)
         capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in active.values())
         for _ in range(1 + len(active) // WORKERS_PER_DRAIN):
             smallest_bytes = min((worker.capacity_bytes for worker in active.values()), default=0)
-            if self._allowance < 1.0 or used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
+            if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
                 return
             emptied = self._drain_one()
             if emptied is None:
                 return
-            self._allowance -= 1.0
             capacity_bytes -= emptied.capacity_bytes
 
     def _drain_one(self) -> Worker | None:

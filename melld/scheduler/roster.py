@@ -1,0 +1,85 @@
+"""The workers that are known, and which of them sleep: who is woken next, and what is too large for all.
+
+Owns the names and ranks of workers; never changes a worker's state and never decides when to wake one.
+"""
+
+import heapq
+
+from melld.errors import IllegalTransition
+from melld.events import WorkerUp
+from melld.ids import WorkerId
+from melld.scheduler.state import Worker, WorkerState
+
+
+class Roster:
+    """Workers in the order in which they became known (their rank): the first that sleeps is woken first.
+
+    So the same few workers are in use again and again, and the others sleep deeply.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[WorkerId, Worker] = {}
+        self._asleep: list[tuple[int, WorkerId]] = []  # a heap; who was woken since is dropped when met
+        self._ranks = 0
+        self._largest: tuple[int, int] | None = None  # bytes: ever offered, offered now; None: to be measured
+
+    def add(self, event: WorkerUp) -> Worker:
+        """A worker may be used from now on; it sleeps."""
+        if event.worker in self.workers:
+            raise IllegalTransition("worker", event.worker, self.workers[event.worker].state, "come up")
+        self._ranks += 1
+        worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
+        self.workers[worker.id] = worker
+        self.sleeps(worker)
+        self.note()
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """The worker is gone."""
+        del self.workers[worker.id]
+        self.note()
+
+    def note(self) -> None:
+        """A worker offers more or less than before."""
+        self._largest = None
+
+    def sleeps(self, worker: Worker) -> None:
+        """The worker may be woken again."""
+        heapq.heappush(self._asleep, (worker.rank, worker.id))
+
+    def sleeping(self, kv_bytes: int) -> Worker | None:
+        """The first known of the sleeping workers that are large enough."""
+        asleep = self._asleep
+        while asleep and self._asleep_worker(asleep[0]) is None:
+            heapq.heappop(asleep)
+        if not asleep:
+            return None
+        first = self._asleep_worker(asleep[0])
+        if first is not None and kv_bytes <= first.capacity_bytes and first.slots > 0:
+            return first
+        for entry in sorted(asleep):
+            worker = self._asleep_worker(entry)
+            if worker is not None and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
+                return worker
+        return None
+
+    def largest_capacity_bytes(self) -> int:
+        """The most that any known worker has ever offered."""
+        return self._measured()[0]
+
+    def could_hold(self, kv_bytes: int) -> bool:
+        """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
+        return kv_bytes <= self._measured()[1]
+
+    def _measured(self) -> tuple[int, int]:
+        if self._largest is None:
+            open_states = (WorkerState.ASLEEP, WorkerState.ACTIVE)
+            ever = max((worker.largest_capacity_bytes for worker in self.workers.values()), default=0)
+            usable = [w.capacity_bytes for w in self.workers.values() if w.state in open_states and w.slots > 0]
+            self._largest = (ever, max(usable, default=-1))
+        return self._largest
+
+    def _asleep_worker(self, entry: tuple[int, WorkerId]) -> Worker | None:
+        worker = self.workers.get(entry[1])
+        known = worker is not None and worker.rank == entry[0] and worker.state is WorkerState.ASLEEP
+        return worker if known else None
