@@ -30,9 +30,8 @@ from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, presented_key
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.request_guard import Trust, check_request, check_request_id
-from melld.api.streams import HEADERS, StreamFault
+from melld.api.streams import HEADERS, make_streams_raise
 from melld.config import ServerConfig
-from melld.errors import MelldError
 from melld.status import DaemonState
 
 log = logging.getLogger("melld.api")
@@ -101,6 +100,7 @@ class Api:
         self._trust: Trust = trust_of(context.state)
         self._counts = HttpMetrics(context.registry)
         self.admission = Admission(lambda: context.config().max_concurrent_requests, self._phase_but_ready)
+        make_streams_raise(context.state)
         make_messages_honest(context.state)
 
     @property
@@ -222,8 +222,8 @@ class Api:
 
     async def _fail(self, exchange: Exchange, error: BaseException) -> web.StreamResponse:
         """Turn an error into the answer, or into the end of the stream that has begun."""
-        answer = error.answer if isinstance(error, StreamFault) else answer_to(error, exchange.parameters)
-        if not (isinstance(error, MelldError) or is_known(error) or answer.status < 500):
+        answer = answer_to(error, exchange.parameters)
+        if answer.status >= 500 and not is_known(error):
             log.error("request %s failed", exchange.request_id, exc_info=error)
         response = exchange.response
         if response is None:

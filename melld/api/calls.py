@@ -26,9 +26,9 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 )
 
 from melld.api.answers import Dialect, Refusal
-from melld.api.error_mapping import answer_in
+from melld.api.error_mapping import ServingFault
 from melld.api.request_guard import Trust
-from melld.api.streams import StreamFault, begun
+from melld.api.streams import begun
 
 # What vLLM may see of an HTTP request: tracing and session ids.  Its own headers (a priority, a data-parallel rank) are
 # not for clients.
@@ -147,16 +147,15 @@ async def perform(call: Call, serving: State, body: dict[str, Any], request: For
         message = f"this model does not support the {call.api} API"
         raise Refusal(400, message, code="model_not_supported", param="model")
     parsed = call.parse(body)
-    parameters = frozenset(body)
     serve = getattr(handler, call.method) if call.method else handler
     result = await serve(parsed, request)
     if isinstance(result, ErrorResponse):
-        raise StreamFault(answer_in(result, parameters))
+        raise ServingFault(result)
     if isinstance(result, BaseModel):
         return Result(result.model_dump_json(**call.dump).encode())
     if isinstance(result, Response):
         return Result(bytes(result.body))
-    return Result(stream=await begun(result, call.dialect, parameters))
+    return Result(stream=await begun(result, call.dialect))
 
 
 def trust_of(serving: State) -> Trust:
@@ -183,7 +182,7 @@ def make_messages_honest(serving: State) -> None:
         result = await messages.create_chat_completion(request, raw_request)
         if isinstance(result, ErrorResponse | BaseModel):
             return result
-        return await begun(result, Dialect.OPENAI, frozenset(AnthropicMessagesRequest.model_fields))
+        return await begun(result, Dialect.OPENAI)
 
     honest.create_chat_completion = create_chat_completion
     serving.anthropic_serving_messages = honest

@@ -3,6 +3,7 @@
 Owns the mapping from every exception that may end a request to one `Answer`.  Never sends anything and never logs.
 
     Refusal, MelldError            their own status and code
+    ServingFault                   what vLLM's serving layer reported instead of raising it
     pydantic's ValidationError     400, `param` from the place of the first error
     vLLM's VLLMError and the bare  as vLLM's own exception handlers map them (vllm.entrypoints.serve.exception_handling)
     ValueError family
@@ -10,9 +11,9 @@ Owns the mapping from every exception that may end a request to one `Answer`.  N
 """
 
 import re
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
 from vllm.exceptions import VLLMError, VLLMValidationError
@@ -21,18 +22,27 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from melld.api.answers import Answer, Refusal
 from melld.errors import MelldError
 
-if TYPE_CHECKING:
-    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-
 RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
 MAX_MESSAGE_CHARACTERS = 2000
+
+
+class ServingFault(Exception):
+    """An error that vLLM's serving layer reports as a response or as a piece of a stream."""
+
+    def __init__(self, reported: ErrorResponse | Exception) -> None:
+        super().__init__(str(reported))
+        self.reported = reported
 
 
 def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) -> Answer:
     """The answer to a request that ended in `error`; `parameters` are the names that `param` may be guessed from."""
     if isinstance(error, Refusal):
         return error.answer
+    if isinstance(error, ServingFault):
+        if isinstance(error.reported, ErrorResponse):
+            return answer_in(error.reported, parameters)
+        return answer_to(error.reported, parameters)
     if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, MelldError):
         error = error.__cause__
     if isinstance(error, MelldError):
@@ -48,14 +58,16 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether vLLM's serving layer raises this on purpose; anything else is a bug, to be logged with its traceback."""
+    """Whether this is raised on purpose; anything else is a bug, to be logged with its traceback."""
+    if isinstance(error, ServingFault):
+        return isinstance(error.reported, ErrorResponse) or is_known(error.reported)
     if isinstance(error, EngineGenerateError):
-        return False
-    raised_for_bad_input = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
-    return isinstance(error, raised_for_bad_input) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
+        return isinstance(error.__cause__, MelldError)
+    on_purpose = (MelldError, VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
+    return isinstance(error, on_purpose) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
 
 
-def answer_in(response: "ErrorResponse", parameters: frozenset[str] = frozenset()) -> Answer:
+def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset()) -> Answer:
     """The answer in one of vLLM's ErrorResponses."""
     error = response.error
     message = error.message[:MAX_MESSAGE_CHARACTERS]

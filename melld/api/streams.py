@@ -1,77 +1,91 @@
 """Streams of server-sent events on their way from vLLM's serving classes to a socket.
 
-vLLM yields ready text.  What it leaves to be done here: an error that it reports before the first token becomes an HTTP
-status (it would be a 200 with an error inside), one that it reports later ends the stream with an `error` event in the
-endpoint's dialect, and a stream that is given up frees its engine.
+vLLM yields ready text.  What it leaves to be done here: an error that it would write into a stream is raised instead,
+so that one before the first token becomes an HTTP status and one after it an `error` event in the endpoint's dialect;
+and a stream that is given up frees its engine.
 """
 
 import json
+import logging
 from collections.abc import AsyncGenerator
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Never
 
+from starlette.datastructures import State
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
-from melld.api.answers import Answer, Dialect
-from melld.api.error_mapping import answer_in
-from melld.errors import MelldError
+from melld.api.answers import Dialect
+from melld.api.error_mapping import ServingFault
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
+_STREAMING = (
+    "openai_serving_chat",
+    "openai_serving_completion",
+    "openai_serving_responses",
+    "anthropic_serving_messages",
+)
 
 
-class StreamFault(MelldError):
-    """vLLM reported an error as a piece of its stream."""
+def make_streams_raise(serving: State) -> None:
+    """Have vLLM's serving classes raise the errors that they would write into their streams, and log none of them.
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.message)
-        self.answer = answer
+    All of theirs go through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
+    """
+    for name in _STREAMING:
+        handler = getattr(serving, name, None)
+        if handler is not None:
+            handler.create_streaming_error_response = _raise
+            logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
 
 
-async def begun(
-    stream: AsyncGenerator[Any, None], dialect: Dialect, parameters: frozenset[str]
-) -> AsyncGenerator[str, None]:
+def _raise(
+    message: str | Exception,
+    err_type: str = "BadRequestError",
+    status_code: HTTPStatus = HTTPStatus.BAD_REQUEST,
+    param: str | None = None,
+) -> Never:
+    if isinstance(message, Exception):
+        raise ServingFault(message) from message
+    raise ServingFault(create_error_response(message, err_type, status_code, param))
+
+
+async def begun(stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGenerator[str, None]:
     """The stream, once it has said something: until then its errors are raised from here.
 
     Raises:
-        StreamFault, or what the stream raised: nothing has been sent yet.
+        ServingFault, or what the stream raised: nothing has been sent yet.
     """
     held: list[str] = []
     try:
         async for item in stream:
-            held.append(_text(item, dialect, parameters))
+            held.append(_text(item, dialect))
             if len(held) > _HELD_BACK.get(dialect, 0):
                 break
     except BaseException:
         await stream.aclose()
         raise
-    return _go_on(held, stream, dialect, parameters)
+    return _go_on(held, stream, dialect)
 
 
-async def _go_on(
-    held: list[str], stream: AsyncGenerator[Any, None], dialect: Dialect, parameters: frozenset[str]
-) -> AsyncGenerator[str, None]:
+async def _go_on(held: list[str], stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGenerator[str, None]:
     try:
         for text in held:
             yield text
         async for item in stream:
-            yield _text(item, dialect, parameters)
+            yield _text(item, dialect)
     finally:
         await stream.aclose()
 
 
-def _text(item: Any, dialect: Dialect, parameters: frozenset[str]) -> str:
-    """One event as text; `StreamFault` if it is an error."""
+def _text(item: Any, dialect: Dialect) -> str:
+    """One event as text; `ServingFault` if it is an error (the Anthropic converter lets none pass as an exception)."""
     if dialect is Dialect.RESPONSES:
         return f"event: {item.type}\ndata: {item.model_dump_json(by_alias=True)}\n\n"
-    if item.startswith(('data: {"error"', "event: error")):
-        raise StreamFault(_answer_inside(item, parameters))
+    if dialect is Dialect.ANTHROPIC and item.startswith("event: error"):
+        error = json.loads(item.partition("data:")[2])["error"]
+        raise ServingFault(ErrorResponse(error=ErrorInfo(message=error["message"], type=error["type"], code=500)))
     text: str = item
     return text
-
-
-def _answer_inside(event: str, parameters: frozenset[str]) -> Answer:
-    fields = json.loads(event.partition("data:")[2])["error"]
-    status = fields.get("code", 500)
-    error = ErrorInfo(message=fields["message"], type=fields["type"], param=fields.get("param"), code=status)
-    return answer_in(ErrorResponse(error=error), parameters)

@@ -1,0 +1,199 @@
+"""The guards before the engine: what passes, what does not, for any input."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.api.answers import Answer, Refusal
+from melld.api.json_guard import parse_object
+from melld.api.keys import Keys, load_keys, presented_key, refuse_open_listen
+from melld.api.request_guard import Trust, check_request, check_request_id
+from melld.api.schema_guard import check_schema
+from melld.config import ServerConfig
+from melld.errors import ConfigError
+
+DEPTH = 64
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=30,
+)
+
+
+def refusal(call: Any, *arguments: Any) -> Answer | None:
+    try:
+        call(*arguments)
+    except Refusal as refused:
+        return refused.answer
+    return None
+
+
+def refused_param(call: Any, *arguments: Any) -> str | None:
+    answer = refusal(call, *arguments)
+    assert answer is not None
+    assert answer.status == 400
+    return answer.param
+
+
+class TestJson:
+    @given(st.dictionaries(st.text(), JSON), st.booleans())
+    def test_what_is_json_is_read_as_it_is(self, value: dict[str, Any], ascii_only: bool) -> None:
+        """No legitimate body is refused, however it is written."""
+        text = json.dumps(value, ensure_ascii=ascii_only)
+        assert parse_object(text.encode("utf-8"), DEPTH) == value
+
+    @given(st.binary(max_size=200))
+    def test_any_bytes_are_an_object_or_a_refusal(self, body: bytes) -> None:
+        """Nothing that a client sends is an internal error."""
+        answer = refusal(parse_object, body, DEPTH)
+        assert answer is None or answer.status == 400
+
+    @pytest.mark.parametrize("depth", [2, 3, 63, 64, 65, 500, 100_000])
+    def test_depth_is_counted_exactly(self, depth: int) -> None:
+        """The limit is what the configuration says, with the body itself as the first level."""
+        body = b'{"a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+        if depth <= DEPTH:
+            parse_object(body, DEPTH)
+        else:
+            refused_param(parse_object, body, DEPTH)
+
+    def test_many_shallow_lists_are_not_deep(self) -> None:
+        """Breadth is not depth."""
+        parse_object(json.dumps({"a": [[1]] * 1000}).encode(), 4)
+
+    @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 5000, "9" * 400, str(2**64)])
+    def test_numbers_beyond_the_machine_are_refused(self, number: str) -> None:
+        """What one layer reads as infinity another cannot write."""
+        refused_param(parse_object, b'{"a": [' + number.encode() + b"]}", DEPTH)
+
+    def test_halves_of_pairs_are_refused_and_pairs_are_not(self) -> None:
+        """A lone surrogate cannot be encoded again; an emoji written as a pair can."""
+        assert parse_object(b'{"a": "\\ud83d\\ude00"}', DEPTH) == {"a": "\U0001f600"}
+        assert refused_param(parse_object, b'{"a": ["\\ud83d"]}', DEPTH) == "a"
+        assert refused_param(parse_object, b'{"a": {"\\ude00": 1}}', DEPTH) == "a"
+
+    def test_a_key_twice_is_refused_at_any_depth(self) -> None:
+        """Two readers of one body must not disagree."""
+        assert refused_param(parse_object, b'{"a": [{"n": 1, "n": 2}]}', DEPTH) == "n"
+
+
+class TestSchemas:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"$ref": "#"},
+            {"allOf": [{"$ref": "#"}]},
+            {"anyOf": [{"type": "string"}, {"oneOf": [{"$ref": "#"}]}]},
+            {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            {"$ref": "#/$defs/nothing"},
+            {"$ref": "#nothing"},
+            {"$ref": "https://example.org/schema"},
+            {"items": [{"$ref": "#/items/7"}]},
+            "object",
+            [],
+        ],
+    )
+    def test_a_schema_that_cannot_be_compiled_is_refused(self, schema: Any) -> None:
+        """It would fail inside the engine, where it costs a 500."""
+        assert refused_param(check_schema, schema, "response_format") == "response_format"
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {},
+            True,
+            {"type": "array", "items": {"$ref": "#"}},
+            {"type": "object", "properties": {"child": {"$ref": "#"}}},
+            {"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
+            {"$defs": {"a/b~c": {"type": "string"}}, "$ref": "#/$defs/a~1b~0c"},
+            {"$defs": {"a": {"$anchor": "here", "type": "string"}}, "$ref": "#here"},
+            {"anyOf": [{"$ref": "#/$defs/s"}, {"$ref": "#/$defs/s"}], "$defs": {"s": {"type": "string"}}},
+        ],
+    )
+    def test_an_ordinary_schema_passes(self, schema: Any) -> None:
+        """Trees and shared definitions are what references are for."""
+        check_schema(schema, "response_format")
+
+
+class TestRequests:
+    @given(st.text())
+    def test_request_ids_are_plain_or_refused(self, name: str) -> None:
+        """An id is safe in a log line, a header and a file of decisions."""
+        if refusal(check_request_id, name, "request_id") is not None:
+            return
+        assert name.isascii()
+        assert name.isprintable()
+        assert not set(name) & set(" \n\r\"'/\\")
+        assert 1 <= len(name) <= 128
+
+    @given(st.dictionaries(st.sampled_from(["n", "prompt", "messages", "stop", "tools", "tool_choice", "text"]), JSON))
+    def test_any_body_passes_or_is_refused(self, body: dict[str, Any]) -> None:
+        """A field of the wrong kind is for vLLM's models to name; it breaks nothing here."""
+        answer = refusal(check_request, body, ServerConfig(), Trust())
+        assert answer is None or answer.param
+
+    def test_what_an_operator_allows_passes(self) -> None:
+        """Templates and media options are closed by default, not for ever."""
+        body = {"chat_template": "{{ 1 }}", "mm_processor_kwargs": {"a": 1}}
+        check_request(body, ServerConfig(), Trust(chat_template=True, multimodal_kwargs=True))
+        assert refused_param(check_request, body, ServerConfig(), Trust()) == "chat_template"
+
+    def test_a_role_that_the_operator_names_passes(self) -> None:
+        """Some models' templates know more roles than OpenAI."""
+        body = {"messages": [{"role": "ipython", "content": "1"}]}
+        check_request(body, ServerConfig(extra_roles=("ipython",)), Trust())
+        assert refused_param(check_request, body, ServerConfig(), Trust()) == "messages.0.role"
+
+
+class TestKeys:
+    def test_plain_keys_and_digests_open(self) -> None:
+        """A file may hold either; the configuration holds digests alone."""
+        digest = "sha256:" + hashlib.sha256(b"two").hexdigest()
+        inline = "sha256:" + hashlib.sha256(b"three").hexdigest()
+        config = ServerConfig(api_key_file="keys", api_keys=(inline,))
+        keys = load_keys(config, lambda _: f"# ours\none\n\n{digest}\n")
+        assert [keys.open_to(key) for key in ("one", "two", "three")] == [True] * 3
+        assert [keys.open_to(key) for key in ("", "four", digest, None)] == [False] * 4
+
+    def test_no_key_is_asked_for_where_none_is_set(self) -> None:
+        """A newcomer on loopback just asks."""
+        assert not Keys()
+        assert Keys().open_to(None)
+
+    def test_a_key_file_that_is_empty_or_missing_is_told(self) -> None:
+        """An empty file must not mean an open door."""
+
+        def missing(_path: str) -> str:
+            raise FileNotFoundError("no such file")
+
+        with pytest.raises(ConfigError, match="holds no key"):
+            load_keys(ServerConfig(api_key_file="keys"), lambda _: "# nothing\n")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_keys(ServerConfig(api_key_file="keys"), missing)
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.5", "example.org"])  # noqa: S104
+    def test_an_open_door_to_the_network_is_refused(self, host: str) -> None:
+        """Nobody serves the whole network by accident."""
+        with pytest.raises(ConfigError, match="API key"):
+            refuse_open_listen(ServerConfig(host=host), Keys())
+        refuse_open_listen(ServerConfig(host=host), Keys((b"digest",)))
+        refuse_open_listen(ServerConfig(host=host, allow_remote_without_key=True), Keys())
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+    def test_loopback_needs_no_key(self, host: str) -> None:
+        """The first start asks for nothing."""
+        refuse_open_listen(ServerConfig(host=host), Keys())
+
+    def test_both_clients_ways_to_send_a_key(self) -> None:
+        """OpenAI's clients send a bearer token, Anthropic's a header of their own."""
+        assert presented_key("Bearer a", None) == "a"
+        assert presented_key("bearer  a ", "b") == "a"
+        assert presented_key("Basic a", "b") == "b"
+        assert presented_key(None, "b") == "b"
+        assert presented_key("Bearer ", None) is None
