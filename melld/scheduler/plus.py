@@ -24,13 +24,14 @@ import msgspec
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.drain import plan_drain
+from melld.scheduler.lifetime import Lifetimes
 from melld.scheduler.outlook import Outlook, movable
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, Worker
 
 
 class PlusSettings(msgspec.Struct, frozen=True):
-    """The trade of room against moves.
+    """The trade of room against moves.  Seconds are for requests that run 80 s on average, see `at_pace`.
 
     `dispatch_life_s`: an arrival keeps its worker alive so long, if it can.  `enough_life_s`: more life than this is
     worth nothing in a move.  `chain_life_s`: two moves in a row are made only if all three workers then live so long.
@@ -40,7 +41,7 @@ class PlusSettings(msgspec.Struct, frozen=True):
     """
 
     dispatch_life_s: float = 9.0
-    enough_life_s: float = 5.5
+    enough_life_s: float = 6.0
     chain_life_s: float = 0.3
     push_life_s: float = 0.1
     drain_life_s: float = 10.0
@@ -48,6 +49,18 @@ class PlusSettings(msgspec.Struct, frozen=True):
     drain_attempts: int = 6
     price_s: float = 3.0
     candidates: int = 12
+
+    def at_pace(self, pace: float) -> "PlusSettings":
+        """The same for requests that run `pace` times as long."""
+        return msgspec.structs.replace(
+            self,
+            dispatch_life_s=self.dispatch_life_s * pace,
+            enough_life_s=self.enough_life_s * pace,
+            chain_life_s=self.chain_life_s * pace,
+            push_life_s=self.push_life_s * pace,
+            drain_life_s=self.drain_life_s * pace,
+            price_s=self.price_s * pace,
+        )
 
 
 LEAN = PlusSettings(dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9)
@@ -69,8 +82,9 @@ class MellPlus(Policy):
 
     def __init__(self, cluster: Cluster, settings: PlusSettings = BALANCED) -> None:
         super().__init__(cluster)
-        self.settings = settings
+        self.settings = self._settings = settings
         self.outlook = Outlook(cluster)
+        self.lifetimes = Lifetimes()
 
     # ---- dispatch
 
@@ -142,6 +156,10 @@ class MellPlus(Policy):
 
     # ---- overload and drain
 
+    def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002
+        """See `Policy.departed`."""
+        self.lifetimes.ended(self.cluster.now_s - request.placed_s)
+
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: ARG002
         """See `Policy.moved`."""
         if request.worker is destination:
@@ -149,6 +167,7 @@ class MellPlus(Policy):
 
     def epoch(self) -> None:
         """Cure what overflows before the next look, then try to do with fewer workers."""
+        self.settings = self._settings.at_pace(self.lifetimes.pace)
         outlook = self.outlook
         outlook.next_epoch()
         overloaded = [worker for worker in self.cluster.active.values() if outlook.overloaded(worker)]
