@@ -7,6 +7,7 @@ by the modes of the socket and its directory alone (`melld.runtime_directory`).
     POST /<operation>    the operation's Struct as JSON (an empty body for one without fields) -> its answer's Struct
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,8 @@ from melld.runtime_directory import ControlSocket
 from melld.status import DaemonStatus
 
 MAX_BODY_BYTES = 64 << 10
+ACCEPT_TURNS = 4
+"""Turns of the event loop in which asyncio makes an accepted connection known to the server."""
 
 
 class Operation(NamedTuple):
@@ -81,7 +84,18 @@ async def serve_control(context: ControlContext, control: ControlSocket) -> Asyn
         await web.SockSite(runner, control.listener).start()
         yield
     finally:
+        await _stop_accepting(control)
         await runner.cleanup()
+
+
+async def _stop_accepting(control: ControlSocket) -> None:
+    """Take no more connections, and let those just taken arrive at the server, which then closes them with the rest.
+
+    Closing alone leaves such a connection open for nobody (python/cpython#109564): its client would wait in vain.
+    """
+    asyncio.get_running_loop().remove_reader(control.listener.fileno())
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
 
 
 def _answer(body: msgspec.Struct) -> web.Response:

@@ -1,23 +1,25 @@
 """The control socket: who may reach it, who holds it, and what it answers, over real sockets."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 
 from melld.api.control import Operation, serve_control
 from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
 from melld.control_messages import CONTROL_SOCKET, Reload, Reloaded
 from melld.errors import ConfigError, RequestTooLarge
-from melld.runtime_directory import DaemonRunning, open_control_socket, runtime_directory
+from melld.runtime_directory import ControlSocket, DaemonRunning, open_control_socket, runtime_directory
 from melld.status import DaemonStatus
 from tests.api.control_daemon import Operated
 from tests.cli.plausible import STATUS
@@ -164,6 +166,28 @@ async def test_an_operation_does_not_hold_up_the_status(served: Operated, direct
     assert await asyncio.to_thread(client.status)
     release.set()
     assert b"late" in await asking
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_of_the_last_moment_is_closed_too(
+    directory: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    """`melld status` that comes as the daemon ends is told so at once, at whichever step of its arrival that is."""
+
+    async def come_and_end(client: socket.socket, control: ControlSocket) -> None:
+        async with serve_control(Operated(STATUS), control):
+            client.connect(str(control.path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        control.close()
+        end = asyncio.to_thread(client.recv, 1)
+        with contextlib.suppress(ConnectionResetError):
+            assert await end == b""
+
+    with socket.socket(socket.AF_UNIX) as client, asyncio.Runner(loop_factory=make_loop) as runner:
+        client.settimeout(20)
+        runner.run(come_and_end(client, open_control_socket(directory)))
 
 
 def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
