@@ -138,7 +138,10 @@ class Api:
             self._counts.disconnects.inc()
             raise
         except Exception as error:  # noqa: BLE001 - the API's error middleware
-            response = await self._fail(exchange, error)
+            if request.transport is None:
+                self._counts.disconnects.inc()
+            # vLLM's serving classes make an error of their own of a cancellation.
+            response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
         self._counts.answered(exchange.route, response.status)
         return response
 
@@ -194,8 +197,6 @@ class Api:
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         result = await perform(call, self._context.state, fields, vllm_request)
-        if self.admission.aborted:
-            raise shutting_down()
         if result.stream is not None:
             return await self._stream(exchange, result)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
