@@ -205,6 +205,6 @@ def _state_of(place: Place) -> tuple[WorkerState, str]:
         return WorkerState.READY, ""
     if place.given_up:
         return WorkerState.FAILED, place.detail
-    if place.process is not None:
+    if place.process is not None or not place.detail:
         return WorkerState.STARTING, place.detail
     return WorkerState.FAILED, f"{place.detail}; starts again in {place.back_off_s:.0f} s"

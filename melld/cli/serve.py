@@ -9,11 +9,9 @@ import logging
 import os
 import sys
 
-from melld.cli import DONE, FAILED
+from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.errors import ConfigError, MelldError
-
-BAD_USAGE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
