@@ -34,6 +34,10 @@ check: $(DEV)
 test-gpu: $(DEV)
 	$(RUN)/python -m pytest tests/gpu -rs $(ARGS)
 
+# A thousand requests on four workers that die, hang and give their requests away.
+chaos: $(DEV)
+	PYTHONPATH=. $(RUN)/python benchmarks/chaos.py $(ARGS)
+
 # Resolve the lock files anew from pyproject.toml.
 lock: $(SETUP)
 	$(PIP) install uv

@@ -18,9 +18,10 @@ import msgspec
 
 from melld import events
 from melld.engine import wire
+from melld.engine.fleet_probation import PROOF_TOKENS, Probation
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
-from melld.errors import RequestTooLarge
+from melld.errors import MelldError, RequestTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
@@ -31,6 +32,25 @@ log = logging.getLogger("melld.fleet")
 MAX_DEATHS = 2
 
 
+class RequestKilledWorkers(MelldError):
+    """It was on trial when a second worker died: it is not tried on a third."""
+
+    code = "request_kills_workers"
+    should_retry = False
+
+    def __init__(self, request: str) -> None:
+        super().__init__(f"request {request} was being computed when {MAX_DEATHS} workers died: it is not tried again")
+
+
+class RequestNotTaken(MelldError):
+    """A worker could not take it over."""
+
+    code = "request_not_taken"
+
+    def __init__(self, request: str, reason: str) -> None:
+        super().__init__(f"request {request} could not be computed: {reason}")
+
+
 class Codec(Protocol):
     """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
 
@@ -39,9 +59,6 @@ class Codec(Protocol):
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
         """An `EngineCoreOutputs` of that worker."""
-
-    def failed_output(self, request: RequestId) -> Any:
-        """`EngineCoreOutputs` that end the request with an error."""
 
 
 class MoveKeeper(Protocol):
@@ -82,7 +99,9 @@ class Live(msgspec.Struct):
     worker: WorkerId | None = None
     output_token_ids: list[int] = []
     deaths: int = 0
-    """Workers that have died with it."""
+    """Workers that have died with it, one after the other, since it last made `PROOF_TOKENS` tokens."""
+    proven_tokens: int = 0
+    """With so many output tokens it is acquitted of those deaths."""
     refusal: RequestTooLarge | None = None
 
 
@@ -109,7 +128,9 @@ class Fleet:
         self.on_event: Callable[[events.AnyEvent], None] = lambda _event: None
         self.codec: Codec
         self.moves: MoveKeeper
+        self.on_failed: Callable[[RequestId, MelldError], None] = lambda _request, _error: None
         self.dropped_outputs = 0
+        self._probation = Probation()
         self._indices = {slot.worker: index for index, slot in enumerate(slots)}
         self._clock = clock
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -155,6 +176,7 @@ class Fleet:
             if live is None:
                 continue
             ended.append(live.request)
+            self._acquit(live.request)
             if live.worker is not None:
                 by_worker.setdefault(live.worker, []).append(name)
         for worker, names in by_worker.items():
@@ -204,11 +226,17 @@ class Fleet:
         live.worker, live.lease = worker, lease
         live.moves += 1
         live.was_handed_over = True
+        self._acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId) -> None:
         """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
         live = self.live[request]
         live.worker = worker
+        if not live.deaths or self._probation.give(request, worker):
+            self._begin(live, worker)
+
+    def _begin(self, live: Live, worker: WorkerId) -> None:
+        request = live.request
         if live.lease == 0 and not live.output_token_ids:
             self.send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
             return
@@ -245,7 +273,7 @@ class Fleet:
                 self.moves.answered(slot.worker, message, payload)
             case wire.RequestRejected():
                 log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
-                self._fail(RequestId(message.request))
+                self._fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
         """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
@@ -255,17 +283,19 @@ class Fleet:
             return
         self.ledger.close_worker(worker)
         self.moves.worker_lost(worker)
+        innocent = self._probation.worker_lost(worker)
         poison = []
         for live in self.live.values():
             if live.worker == worker:
                 live.worker = None
                 live.lease = self.new_lease(live.request)
-                live.deaths += not ended.expected
+                live.deaths += not ended.expected and live.request not in innocent
+                live.proven_tokens = len(live.output_token_ids) + PROOF_TOKENS
                 if live.deaths >= MAX_DEATHS:
                     poison.append(live.request)
         for request in poison:
             log.error("request %s was there when %d workers died: not tried again", request, MAX_DEATHS)
-            self._fail(request)
+            self._fail(request, RequestKilledWorkers(request))
         self._tell(events.WorkerDown(self._clock(), worker=worker))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
@@ -312,6 +342,9 @@ class Fleet:
             live.last_output_s = now_s
             if output.new_token_ids:
                 live.output_token_ids.extend(output.new_token_ids)
+                if live.deaths and len(live.output_token_ids) >= live.proven_tokens:
+                    live.deaths = 0
+                    self._acquit(live.request)
                 new_tokens[live.request] = len(output.new_token_ids)
             if output.finish_reason is not None:
                 finished.append(live.request)
@@ -320,13 +353,22 @@ class Fleet:
         self.ledger.tokens_seen(worker, done.step, new_tokens)
         for request in finished:
             del self.live[request]
+            self._acquit(request)
             self.moves.request_ended(request)
             self._tell(events.RequestFinished(self._clock(), request=request))
 
-    def _fail(self, request: RequestId) -> None:
+    def _acquit(self, request: RequestId) -> None:
+        """Let the next suspect of its worker go on."""
+        following = self._probation.leave(request)
+        live = self.live.get(following) if following is not None else None
+        if live is not None and live.worker is not None:
+            self._begin(live, live.worker)
+
+    def _fail(self, request: RequestId, error: MelldError) -> None:
         live = self.live.pop(request, None)
         if live is not None:
-            self.outputs.put_nowait(self.codec.failed_output(request))
+            self._acquit(request)
+            self.on_failed(request, error)
             self.moves.request_ended(request)
             self._tell(events.RequestFinished(self._clock(), request=request))
 

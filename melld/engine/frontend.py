@@ -16,11 +16,9 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import (
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequest,
-    FinishReason,
 )
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -31,7 +29,7 @@ from melld.config import Config
 from melld.engine import wire
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
-from melld.errors import ConfigError
+from melld.errors import ConfigError, MelldError
 
 
 class EngineCodec:
@@ -50,11 +48,6 @@ class EngineCodec:
         outputs: EngineCoreOutputs = self._decoder.decode(buffers)
         outputs.engine_index = engine_index
         return outputs
-
-    def failed_output(self, request: str) -> EngineCoreOutputs:
-        """An output that ends the request with an error, which vLLM's serving classes answer with 500."""
-        output = EngineCoreOutput(request_id=request, new_token_ids=[], finish_reason=FinishReason.ERROR)
-        return EngineCoreOutputs(outputs=[output])
 
 
 class _Resources:
@@ -126,6 +119,12 @@ class Frontend(AsyncLLM):
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
 
+    def fail_request(self, request: str, error: MelldError) -> None:
+        """End a running request with this error, which whoever reads its outputs gets raised."""
+        state = self.output_processor.request_states.get(request)
+        if state is not None and state.queue is not None:
+            state.queue.put(error)
+
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
     """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
@@ -142,12 +141,14 @@ def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
     )
     client = FleetClient(fleet, tuple(ready.supported_tasks))
     with _client_made_by(client):
-        return Frontend(
+        frontend = Frontend(
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
             log_stats=True,
             log_requests=False,
         )
+    fleet.on_failed = frontend.fail_request
+    return frontend
 
 
 @contextlib.contextmanager

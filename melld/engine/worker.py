@@ -150,6 +150,7 @@ class Worker:
             self._say(wire.RequestRejected(request=request, reason=str(error)))
         else:
             self._book.came(request, resumed.lease)
+            self._faults.reach("resumed")
 
     def _on_copied(self, done: Any) -> None:
         self._moves.copied(done)

@@ -23,6 +23,7 @@ POINTS = (
     "releasing",  # source: committed, its blocks are still its own
     "thawing",  # source: rolled back, not yet going on
     "cancelling",  # destination: rolled back, its room not yet given back
+    "resumed",  # any worker: a request goes on here by its tokens, and has not been stepped
     "step",  # any step of the engine
 )
 SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}

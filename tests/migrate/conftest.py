@@ -1,0 +1,20 @@
+"""A daemon whose requests are moved, and whose workers are harmed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.migrate.live import Bench
+
+
+@pytest.fixture(scope="session")
+def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Two workers under a policy that moves nothing by itself."""
+    faults = tmp_path_factory.mktemp("faults")
+    flags = ("--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"')
+    with DaemonProcess(demo_model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
+        bench = Bench(daemon.wait_ready(), faults)
+        bench.operator.wait_linked(daemon)
+        yield bench

@@ -1,0 +1,209 @@
+"""Streams through the HTTP API of a real daemon, and moves of them, for tests."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from melld.api.control_client import ControlClient
+from melld.control_messages import Migrate
+from melld.migrate.snapshot import Via
+from tests.daemon_process import DaemonProcess
+
+PATIENCE_S = 120.0
+STORY = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 8}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 60},
+        "ages": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "ages"],
+}
+GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+SEEDED = {**GREEDY, "temperature": 0.9, "top_p": 0.95, "seed": 11}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "long": {**GREEDY, "max_tokens": 700},
+    "seeded": SEEDED,
+    "penalties": {**SEEDED, "presence_penalty": 0.6, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+    "json_schema": {
+        **SEEDED,
+        "ignore_eos": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
+    },
+    "regex": {**SEEDED, "ignore_eos": False, "structured_outputs": {"regex": r"[a-f]{70,90}-[0-9]{10}"}},
+    "n": {**SEEDED, "n": 3},
+    "logprobs": {**SEEDED, "logprobs": True, "top_logprobs": 3},
+    "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 80},
+}
+
+
+@dataclass
+class Choice:
+    """What a client was told of one choice, put together."""
+
+    text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+
+
+@dataclass
+class Answer:
+    """All that a client was told."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: Any = None
+    error: Any = None
+
+
+class Stream(threading.Thread):
+    """One streamed completion, read as it comes."""
+
+    def __init__(self, daemon: DaemonProcess, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.id = ""
+        self.answer = Answer()
+        self.arrivals_s: list[float] = []
+        self._daemon = daemon
+        self._body = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}, **body}
+        self._came = threading.Condition()
+        self._left = False
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection(urlsplit(self._daemon.url).netloc, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            path = "/v1/completions" if "prompt" in self._body else "/v1/chat/completions"
+            head = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(self._body), head)
+            response = connection.getresponse()
+            if response.status != 200:
+                self.answer.error = (response.status, response.read())
+            else:
+                for line in response:
+                    if line.startswith(b"data: {"):
+                        self._take(json.loads(line[6:]))
+                    if self._left:
+                        connection.sock.close()
+                        break
+        with self._came:
+            self._came.notify_all()
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        with self._came:
+            self.arrivals_s.append(time.monotonic())
+            self.id = chunk.get("id", self.id)
+            self.answer.usage = chunk.get("usage") or self.answer.usage
+            self.answer.error = chunk.get("error")
+            for piece in chunk.get("choices", ()):
+                choice = self.answer.choices.setdefault(piece["index"], Choice())
+                delta = piece.get("delta") or {}
+                choice.text += piece.get("text") or delta.get("content") or ""
+                choice.logprobs += (piece.get("logprobs") or {}).get("content") or []
+                choice.finish = piece.get("finish_reason") or choice.finish
+            self._came.notify_all()
+
+    def leave(self) -> None:
+        """Close the connection at the next chunk."""
+        self._left = True
+
+    def wait_chunks(self, count: int) -> None:
+        """Until so many have come, or the stream has ended."""
+        with self._came:
+            came = self._came.wait_for(lambda: len(self.arrivals_s) >= count or not self.is_alive(), PATIENCE_S)
+        assert came, "the stream stands still"
+
+    def result(self) -> Answer:
+        """The whole answer."""
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), f"the stream hangs after {len(self.arrivals_s)} chunks"
+        return self.answer
+
+
+class Operator:
+    """The daemon's control socket."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self._client = ControlClient([daemon.runtime_directory], answer_s=60.0)
+
+    def status(self) -> Any:
+        return msgspec.json.decode(self._client.status())
+
+    def requests_of(self, stream: Stream) -> list[Any]:
+        """The status of each of the stream's requests (several with n > 1)."""
+        return [one for one in self.status()["requests"] if stream.id and stream.id in one["request"]]
+
+    def migrate(self, request: str, worker: str, via: str | None) -> Any:
+        """The report.  Raises `ControlRefused` where the daemon would not."""
+        asked = Migrate(request=request, worker=worker, via=Via(via) if via else None)
+        return msgspec.json.decode(self._client.operate("migrate", asked, PATIENCE_S))
+
+    def move(self, stream: Stream, via: str | None) -> list[Any]:
+        """Each of the stream's requests to the worker that it is not on; the reports."""
+        return [
+            self.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
+            for one in self.requests_of(stream)
+        ]
+
+    def wait_ready(self, deadline_s: float = 170.0) -> None:
+        """Until every worker is ready."""
+        self._wait(lambda status: all(worker["state"] == "ready" for worker in status["workers"]), deadline_s)
+
+    def wait_linked(self, daemon: DaemonProcess) -> None:
+        """Until KV can be copied both ways between both workers, as the log says."""
+        for _ in range(2):
+            daemon.wait_for(" by shared_memory")
+
+    def wait_request(self, matches: Callable[[Any], Any]) -> Any:
+        """The first request whose status matches, once there is one."""
+        self._wait(lambda status: any(matches(one) for one in status["requests"]), PATIENCE_S)
+        return next(one for one in self.status()["requests"] if matches(one))
+
+    def wait_idle(self, deadline_s: float = 30.0) -> None:
+        """Until nothing runs and every block of every worker is free."""
+        self._wait(
+            lambda status: (
+                not status["requests"]
+                and not any(worker["used_blocks"] or worker["reserved_blocks"] for worker in status["workers"])
+            ),
+            deadline_s,
+        )
+
+    def _wait(self, holds: Any, deadline_s: float) -> None:
+        end_s = time.monotonic() + deadline_s
+        while not holds(status := self.status()):
+            assert time.monotonic() < end_s, status
+            time.sleep(0.02)  # another process: asking it is the only way to know
+
+
+class Bench:
+    """A daemon, and the answers that it gives when nothing moves."""
+
+    def __init__(self, daemon: DaemonProcess, faults: Path) -> None:
+        self.daemon = daemon
+        self.faults = faults
+        self.operator = Operator(daemon)
+        self.unmoved = cache(lambda name: Stream(daemon, self.body(name)).result())
+
+    def body(self, name: str) -> dict[str, Any]:
+        """The case; its stop string is taken from the answer without one."""
+        if name == "stop":
+            text = self.unmoved("greedy").choices[0].text
+            return {**GREEDY, "stop": [text[int(len(text) * 0.8) :][:6]]}
+        return CASES[name]
+
+    def stream(self, name: str) -> Stream:
+        """A run of the case that has begun to answer."""
+        stream = Stream(self.daemon, self.body(name))
+        stream.wait_chunks(12)
+        return stream

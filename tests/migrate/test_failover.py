@@ -1,0 +1,104 @@
+"""Workers that die or hang while their requests run: the clients' streams go on, token for token."""
+
+import http.client
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from melld.api.control_client import ControlRefused
+from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
+
+
+@pytest.fixture(autouse=True)
+def _left_as_it_was(bench: Bench) -> Iterator[None]:
+    yield
+    for left in bench.faults.iterdir():
+        left.unlink()
+    bench.operator.wait_ready()
+    bench.operator.wait_idle()
+
+
+def gather(bench: Bench, streams: list[Stream], worker: str) -> None:
+    """Move all of them to one worker."""
+    for stream in streams:
+        for one in bench.operator.requests_of(stream):
+            if one["worker"] != worker:
+                bench.operator.migrate(one["request"], worker, None)
+
+
+def pid_of(bench: Bench, worker: str) -> int:
+    return next(int(one["pid"]) for one in bench.operator.status()["workers"] if one["worker"] == worker)
+
+
+def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
+    """kill -9 in mid-answer, whatever was asked for: text, logprobs, finish reason and usage do not show it."""
+    names = [*CASES, "stop"]
+    unmoved = [bench.unmoved(name) for name in names]
+    streams = [bench.stream(name) for name in names]
+    gather(bench, streams, "w0")
+    os.kill(pid_of(bench, "w0"), signal.SIGKILL)
+    answers = [stream.result() for stream in streams]
+    assert dict(zip(names, answers, strict=True)) == dict(zip(names, unmoved, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("point", "at", "number"),
+    [("frozen", "source", "KILL"), ("attached", "destination", "KILL"), ("copied", "destination", "STOP")],
+)
+def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, point: str, at: str, number: str) -> None:
+    """Killed between freeze and commit, killed with the commit unsaid, hung in a copy: one owner, the same answer."""
+    unmoved = bench.unmoved("long")
+    stream = bench.stream("long")
+    [one] = bench.operator.requests_of(stream)
+    there = "w1" if one["worker"] == "w0" else "w0"
+    (bench.faults / f"{one['worker'] if at == 'source' else there}.{point}.{number}").touch()
+    mover = threading.Thread(target=suffer, args=(bench, one["request"], there))
+    mover.start()
+    answer = stream.result()
+    mover.join()
+    assert answer == unmoved
+    assert not list(bench.faults.iterdir()), "the fault was never met"
+
+
+def suffer(bench: Bench, request: str, worker: str) -> None:
+    """A move that is not expected to succeed."""
+    try:
+        report = bench.operator.migrate(request, worker, "kv")
+    except ControlRefused:
+        return
+    assert report["outcome"] != "committed"
+
+
+def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
+    """It gets a 500 that tells clients not to try again; a request that shared its workers goes on."""
+    bystander = bench.stream("long")
+    [one] = bench.operator.requests_of(bystander)
+    home, other = one["worker"], "w1" if one["worker"] == "w0" else "w0"
+    connection = http.client.HTTPConnection(urlsplit(bench.daemon.url).netloc, timeout=120)
+    body = {"model": "demo", **GREEDY, "max_tokens": 4000}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    poison = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
+    if poison["worker"] == home:
+        bench.operator.migrate(one["request"], other, None)
+        home, other = other, home
+    (bench.faults / f"{home}.resumed.KILL").touch()
+    os.kill(pid_of(bench, other), signal.SIGKILL)
+    response = connection.getresponse()
+    assert (response.status, response.getheader("x-should-retry")) == (500, "false")
+    assert bystander.result() == bench.unmoved("long")
+
+
+def test_a_request_without_a_worker_waits_for_one(bench: Bench) -> None:
+    """Both workers die: the stream stands still until one is back, and then goes on."""
+    body = {**SEEDED, "max_tokens": 300, "seed": 77}
+    unmoved = Stream(bench.daemon, body).result()
+    stream = Stream(bench.daemon, body)
+    stream.wait_chunks(10)
+    for worker in ("w0", "w1"):
+        os.kill(pid_of(bench, worker), signal.SIGKILL)
+    assert stream.result() == unmoved

@@ -1,0 +1,124 @@
+"""Live migration through the HTTP API of a real daemon: a moved answer is the answer, whatever was asked for."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melld.api.control_client import ControlRefused
+from melld.cli import main
+from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
+
+
+@pytest.fixture(autouse=True)
+def _left_as_it_was(bench: Bench) -> Iterator[None]:
+    yield
+    bench.operator.wait_idle()
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("name", [*CASES, "stop"])
+def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None:
+    """Text, log-probabilities, finish reason and usage are what they would have been: the client cannot tell."""
+    unmoved = bench.unmoved(name)
+    stream = bench.stream(name)
+    reports = bench.operator.move(stream, via)
+    assert [(report["outcome"], report["via"]) for report in reports] == [("committed", via)] * len(reports)
+    assert len(reports) == len(unmoved.choices)
+    assert stream.result() == unmoved
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
+    """A long prompt need not have been computed to its end for its request to go elsewhere."""
+    body = {"prompt": list(range(5, 245)) * 45, "max_tokens": 200, "temperature": 0}
+    unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
+    stream = Stream(bench.daemon, body | {"cache_salt": via})
+    while not (running := [one for one in bench.operator.status()["requests"] if one["phase"] == "prefilling"]):
+        assert stream.is_alive(), "it was over too soon"
+    [one] = running
+    report = bench.operator.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
+    assert (report["outcome"], stream.result()) == ("committed", unmoved)
+
+
+def test_a_request_moves_there_and_back_again(bench: Bench) -> None:
+    """Moves leave no trace that adds up."""
+    stream = bench.stream("penalties")
+    for turn in range(6):
+        for report in bench.operator.move(stream, "tokens" if turn % 3 == 1 else "kv"):
+            assert report["outcome"] == "committed"
+    assert stream.result() == bench.unmoved("penalties")
+
+
+def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
+    """No position in an answer is a bad moment."""
+    body = {**SEEDED, "max_tokens": 30}
+    unmoved = Stream(bench.daemon, body).result()
+    for position in range(1, 24):
+        stream = Stream(bench.daemon, body)
+        stream.wait_chunks(position)
+        bench.operator.move(stream, "kv" if position % 2 else "tokens")
+        assert stream.result() == unmoved
+
+
+def test_eight_requests_move_at_once(bench: Bench) -> None:
+    """A worker is emptied while all its clients read on."""
+    bodies = [{**SEEDED, "seed": seed, "max_tokens": 160} for seed in range(8)]
+    unmoved = [Stream(bench.daemon, body).result() for body in bodies]
+    streams = [Stream(bench.daemon, body) for body in bodies]
+    for stream in streams:
+        stream.wait_chunks(5)
+    movers = [threading.Thread(target=bench.operator.move, args=(stream, "kv")) for stream in streams]
+    for mover in movers:
+        mover.start()
+    for mover in movers:
+        mover.join()
+    assert [stream.result() for stream in streams] == unmoved
+
+
+def test_a_client_that_leaves_in_mid_move_frees_both_workers(bench: Bench) -> None:
+    """A move is no reason for blocks to stay taken."""
+    stream = Stream(bench.daemon, {**GREEDY, "max_tokens": 2000})
+    stream.wait_chunks(5)
+    [one] = bench.operator.requests_of(stream)
+    stream.leave()
+    with contextlib.suppress(ControlRefused):  # it was gone before it could be asked for
+        bench.operator.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", "kv")
+    bench.operator.wait_idle()
+
+
+def command(bench: Bench, *words: str, where: Path | None = None) -> int:
+    return main(["migrate", *words, "--runtime-directory", str(where or bench.daemon.runtime_directory)])
+
+
+def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """An operator reads rounds, bytes and the gap; a script reads the same as JSON."""
+    stream = Stream(bench.daemon, {**GREEDY, "max_tokens": 400})
+    stream.wait_chunks(5)
+    [one] = bench.operator.requests_of(stream)
+    there = "w1" if one["worker"] == "w0" else "w0"
+    assert command(bench, one["request"], there, "--via", "kv", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["outcome"], report["destination"]) == ("committed", there)
+    assert min(report["rounds"], report["blocks"], report["copied_bytes"], report["copy_s"], report["gap_s"]) > 0
+    assert command(bench, one["request"], one["worker"]) == 0
+    assert "ms between two tokens" in capsys.readouterr().out
+    stream.result()
+
+
+def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
+    assert command(bench, "nobody", "w0") == 1
+    assert "not on this worker" in capsys.readouterr().err
+    assert command(bench, "nobody", "w0", "--via", "pigeon") == 2
+    assert command(bench, "nobody", "w0", where=tmp_path) == 3
+
+
+def test_moves_are_counted(bench: Bench) -> None:
+    """What moved, how, and how long clients waited can be watched."""
+    metrics = bench.daemon.get("/metrics")
+    assert 'melld_migrations_total{outcome="committed",via="kv"}' in metrics
+    assert "melld_migration_gap_seconds_bucket" in metrics
