@@ -146,7 +146,11 @@ class Watch:
 
     def _request(self, live: Live, now_s: float) -> RequestStatus:
         holding = self._fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
+        migration = self._driver.migration_of(live.request)
         return RequestStatus(
+            moves=live.moves,
+            moving_to=migration.wish.destination if migration is not None else None,
+            moving_step=migration.state if migration is not None else None,
             request=live.request,
             worker=live.worker,
             phase=holding.phase if holding else Phase.WAITING,

@@ -16,6 +16,7 @@ from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveReport
+from melld.migrate.migration import Migration
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -87,6 +88,11 @@ class Driver:
         if move is None:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(move)
+
+    def migration_of(self, request: RequestId) -> Migration | None:
+        """Its migration that is under way."""
+        move = self._executor.moves.get(request)
+        return move.migration if move is not None else None
 
     async def run(self) -> None:
         """The epochs: what has grown, then the re-planning."""

@@ -106,6 +106,10 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it arrived."""
     moves: int = 0
     """How often it has moved to another worker."""
+    moving_to: str | None = None
+    """The worker that it is on its way to; null while it stays."""
+    moving_step: str | None = None
+    """What is being done for that now: `copying`, `freezing`; null while it stays."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):

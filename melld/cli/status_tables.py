@@ -228,7 +228,8 @@ def _request_table(requests: tuple[RequestStatus, ...]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for request in requests:
         phase = "queued" if request.worker is None else request.phase.value
-        cells: list[Text | str] = [request.request, request.worker or UNKNOWN, Text(phase, PHASE_STYLES[phase])]
+        where = f"{request.worker}>{request.moving_to}" if request.moving_to else request.worker or UNKNOWN
+        cells: list[Text | str] = [request.request, where, Text(phase, PHASE_STYLES[phase])]
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
         table.add_row(*cells)
