@@ -172,7 +172,6 @@ class Daemon:
         self._watch_over(self._driver.run(), "epochs")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
-            engine=frontend,
             state=await serving_state(frontend, arguments),
             config=lambda: self.config.server,
             keys=lambda: self.keys,

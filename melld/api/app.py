@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from starlette.datastructures import State
-from vllm.engine.protocol import EngineClient
+from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
@@ -44,7 +44,6 @@ SETTLE_S = 2.0
 class ApiContext:
     """What the API needs of the daemon."""
 
-    engine: EngineClient
     state: State
     """vLLM's serving classes, as `init_app_state` leaves them."""
     config: Callable[[], ServerConfig]
@@ -66,6 +65,8 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     server = ConnectionServer(api.handle, context.config())
     runner = web.ServerRunner(server, shutdown_timeout=SETTLE_S)
     await runner.setup()
+    # All that has been imported and built is for good: looking it through for garbage would stop every stream.
+    freeze_gc_heap()
     try:
         for listener in listeners:
             await web.SockSite(runner, listener, backlog=BACKLOG).start()
@@ -195,6 +196,8 @@ class Api:
         exchange.parameters = frozenset(fields)
         check_request(fields, config, self._trust)
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
+        if exchange.dialect is Dialect.RESPONSES:
+            fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         result = await perform(call, self._context.state, fields, vllm_request)
         if result.stream is not None:

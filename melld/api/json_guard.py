@@ -7,14 +7,15 @@ parsers on the way would disagree about its value), nesting that exhausts a recu
 
 import json
 import math
-import re
 from typing import Any, Never
 
 from melld.api.answers import Refusal
 
 _INTEGERS = range(-(2**63), 2**64)
-# What only a slow walk can judge; without it in the text there is nothing to find.
-_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}|[eE]\+?[0-9]{3}")
+# What only a slow walk can judge: halves of pairs, long integers, large exponents.  Where every digit is made a 0,
+# and every D and E small, each is a fixed string, which is found at the speed of memory.
+_FLATTENED = bytes.maketrans(b"123456789DE", b"000000000de")
+_SUSPECTS = (b"\\ud", b"0" * 19, b"e000", b"e+000")
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
@@ -38,7 +39,8 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise _malformed("the body holds a number that is too large") from error
     if not isinstance(value, dict):
         raise _malformed("the body is not a JSON object")
-    careful = _SUSPECT.search(body) is not None
+    flattened = body.translate(_FLATTENED)
+    careful = any(suspect in flattened for suspect in _SUSPECTS)
     if careful or body.count(b"[") + body.count(b"{") > max_depth:
         for key, item in value.items():
             _check(key, item, max_depth, careful)
@@ -52,14 +54,14 @@ def _check(key: str, root: object, max_depth: int, careful: bool) -> None:
     waiting = [(root, 2)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, dict | list):
+        if isinstance(value, (dict, list)):
             if depth > max_depth:
                 raise _malformed(f"the body is nested deeper than {max_depth}", key)
             if isinstance(value, dict) and careful:
                 for name in value:
                     _check_text(name, key)
             inner = value.values() if isinstance(value, dict) else value
-            waiting.extend((item, depth + 1) for item in inner if careful or isinstance(item, dict | list))
+            waiting.extend((item, depth + 1) for item in inner if careful or isinstance(item, (dict, list)))
         elif isinstance(value, str):
             _check_text(value, key)
         elif isinstance(value, float) and not math.isfinite(value):
