@@ -24,13 +24,13 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.worker_faults import VARIABLE, FaultPoints
+from melld.engine.worker_start import block_bytes_of, build_engine, ready_of, warm_up
 from melld.errors import MelldError
 from melld.migrate import migration_messages as say
 from melld.migrate.snapshot import WARM_SUFFIX, MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
-    from vllm.v1.engine.core import EngineCore
 
 PR_SET_PDEATHSIG = 1
 
@@ -76,7 +76,7 @@ class Worker:
         self._connection = connection
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | None] = queue.SimpleQueue()
-        self._engine, response = _build_engine(spec)
+        self._engine, response = build_engine(spec)
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
         from melld.engine.worker_links import Links, LinkTried, share_memory
@@ -84,7 +84,7 @@ class Worker:
         from melld.migrate.transports.copies import CopyDone
 
         memory, self._kv_handle = share_memory(self._engine)
-        self._block_bytes = memory.layout.block_bytes if memory is not None else _block_bytes(self._engine)
+        self._block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(self._engine)
         self._reporter = BlockReporter(self._engine.scheduler)
         self._residency = Residency(self._engine, self._block_bytes)
         self._book = Book()
@@ -108,8 +108,9 @@ class Worker:
             CopyDone: self._on_copied,
             **dict.fromkeys(self._moves.handlers, self._moves.handle),
         }
-        self._warm_up()
-        self._say(self._ready(response, time.monotonic() - started))
+        warm_up(self._engine)
+        load_s = time.monotonic() - started
+        self._say(ready_of(self._engine, self._block_bytes, self._kv_handle, response, load_s))
 
     def serve(self) -> None:
         """Step until told to stop.  Returns when everything said has been written."""
@@ -295,55 +296,6 @@ class Worker:
         busy_s = time.monotonic() - began_s if began_s else 0.0
         return wire.Pong(steps=self._steps, busy_s=busy_s, requests=len(self._book.leases))
 
-    # -- the start --------------------------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
-        """Produce a real token: readiness means nothing less."""
-        from vllm.pooling_params import PoolingParams
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
-
-        tasks = self._engine.get_supported_tasks()
-        sampling = SamplingParams(max_tokens=1, temperature=0.0) if "generate" in tasks else None
-        request = EngineCoreRequest(
-            request_id="warm-up",
-            prompt_token_ids=[1, 2, 3, 4],
-            mm_features=None,
-            sampling_params=sampling,
-            pooling_params=None if sampling else PoolingParams(task=tasks[0]),
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        prepared, _ = self._engine.preprocess_add_request(request)
-        self._engine.add_request(prepared)
-        finished = False
-        while self._has_work():
-            outputs, executed = self._engine.step_fn()
-            self._engine.post_step(model_executed=executed)
-            for output in outputs[0].outputs if outputs and 0 in outputs else ():
-                finished = finished or output.finish_reason is not None
-        if not finished:
-            raise RuntimeError("the engine ran out of work without having produced a token")
-
-    def _ready(self, response: bytes, load_s: float) -> wire.WorkerReady:
-        config = self._engine.vllm_config
-        kv_cache = self._engine.scheduler.kv_cache_config
-        return wire.WorkerReady(
-            pid=os.getpid(),
-            total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
-            block_tokens=config.cache_config.block_size,
-            block_bytes=self._block_bytes,
-            kv_handle=self._kv_handle,
-            max_model_tokens=config.model_config.max_model_len,
-            max_requests=config.scheduler_config.max_num_seqs,
-            supported_tasks=list(self._engine.get_supported_tasks()),
-            vllm_version=_vllm_version(),
-            load_s=load_s,
-            ready_response=response,
-        )
-
 
 class _Admitted(msgspec.Struct, frozen=True):
     """A request that the reader has made ready for the scheduler (`vllm.v1.request.Request`)."""
@@ -367,39 +319,9 @@ class _Resumed(msgspec.Struct, frozen=True):
     lease: int
 
 
-def _block_bytes(engine: "EngineCore") -> int:
-    """The bytes of one block of all layers; 0 for a model without a KV cache."""
-    kv_cache = engine.scheduler.kv_cache_config
-    return int(sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // max(1, kv_cache.num_blocks))
-
-
 def _write(connection: socket.socket, buffers: list[wire.Buffer]) -> None:
     if sum(memoryview(buffer).nbytes for buffer in buffers) < 1 << 16:
         connection.sendall(b"".join(buffers))
         return
     for buffer in buffers:
         connection.sendall(buffer)
-
-
-def _vllm_version() -> str:
-    from vllm.version import __version__
-
-    return str(__version__)
-
-
-def _build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
-    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon."""
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.core import EngineCore, EngineCoreProc
-    from vllm.v1.executor import Executor
-
-    from melld.engine.arguments import async_engine_args
-
-    arguments = async_engine_args(spec.model_path, spec.engine_arguments)
-    config = arguments.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT)
-    engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
-    # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
-    engine.engine_index = 0
-    engine.frontend_stats_publish_address = None
-    response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
-    return engine, msgspec.msgpack.encode(response)

@@ -125,6 +125,14 @@ class Plan:
         if request.destination is not None:
             self.book.item_of[request].moving += 1
 
+    def send_at_once(self, request: Request, bin_: Bin, cause: str) -> None:
+        """Move the running request there now, as an item of its own: somebody else has decided."""
+        self.drop(request)
+        former, left = self.book.forget(request)
+        self.note_hole(left, former.klass)
+        self.book.put_in(self.book.new_item(request), bin_)
+        self._carry_out(request, bin_, cause)
+
     def new_bin(self, item: Item, cause: str, avoid: Bin | None = None) -> Bin | None:
         """An empty bin for the item: one that is awake, else one that is woken, else None."""
         self.book.settle_orders()

@@ -50,6 +50,11 @@ class Mell(Policy):
         self._end_operation()
         return placed
 
+    def send(self, request: Request, worker: Worker, cause: str) -> None:
+        """See `Policy.send`."""
+        self.plan.send_at_once(request, self.plan.book.bin_of(worker), cause)
+        self._end_operation()
+
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002
         """See `Policy.departed`."""
         self.plan.drop(request)

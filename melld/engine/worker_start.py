@@ -1,0 +1,97 @@
+"""A worker's first minute: its engine is built, and shown to work.
+
+Owns what is done once.  Runs on the worker's main thread, before its loop.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from melld.engine import wire
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+
+def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
+    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon."""
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+    from vllm.v1.executor import Executor
+
+    from melld.engine.arguments import async_engine_args
+
+    arguments = async_engine_args(spec.model_path, spec.engine_arguments)
+    config = arguments.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT)
+    engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
+    # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
+    engine.engine_index = 0
+    engine.frontend_stats_publish_address = None
+    response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
+    return engine, msgspec.msgpack.encode(response)
+
+
+def warm_up(engine: "EngineCore") -> None:
+    """Produce a real token: readiness means nothing less."""
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    tasks = engine.get_supported_tasks()
+    sampling = SamplingParams(max_tokens=1, temperature=0.0) if "generate" in tasks else None
+    request = EngineCoreRequest(
+        request_id="warm-up",
+        prompt_token_ids=[1, 2, 3, 4],
+        mm_features=None,
+        sampling_params=sampling,
+        pooling_params=None if sampling else PoolingParams(task=tasks[0]),
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    prepared, _ = engine.preprocess_add_request(request)
+    engine.add_request(prepared)
+    finished = False
+    while engine.scheduler.has_requests() or engine.batch_queue:
+        outputs, executed = engine.step_fn()
+        engine.post_step(model_executed=executed)
+        for output in outputs[0].outputs if outputs and 0 in outputs else ():
+            finished = finished or output.finish_reason is not None
+    if not finished:
+        raise RuntimeError("the engine ran out of work without having produced a token")
+
+
+def ready_of(
+    engine: "EngineCore", block_bytes: int, kv_handle: bytes, response: bytes, load_s: float
+) -> wire.WorkerReady:
+    """What the daemon is told when the worker can be used."""
+    config = engine.vllm_config
+    kv_cache = engine.scheduler.kv_cache_config
+    return wire.WorkerReady(
+        pid=os.getpid(),
+        total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
+        block_tokens=config.cache_config.block_size,
+        block_bytes=block_bytes,
+        kv_handle=kv_handle,
+        max_model_tokens=config.model_config.max_model_len,
+        max_requests=config.scheduler_config.max_num_seqs,
+        supported_tasks=list(engine.get_supported_tasks()),
+        vllm_version=_vllm_version(),
+        load_s=load_s,
+        ready_response=response,
+    )
+
+
+def block_bytes_of(engine: "EngineCore") -> int:
+    """The bytes of one block of all layers; 0 for a model without a KV cache."""
+    kv_cache = engine.scheduler.kv_cache_config
+    return int(sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // max(1, kv_cache.num_blocks))
+
+
+def _vllm_version() -> str:
+    from vllm.version import __version__
+
+    return str(__version__)
