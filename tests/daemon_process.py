@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,17 +13,32 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="api")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 START_DEADLINE_S = 170.0
 
 
 class DaemonProcess:
     """`melld serve` and what it prints.  Every wait is for a line or for the process's end, never for time to pass."""
 
-    def __init__(self, model: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        handed: socket.socket | None = None,
+    ) -> None:
+        """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over."""
         self._directory = tempfile.TemporaryDirectory(prefix="melld-")
         self.runtime_directory = Path(self._directory.name) / "run"
         command = [sys.executable, "-m", "melld", "serve", "--port", "0", "--model", str(model), "--name", "demo"]
         command += ["--runtime-directory", str(self.runtime_directory), *arguments]
+        if handed is not None:
+            command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
@@ -31,6 +47,7 @@ class DaemonProcess:
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
+            pass_fds=() if handed is None else (handed.fileno(),),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemon_process import DaemonProcess
+from tests.daemon_process import START_DEADLINE_S, DaemonProcess
 
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
@@ -136,6 +136,66 @@ class TestWorkersLives:
                 await long
             assert await asyncio.to_thread(own.wait_end) == 0
             await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+
+
+class TestUnderAServiceManager:
+    def test_it_is_ready_when_it_serves_on_the_socket_it_was_given_and_reloads(
+        self, demo_model: Path, tmp_path: Path
+    ) -> None:
+        """What depends on it starts at the right moment, a restart refuses nobody, and a bad reload harms nothing."""
+        configuration = tmp_path / "melld.toml"
+        configuration.write_text("[server]\ndrain_s = 1\n")
+        keys = tmp_path / "keys"
+        keys.write_text("first-key\n")
+        with (
+            socket.create_server(("127.0.0.1", 0)) as api,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        ):
+            manager.bind(str(tmp_path / "notify"))
+            manager.settimeout(START_DEADLINE_S)
+            waiting = socket.create_connection(api.getsockname())  # it comes before the daemon is ready, and waits
+            flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys))
+            told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000000"}
+            with DaemonProcess(demo_model, *flags, environment=told, handed=api) as process:
+                heard = [manager.recv(4096).decode() for _ in range(1)]
+                while "READY=1" not in heard[-1]:
+                    assert "READY=1" not in "".join(heard[:-1])
+                    heard.append(manager.recv(4096).decode())
+                assert any("WATCHDOG=1" in message for message in heard)
+                assert ask(waiting, "first-key").startswith("HTTP/1.1 200")
+
+                keys.write_text("second-key\n")
+                process.process.send_signal(signal.SIGHUP)
+                hear_until(manager, "RELOADING=1")
+                hear_until(manager, "READY=1")
+                again = socket.create_connection(api.getsockname())
+                assert ask(again, "first-key").startswith("HTTP/1.1 401")
+
+                configuration.write_text("[server]\nprt = 1\n")
+                process.process.send_signal(signal.SIGHUP)
+                hear_until(manager, "RELOADING=1")
+                hear_until(manager, "READY=1")
+                assert "unknown key `prt`" in process.status()["warnings"][0]
+                again = socket.create_connection(api.getsockname())
+                assert ask(again, "second-key").startswith("HTTP/1.1 200")
+
+                process.process.send_signal(signal.SIGTERM)
+                hear_until(manager, "STOPPING=1")
+                assert process.wait_end() == 0
+
+
+def hear_until(manager: socket.socket, words: str) -> None:
+    while words not in manager.recv(4096).decode():
+        pass
+
+
+def ask(connection: socket.socket, key: str) -> str:
+    """The status line for /v1/models on this connection, which is closed after it."""
+    with connection:
+        connection.settimeout(60)
+        head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        return connection.makefile().readline()
 
 
 class TestEnds:
