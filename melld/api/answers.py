@@ -53,8 +53,8 @@ class Answer(msgspec.Struct, frozen=True):
     def event(self, dialect: Dialect, sequence: int = 0) -> bytes:
         """The end of a stream that had begun: an `error` event (its number `sequence`), and what a client awaits."""
         if dialect is Dialect.RESPONSES:
-            fields = {"type": "error", "code": self.code or openai_type(self.status), "message": self.message}
-            fields |= {"param": self.param, "sequence_number": sequence}
+            fields: dict[str, Any] = {"type": "error", "code": self.code or openai_type(self.status)}
+            fields |= {"message": self.message, "param": self.param, "sequence_number": sequence}
             return b"event: error\ndata: " + json.dumps(fields).encode() + b"\n\n"
         event = b"event: error\ndata: " + self.body(dialect) + b"\n\n"
         return event if dialect is Dialect.ANTHROPIC else event + b"data: [DONE]\n\n"

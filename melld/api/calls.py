@@ -48,12 +48,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     """What it is called where it is missing."""
     dialect: Dialect = Dialect.OPENAI
-    dump: dict[str, bool] = {}
+    dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
 
 
 def _tokenize(body: dict[str, Any]) -> BaseModel:
-    return (TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest).model_validate(body)
+    model: type[BaseModel] = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
+    return model.model_validate(body)
 
 
 CALLS = {

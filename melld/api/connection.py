@@ -36,7 +36,7 @@ class Connection(web.RequestHandler):
             max_headers=limits.max_headers,
             keepalive_timeout=limits.keep_alive_s,
             lingering_time=LINGER_S,
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]
             auto_decompress=False,
             logger=log,
             **options,

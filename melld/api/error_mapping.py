@@ -53,7 +53,7 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
         message = "no worker can serve this request now"
         return Answer(503, message, code="no_worker", headers={"Retry-After": str(RETRY_AFTER_S)})
     if is_known(error):
-        return answer_in(create_error_response(error), parameters)  # type: ignore[arg-type]
+        return answer_in(create_error_response(error), parameters)
     return Answer(500, "Internal server error", code="internal_error")
 
 

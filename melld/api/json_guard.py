@@ -5,6 +5,7 @@ Pure.  What Python's parser lets through and the layers below choke on is refuse
 parsers on the way would disagree about its value), nesting that exhausts a recursive reader.
 """
 
+import collections
 import json
 import math
 from typing import Any, Never
@@ -80,8 +81,7 @@ def _check_text(text: str, param: str | None) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        twice = collections.Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise _malformed(f"the key {twice[:64]!r} stands twice in one object", twice[:64])
     return found
 
