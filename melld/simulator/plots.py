@@ -84,7 +84,8 @@ def draw_over_time(directory: pathlib.Path, samples: Mapping[str, Samples]) -> l
             axes.step(minutes, taken.bound, where="post", color=COLOURS[0], linewidth=1, label="lower bound")
             axes.set_title(policy, fontsize=9)
             axes.grid(alpha=0.3)
-            axes.set_ylim(bottom=0)
+        most = max((max(taken.gpus, default=0) for taken in samples.values()), default=0)
+        grid[0, 0].set_ylim(0, 1.05 * max(most, 1))  # shared by all
         for axes in grid[:, 0]:
             axes.set_ylabel("GPUs")
         for axes in grid[-1, :]:
