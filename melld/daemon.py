@@ -7,7 +7,6 @@ Owns the order of things, the signals, and what the service manager is told.  Ne
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -179,8 +178,6 @@ class Daemon:
             registry=registry,
         )
         async with start_api(context, listeners) as self.admission:
-            gc.collect()
-            gc.freeze()  # 630,000 objects of vLLM's modules: one full collection over them held the loop for 0.9 s
             probe.start()
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")
