@@ -100,6 +100,8 @@ class Live(msgspec.Struct):
     output_token_ids: list[int] = []
     deaths: int = 0
     """Workers that have died with it, one after the other, since it last made `PROOF_TOKENS` tokens."""
+    taken: bool = False
+    """Its worker has it: only then its death may be the request's doing."""
     proven_tokens: int = 0
     """With so many output tokens it is acquitted of those deaths."""
     refusal: RequestTooLarge | None = None
@@ -225,7 +227,7 @@ class Fleet:
         live = self.live[request]
         live.worker, live.lease = worker, lease
         live.moves += 1
-        live.was_handed_over = True
+        live.taken = live.was_handed_over = True
         self._acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId) -> None:
@@ -237,6 +239,7 @@ class Fleet:
 
     def _begin(self, live: Live, worker: WorkerId) -> None:
         request = live.request
+        live.taken = live.lease == 0
         if live.lease == 0 and not live.output_token_ids:
             self.send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
             return
@@ -271,6 +274,8 @@ class Fleet:
                 self._utility_done(message)
             case wire.LinkOpened() | MoveMessage():
                 self.moves.answered(slot.worker, message, payload)
+            case wire.RequestTaken():
+                self._request_taken(message)
             case wire.RequestRejected():
                 log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
                 self._fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
@@ -289,7 +294,7 @@ class Fleet:
             if live.worker == worker:
                 live.worker = None
                 live.lease = self.new_lease(live.request)
-                live.deaths += not ended.expected and live.request not in innocent
+                live.deaths += not ended.expected and live.taken and live.request not in innocent
                 live.proven_tokens = len(live.output_token_ids) + PROOF_TOKENS
                 if live.deaths >= MAX_DEATHS:
                     poison.append(live.request)
@@ -356,6 +361,11 @@ class Fleet:
             self._acquit(request)
             self.moves.request_ended(request)
             self._tell(events.RequestFinished(self._clock(), request=request))
+
+    def _request_taken(self, taken: wire.RequestTaken) -> None:
+        live = self.live.get(RequestId(taken.request))
+        if live is not None and live.lease == taken.lease:
+            live.taken = True
 
     def _acquit(self, request: RequestId) -> None:
         """Let the next suspect of its worker go on."""

@@ -125,6 +125,13 @@ class StepDone(Message, frozen=True, tag=True):
     """Requests that this worker no longer holds, since the last such message."""
 
 
+class RequestTaken(Message, frozen=True, tag=True):
+    """The worker has read a `ResumeRequest`, and is about to go on with it: should it die now, that may be why."""
+
+    request: str
+    lease: int
+
+
 class UtilityDone(Message, frozen=True, tag=True):
     """The answer to `CallUtility`; `error` is None when it worked."""
 
@@ -165,7 +172,17 @@ class WorkerFailed(Message, frozen=True, tag=True):
 
 
 ToWorker = AddRequest | ResumeRequest | AbortRequests | CallUtility | OpenLink | MoveCommand | Ping | StopWorker
-ToDaemon = WorkerReady | StepDone | UtilityDone | LinkOpened | MoveAnswer | Pong | RequestRejected | WorkerFailed
+ToDaemon = (
+    WorkerReady
+    | StepDone
+    | UtilityDone
+    | LinkOpened
+    | MoveAnswer
+    | Pong
+    | RequestTaken
+    | RequestRejected
+    | WorkerFailed
+)
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
 UTILITIES = frozenset({"get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"})

@@ -242,6 +242,7 @@ class Worker:
                     case wire.AddRequest():
                         self._admit(message, requests.decode(payload))
                     case wire.ResumeRequest():
+                        self._say(wire.RequestTaken(request=message.request, lease=message.lease))
                         self._admit(message, RequestSnapshot.decode(payload[0]))
                     case say.ReserveBlocks() | say.WarmRequest():
                         self._expect(message, payload)

@@ -13,7 +13,8 @@ from tests.migrate.live import Bench
 def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Two workers under a policy that moves nothing by itself."""
     faults = tmp_path_factory.mktemp("faults")
-    flags = ("--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"')
+    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
     with DaemonProcess(demo_model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
         bench = Bench(daemon.wait_ready(), faults)
         bench.operator.wait_linked(daemon)

@@ -1,11 +1,13 @@
 """Workers that die or hang while their requests run: the clients' streams go on, token for token."""
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -74,22 +76,31 @@ def suffer(bench: Bench, request: str, worker: str) -> None:
     assert report["outcome"] != "committed"
 
 
+def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]]) -> None:
+    """One call without a stream: its status, and whether it should be tried again."""
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(bench.daemon.url).netloc, timeout=120)) as connection:
+        head = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps({"model": "demo", **body}), head)
+        with connection.getresponse() as response:
+            answers.append((response.status, response.getheader("x-should-retry")))
+
+
 def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
     """It gets a 500 that tells clients not to try again; a request that shared its workers goes on."""
     bystander = bench.stream("long")
     [one] = bench.operator.requests_of(bystander)
     home, other = one["worker"], "w1" if one["worker"] == "w0" else "w0"
-    connection = http.client.HTTPConnection(urlsplit(bench.daemon.url).netloc, timeout=120)
-    body = {"model": "demo", **GREEDY, "max_tokens": 4000}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answers: list[tuple[int, str | None]] = []
+    poisoner = threading.Thread(target=ask, args=(bench, {**GREEDY, "max_tokens": 4000}, answers))
+    poisoner.start()
     poison = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
     if poison["worker"] == home:
         bench.operator.migrate(one["request"], other, None)
         home, other = other, home
     (bench.faults / f"{home}.resumed.KILL").touch()
     os.kill(pid_of(bench, other), signal.SIGKILL)
-    response = connection.getresponse()
-    assert (response.status, response.getheader("x-should-retry")) == (500, "false")
+    poisoner.join(120)
+    assert answers == [(500, "false")]
     assert bystander.result() == bench.unmoved("long")
 
 

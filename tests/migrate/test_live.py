@@ -34,7 +34,7 @@ def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
     """A long prompt need not have been computed to its end for its request to go elsewhere."""
-    body = {"prompt": list(range(5, 245)) * 45, "max_tokens": 200, "temperature": 0}
+    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 400, "temperature": 0}
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
     stream = Stream(bench.daemon, body | {"cache_salt": via})
     while not (running := [one for one in bench.operator.status()["requests"] if one["phase"] == "prefilling"]):
