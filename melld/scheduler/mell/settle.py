@@ -96,33 +96,43 @@ def _mate(plan: Plan) -> None:
 
 
 def _complete(plan: Plan, bin_: Bin) -> None:
-    """(1) and (2): of two open bins of a class, one gives to the other; an S that keeps two M apart leaves."""
+    """(1) and (2): of two open bins of a class, one gives to the other; an S that keeps two M apart leaves.
+
+    An item is given once: while moves are in flight both sides count it, so that giving need not change who is open.
+    """
     book = plan.book
+    given: set[Item] = set()
     while bin_.is_open and len(book.open[bin_.klass]) > 1:
         klass = bin_.klass
         other = next(b for b in book.open[klass] if b is not bin_)
         taker, giver = sorted((bin_, other), key=lambda b: (-b.weight_sixths, b.order))
-        if not (_give(plan, giver, taker) or _give(plan, taker, giver) or _dismiss_s(plan, giver, taker)):
+        if not (
+            _give(plan, giver, taker, given)
+            or _give(plan, taker, giver, given)
+            or _dismiss_s(plan, giver, taker, given)
+        ):
             return
         plan.note_hole(giver, klass)
         plan.note_hole(taker, klass)
         book.settle_orders()
 
 
-def _give(plan: Plan, giver: Bin, taker: Bin) -> bool:
+def _give(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
     """Move the largest S or M that fits."""
     for item in stranded(giver):
-        if item.klass is not T and evict_for(plan, taker, item):
+        if item.klass is not T and item not in given and evict_for(plan, taker, item):
+            given.add(item)
             plan.place(item, taker, "complete")
             return True
     return False
 
 
-def _dismiss_s(plan: Plan, giver: Bin, taker: Bin) -> bool:
+def _dismiss_s(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
     """Two bins with an M and an S each: the S of one goes to the S-bins, so that the M can meet."""
     for bin_ in (taker, giver):
         for item in stranded(bin_):
-            if bin_.klass is M and item.klass is S and _to_s_bin(plan, item, bin_):
+            if bin_.klass is M and item.klass is S and item not in given and _to_s_bin(plan, item, bin_):
+                given.add(item)
                 return True
     return False
 
