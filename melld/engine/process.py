@@ -33,7 +33,7 @@ class ProcessState(enum.StrEnum):
     ENDED = "ended"
 
 
-_TRANSITIONS = {
+_TRANSITIONS: dict[tuple[ProcessState, str], ProcessState] = {
     (ProcessState.STARTING, "ready"): ProcessState.READY,
     (ProcessState.STARTING, "stop"): ProcessState.STOPPING,
     (ProcessState.READY, "stop"): ProcessState.STOPPING,

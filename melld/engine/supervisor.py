@@ -181,9 +181,9 @@ class Supervisor:
         self.on_change()
 
     def _check_first_start(self) -> None:
-        waiting = self._first_start is not None and not self._first_start.done()
-        if waiting and all(place.is_ready for place in self.places.values()):
-            self._first_start.set_result(None)
+        waiting = self._first_start
+        if waiting is not None and not waiting.done() and all(place.is_ready for place in self.places.values()):
+            waiting.set_result(None)
 
     def _restart(self, place: Place, ended: WorkerEnded) -> None:
         if not ended.expected:

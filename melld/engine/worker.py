@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -97,7 +97,7 @@ class Worker:
         self._reports = 0
         self._step_began_s = 0.0
         self._stopping = False
-        self._handlers = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             _Admitted: self._on_admitted,
             _Resumed: self._on_resumed,
             wire.AbortRequests: self._on_abort,
