@@ -227,7 +227,9 @@ class Executor:
             move.told.set()
         move.ended.set()
         self._meters.ended(migration, outcome)
-        log.info("%s", report_of(migration, move.gap_s).line())
+        # A policy may ask again and again for what cannot be carried at all.
+        never_began = outcome is Outcome.REFUSED and migration.number <= 1
+        log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
         now_s, committed = self._clock(), outcome is Outcome.COMMITTED
         self._fleet.on_event(
             events.MoveCommitted(now_s, request=wish.request, destination=wish.destination)
