@@ -58,7 +58,9 @@ class Mell(Policy):
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002
         """See `Policy.departed`."""
         self.plan.drop(request)
-        item, bin_ = self.plan.book.forget(request, was_moving=destination is not None)
+        book = self.plan.book
+        item, bin_ = book.forget(request, was_moving=destination is not None)
+        book.touch(book.bin_of(worker))  # not the item's bin, if the request was on its way there
         self.plan.note_hole(bin_, item.klass)
         self._end_operation()
 
@@ -148,6 +150,8 @@ class Mell(Policy):
             reckoned_bytes = book.reckoned(request)
             item.resize(request, reckoned_bytes)
             self.plan.regrow(request)
+            if request.worker is not None:
+                book.touch(book.bin_of(request.worker))  # not the item's bin, if the request is on its way there
             bins[item.bin] = None
             if not item.grouped:
                 klass = class_of_single(reckoned_bytes, book.limits)
