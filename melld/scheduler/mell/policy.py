@@ -55,7 +55,7 @@ class Mell(Policy):
         self.plan.send_at_once(request, self.plan.book.bin_of(worker), cause)
         self._end_operation()
 
-    def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002
+    def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""
         self.plan.drop(request)
         book = self.plan.book

@@ -27,8 +27,7 @@ class Packing:
         self.sizes: dict[str, int] = {}
         self.moves: list[e.MoveRequest] = []
         self.queued: list[str] = []
-        for number in range(workers):
-            self.tell(e.WorkerUp(0.0, f"w{number}", capacity))
+        self.keep_asleep(workers)
 
     @property
     def policy(self) -> Mell:
@@ -44,6 +43,12 @@ class Packing:
         self.queued += [command.request for command in commands if isinstance(command, e.QueueRequest)]
         self.scheduler.cluster.check()
         return commands
+
+    def keep_asleep(self, count: int) -> None:
+        """There are workers enough: at least so many sleep now."""
+        cluster = self.scheduler.cluster
+        for number in range(len(cluster.workers), count + len(cluster.active)):
+            self.tell(e.WorkerUp(self.now_s, f"w{number}", self.capacity))
 
     def arrive(self, *sizes: int) -> list[str]:
         """Requests of these sizes, one after the other.  Returns their names."""

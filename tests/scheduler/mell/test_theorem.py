@@ -1,5 +1,6 @@
 """The mended Theorem 1 and Theorem 3's bound, after every operation on any sizes at the class limits."""
 
+import random
 from collections import Counter
 
 from hypothesis import settings as hypothesis_settings
@@ -10,6 +11,7 @@ from melld.scheduler.mell.plan import MellSettings
 from tests.scheduler.mell.sizes import CAPACITY, Packing
 
 ITEM_MOVES_PER_OPERATION = 10
+SPARE_WORKERS = 12  # asleep before each operation: the theorem speaks of workers enough, however long the run
 EDGES = [CAPACITY // parts + off for parts in (2, 3, 4, 8) for off in (-1, 0, 1)]
 SIZES = st.one_of(st.sampled_from([*EDGES, CAPACITY]), st.integers(1, CAPACITY // 8), st.integers(1, CAPACITY))
 
@@ -21,7 +23,7 @@ class TheoremMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.packing = Packing(MellSettings(batching=False, eager=self.eager))
+        self.packing = Packing(MellSettings(batching=False, eager=self.eager), workers=SPARE_WORKERS)
         self.living: list[str] = []
         self.most = 0
 
@@ -61,7 +63,8 @@ class TheoremMachine(RuleBasedStateMachine):
         self.packing.check_theorem()
         self.packing.check_groups()
         self.count_items()
-        assert not self.packing.queued
+        assert not self.packing.queued, "more workers in one operation than there were to spare"
+        self.packing.keep_asleep(SPARE_WORKERS)
 
     @invariant()
     def few_items_move_per_operation(self) -> None:
@@ -97,3 +100,13 @@ def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:
     packing.grow({stay: CAPACITY - CAPACITY // 50})
     assert packing.policy.plan.items_moved == 1
     assert Counter(move.request for move in packing.moves).total() == 5
+
+
+def test_the_theorem_holds_however_many_workers_it_takes() -> None:
+    """A long run of arrivals needs more workers than any fixed number: nobody waits as long as some sleep."""
+    machine = TheoremMachine()
+    chance = random.Random(2)
+    for _ in range(40):
+        machine.arrive([chance.choice([*EDGES, CAPACITY, chance.randint(1, CAPACITY)]) for _ in range(4)])
+        machine.few_items_move_per_operation()
+    assert len(machine.packing.bins()) > 60
