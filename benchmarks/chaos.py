@@ -4,6 +4,7 @@ Prints what happened, and every answer that was lost, altered or late; 0 when th
 """
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ def main() -> int:
     """The long history; 0 when nothing went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no request after so long")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
@@ -33,9 +35,10 @@ def main() -> int:
         flags += ["--set", f'scheduler.policy="{asked.policy}"']
         with DaemonProcess(model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
             daemon.wait_ready()
+            print("ready", flush=True)
             history = History(daemon, faults, asked.seed, asked.harm_every_s)
             began_s = time.monotonic()
-            history.play(asked.requests, asked.clients)
+            history.play(asked.requests, asked.clients, asked.seconds)
             took_s = time.monotonic() - began_s
             pids = [worker["pid"] for worker in Operator(daemon).status()["workers"]]
             counted = [

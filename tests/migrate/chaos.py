@@ -6,6 +6,8 @@ Everything random comes from the seed, but for what the machine's own timing mak
 """
 
 import contextlib
+import itertools
+import math
 import os
 import random
 import threading
@@ -45,11 +47,12 @@ class History:
             body["seed"] = self._chance.randrange(1000)
         return body
 
-    def play(self, requests: int, clients: int) -> None:
-        """Take the answers of a quiet run first, then the history."""
+    def play(self, requests: int, clients: int, seconds: float = math.inf) -> None:
+        """Take the answers of a quiet run first, then the history; no request begins after so many seconds of it."""
         self._expected = [Stream(self._daemon, body).result() for body in self._bodies]
+        end_s = time.monotonic() + seconds
         turns = [(self._chance.randrange(BODIES), self._chance.random() < 0.1) for _ in range(requests)]
-        line = iter(turns)
+        line = itertools.takewhile(lambda _: time.monotonic() < end_s, turns)
         lock = threading.Lock()
         readers = [threading.Thread(target=self._client, args=(line, lock)) for _ in range(clients)]
         others = [threading.Thread(target=self._mover), threading.Thread(target=self._harmer)]
