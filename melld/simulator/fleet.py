@@ -2,6 +2,7 @@
 
 Owns the physical truth (as opposed to the scheduler's view of it).  Never decides: it does what commands say, and
 what vLLM does on its own when blocks run out: the youngest request of the worker is preempted and recomputed later.
+A request that is on its way counts on both sides and grows on both; where that no longer fits, its move is off.
 """
 
 from collections.abc import Iterator
@@ -179,6 +180,18 @@ class Fleet:
                 running.held[row] = 0
                 run.version += 1
                 self._preempted.setdefault(worker, []).append(run)
+                yield run
+
+    def crowding(self) -> Iterator[Run]:
+        """The latest moves to every worker that overflows with nobody left to push out, until the rest fits."""
+        if not self._moving:
+            return
+        self.settle_sizes()
+        used_bytes = self._used_bytes(self.running.held_rows())
+        for run in reversed(list(self._moving.values())):
+            assert run.move is not None
+            if used_bytes[run.move.destination] > self.settings.capacity_bytes:
+                used_bytes[run.move.destination] -= self._need_bytes[run.row]
                 yield run
 
     def resume(self, now_s: float) -> dict[RequestId, int]:

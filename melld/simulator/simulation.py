@@ -9,8 +9,9 @@ Owns virtual time and the order of events: by time, then by a sequence number.  
                    end of a move)
 
 Each epoch, in this order: requests advance; workers that overflow preempt, as vLLM does; the scheduler is told the
-new sizes and that the epoch began; paces are set for the next one.  With `paper_slots` overflow is judged after the
-scheduler has acted, as in the paper's time slots: what it cures in the same slot has not happened.
+new sizes; moves that have outgrown their destination are off; the scheduler is told so and that the epoch began; paces
+are set for the next one.  With `paper_slots` overflow is judged after the scheduler has acted, as in the paper's time
+slots: what it cures in the same slot has not happened.
 """
 
 import gc
@@ -155,10 +156,13 @@ class Simulation:
         grown.update(fleet.take_growth())
         if grown:
             self._handle(events.RequestsGrew(now_s, grown))
+        if not paper_slots:
+            self._turn_back()
         self._handle(events.EpochStarted(now_s))
         if paper_slots:
             fleet.settle_sizes()
             self._preempt()
+            self._turn_back()
         self._epochs += 1
         self._next_epoch_s = self._epochs * self.settings.epoch_s
         ending = fleet.replan(now_s, self._next_epoch_s - now_s)
@@ -177,16 +181,24 @@ class Simulation:
             self.measures.preemptions += 1
             self._handle(events.RequestPreempted(self.now_s, run.id))
 
+    def _turn_back(self) -> None:
+        """After the new sizes are told: until then the scheduler would take the room that this leaves for larger."""
+        for run in self.fleet.crowding():
+            self._abort(run, "no room")
+
     def _end_move(self, run: Run, version: int) -> None:
         if run.move is None or run.move.version != version:
             return
         if run.move.fails:
-            self.fleet.abort(run)
-            self.measures.aborted += 1
-            self._handle(events.MoveAborted(self.now_s, run.id, reason="injected fault"))
+            self._abort(run, "injected fault")
             return
         self._commit(run)
         self._handle(events.MoveCommitted(self.now_s, run.id))
+
+    def _abort(self, run: Run, reason: str) -> None:
+        self.fleet.abort(run)
+        self.measures.aborted += 1
+        self._handle(events.MoveAborted(self.now_s, run.id, reason=reason))
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None

@@ -152,6 +152,25 @@ def test_a_failed_move_leaves_the_request_where_it_was() -> None:
     assert finished.at_s == pytest.approx(0.216 + 199 * 0.02)
 
 
+def test_a_move_that_outgrows_its_destination_is_off() -> None:
+    """Requests grow on their way: a worker with nobody to push out must turn the latest back, not hold more."""
+    slow = LinkSettings(bytes_per_s=BLOCK_BYTES, ways=(Via.KV,))
+    linked = msgspec.structs.replace(SMALL, link=slow, gpus=3)
+    awake = [activate(worker) for worker in ("w0", "w1", "w2")]
+    moves = [move(request, source, "w2", 45 * BLOCK_BYTES) for request, source in (("r0", "w0"), ("r1", "w1"))]
+    script = Script(
+        (events.RequestArrived, 0.0, [*awake, place("r0", "w0")]),
+        (events.RequestArrived, 0.0, [place("r1", "w1")]),
+        (events.EpochStarted, 0.5, moves),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1"), retire("w2")]),
+    )
+    measures = play(linked, one_by_one((0.1, 720, 500), (0.1, 720, 500)), script)
+    (aborted,) = script.heard_of(events.MoveAborted)
+    assert (aborted.request, aborted.reason) == ("r1", "no room")  # type: ignore[union-attr]
+    assert aborted.at_s == 2.0  # each needs more than 50 blocks once it has 80 tokens: 0.172 + 80 * 0.02 = 1.77 s
+    assert (measures.moves, measures.aborted, measures.preemptions) == (0, 1, 0)  # r0 ended on its way
+
+
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machines: str) -> None:
