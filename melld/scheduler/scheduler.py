@@ -133,6 +133,7 @@ class Scheduler:
             self.cluster.activate(worker, "operator")
         if self.cluster.fits(worker, request.kv_bytes):
             self.policy.send(request, worker, "operator")
+            self._serve_waiting()
 
     # ---- workers
 
