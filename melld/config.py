@@ -95,6 +95,24 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """The period of re-planning."""
 
 
+class MigrationConfig(_Table, frozen=True, kw_only=True):
+    """`[migration]`: how running requests are moved."""
+
+    checksum: bool = False
+    """Compare the bytes of every copied block at the destination with the source's; a move that fails it is off."""
+    link_bytes_per_s: int | str | None = None
+    """The most that one link (one worker to one other) may copy in a second, such as `"2GiB"`.  Default: no limit."""
+    max_moves_per_link: Positive = 4
+    """Migrations under way from one worker to one other at a time; more wait their turn.  Their copies take turns."""
+
+    @property
+    def link_limit_bytes_per_s(self) -> float | None:
+        """The limit of a link's copies as a number; None where there is none."""
+        if self.link_bytes_per_s is None:
+            return None
+        return float(parse_bytes(self.link_bytes_per_s, "migration.link_bytes_per_s"))
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """All of it."""
 
@@ -102,6 +120,7 @@ class Config(_Table, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    migration: MigrationConfig = MigrationConfig()
 
 
 def parse_bytes(size: int | str, where: str) -> int:
@@ -167,6 +186,7 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(where, "[devices] cuda is empty")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes
+    _ = config.migration.link_limit_bytes_per_s
     for digest in config.server.api_keys:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise ConfigError(where, "[server.api_keys] holds something other than sha256:<64 hex digits>")

@@ -22,6 +22,8 @@ from melld.errors import ConfigError
         ('[model]\npath="m"\n[devices]\ncuda=[]', "cuda is empty"),
         ('[model]\npath="m"\n[devices]\ncpu={count=0}', "[devices.cpu.count]"),
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
+        ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
+        ('[model]\npath="m"\n[migration]\nmax_moves_per_link=0', "[migration.max_moves_per_link]"),
         ('[model]\npath="m"\n[server]\napi_keys=["secret"]', "[server.api_keys] holds something other than sha256:"),
     ],
 )
