@@ -93,6 +93,8 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """One of `melld simulate --help`'s policies."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
+    decision_log: str | None = None
+    """A file in which every decision and the facts behind it are written: docs/decision-log.md."""
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):

@@ -14,11 +14,13 @@ import socket
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import prometheus_client
 
+from melld import __version__
 from melld.api.control import Operation, serve_control
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
@@ -27,6 +29,8 @@ from melld.control_messages import Migrate, Reload, Reloaded
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
 from melld.daemon_watch import Identity, Watch
+from melld.decision_log import header_record
+from melld.decision_log_file import DecisionLogFile
 from melld.driver import Driver
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet import Fleet
@@ -73,6 +77,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             control, listeners = self._open(supervision)
             stack.callback(control.close)
+            self._log_decisions(stack)
             stack.push_async_callback(self._cancel_tasks)
             stack.push_async_callback(self._fleet.supervisor.stop)
             self._listen_to_signals()
@@ -120,6 +125,21 @@ class Daemon:
             return keys
         handed = load_keys(ServerConfig(api_key_file="the credential api-keys"), lambda _: self._credential or "")
         return Keys((*keys.digests, *handed.digests))
+
+    def _log_decisions(self, stack: contextlib.AsyncExitStack) -> None:
+        """Until the last worker has ended, so that the log tells of that too."""
+        if self.config.scheduler.decision_log is None:
+            return
+        driver = self._driver
+        settings, version = driver.scheduler.settings, __version__
+        header = header_record(driver.policy, settings, time.monotonic(), time.time(), version)
+        file = DecisionLogFile(Path(self.config.scheduler.decision_log), header, self._warn_of)
+        driver.taps.append(lambda event, commands: file.take(event, commands, driver.ways_of(commands)))
+        stack.callback(file.close)
+
+    def _warn_of(self, what: str) -> None:
+        log.warning("%s", what)
+        self.watch.lasting_warnings.append(what)
 
     # -- start ------------------------------------------------------------------------------------------------------
 

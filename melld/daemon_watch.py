@@ -44,6 +44,8 @@ class Watch:
         self.state = DaemonState.STARTING
         self.url = ""
         self.warnings: list[str] = []
+        self.lasting_warnings: list[str] = []
+        """Those that a reload of the configuration does not end."""
         self._fleet = fleet
         self._driver = driver
         self._identity = identity
@@ -98,7 +100,7 @@ class Watch:
             url=self.url,
             policy=self._driver.policy,
             queued_requests=len(queued),
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *self.lasting_warnings),
             workers=tuple(self._worker(place) for place in self._fleet.supervisor.places.values()),
             requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
         )

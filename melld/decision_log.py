@@ -9,14 +9,23 @@ never decides.  Records have the keys `at` (seconds) and `kind`, and then:
     queue     request, cause
     grow      request, kv_bytes
     move      request, source, destination, kv_bytes, via ("kv" or "tokens"), cause
-    moved     request, outcome ("committed" or "aborted"), cause; between the two the request counts on both workers
+    moved     request, outcome ("committed" or "aborted"), cause; between the two the request counts on both workers;
+              the daemon's, committed, with via: the way that it went in the end
     preempt   request, worker; it holds nothing there until its next `grow`, and then all of it again
     finish    request; with cause "refused", kv_bytes and capacity_bytes if it never could have run
     activate  worker, cause
     retire    worker, cause
 
+and, from the daemon, what else its scheduler was told; none of it changes a size or a place:
+
+    scheduler policy, settings, epochs ("told"), unix_s, melld: the first record
+    epoch     the period of re-planning begins
+    ask       request, destination: an operator wants it there
+    drain     worker;  resume  worker
+
 `step`, where a record has it, counts the scheduler's events: records of one step are one event and what was decided
-on it.  A step without a fact of its own is the beginning of an epoch, and one that decided nothing leaves no record.
+on it.  In the simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided
+nothing leaves no record; in the daemon's an epoch is a record.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +49,7 @@ def encode(record: Record) -> bytes:
 def fact_records(event: AnyEvent, step: int | None = None) -> list[Record]:
     """What the event tells an auditor: nothing for the beginning of an epoch, one record per request that grew.
 
-    A preemption has its own function: its event does not name the worker.
+    Preemptions and changes of slots have functions of their own: their events do not say all.
     """
     write = _FACTS.get(type(event))
     if write is None:
@@ -77,6 +86,23 @@ def decision_record(
     return _stamped(at_s, kind, {**rest, "cause": command.cause}, step)
 
 
+def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:
+    """The first record of a daemon's log: who decides, and what o'clock it is at `at_s`."""
+    rest = {"policy": policy, "settings": msgspec.to_builtins(settings), "epochs": "told"}
+    return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, None)
+
+
+def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int, step: int | None = None) -> Record:
+    """The worker runs more or fewer requests at once than before; its capacity is repeated."""
+    rest = {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots}
+    return _stamped(event.at_s, "worker", rest, step)
+
+
+def epoch_record(event: events.EpochStarted, step: int | None = None) -> Record:
+    """An epoch began."""
+    return _stamped(event.at_s, "epoch", {}, step)
+
+
 def preempted_record(event: events.RequestPreempted, worker: WorkerId, step: int | None = None) -> Record:
     """The worker itself has pushed the request out of its running set."""
     return _stamped(event.at_s, "preempt", {"request": event.request, "worker": worker}, step)
@@ -104,8 +130,10 @@ def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
 
 
 def _moved(event: events.MoveCommitted | events.MoveAborted) -> list[tuple[str, Record]]:
-    outcome, cause = ("aborted", event.reason) if isinstance(event, events.MoveAborted) else ("committed", "")
-    return [("moved", {"request": event.request, "outcome": outcome, "cause": cause})]
+    if isinstance(event, events.MoveAborted):
+        return [("moved", {"request": event.request, "outcome": "aborted", "cause": event.reason})]
+    via = {"via": event.via} if event.via else {}
+    return [("moved", {"request": event.request, "outcome": "committed", "cause": "", **via})]
 
 
 def _worker(event: events.WorkerUp) -> list[tuple[str, Record]]:
@@ -126,4 +154,7 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     ],
     events.MoveCommitted: _moved,
     events.MoveAborted: _moved,
+    events.MoveAsked: lambda event: [("ask", {"request": event.request, "destination": event.destination})],
+    events.WorkerDraining: lambda event: [("drain", {"worker": event.worker})],
+    events.WorkerResumed: lambda event: [("resume", {"worker": event.worker})],
 }

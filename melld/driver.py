@@ -8,7 +8,7 @@ Owns the scheduler's clock and its epochs.  Decides nothing, runs nothing itself
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from melld import events
 from melld.engine.fleet import Fleet
@@ -50,6 +50,8 @@ class Driver:
         self._events: deque[events.AnyEvent] = deque()
         self._handling = False
         self._asked: dict[str, Via | None] = {}
+        self.taps: list[Callable[[events.AnyEvent, Sequence[events.AnyCommand]], None]] = []
+        """Who hears of every event and of what was decided on it, after it was done."""
         self._executor = executor
         fleet.on_event = self.handle
 
@@ -61,8 +63,12 @@ class Driver:
         self._handling = True
         try:
             while self._events:
-                for command in self.scheduler.handle(self._events.popleft()):
+                event = self._events.popleft()
+                commands = self.scheduler.handle(event)
+                for command in commands:
                     self._obey(command)
+                for tap in self.taps:
+                    tap(event, commands)
         finally:
             self._handling = False
 
@@ -89,6 +95,11 @@ class Driver:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(move)
 
+    def ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
+        """How the moves among the commands, just obeyed, go; those that could not begin are left out."""
+        moves = [self._executor.moves.get(one.request) for one in commands if isinstance(one, events.MoveRequest)]
+        return {move.migration.wish.request: str(move.migration.via) for move in moves if move is not None}
+
     def migration_of(self, request: RequestId) -> Migration | None:
         """Its migration that is under way."""
         move = self._executor.moves.get(request)
@@ -98,10 +109,21 @@ class Driver:
         """The epochs: what has grown, then the re-planning."""
         while True:
             await asyncio.sleep(self._epoch_s)
-            grown = self._fleet.take_grown()
+            grown = self._news(self._fleet.take_grown())
             if grown:
                 self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
-            self.handle(events.EpochStarted(self._clock()))
+            cluster = self.scheduler.cluster
+            if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan, nor to log
+                self.handle(events.EpochStarted(self._clock()))
+
+    def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
+        """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while."""
+        known = self.scheduler.cluster.requests
+        return {
+            name: kv_bytes
+            for name, kv_bytes in sizes.items()
+            if (request := known.get(name)) is not None and request.worker is not None and kv_bytes > request.kv_bytes
+        }
 
     def _obey(self, command: events.AnyCommand) -> None:
         log.debug("%s", command)

@@ -93,11 +93,13 @@ class WorkerResumed(Event, frozen=True, tag=True, gc=False):
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
     """The request now runs on the move's destination alone; the source's blocks are free.
 
-    `destination` tells a late answer from the answer to a newer move; None means the move in flight.
+    `destination` tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way
+    that it went in the end, for the decision log: empty if nobody says.
     """
 
     request: RequestId
     destination: WorkerId | None = None
+    via: str = ""
 
 
 class MoveAborted(Event, frozen=True, tag=True, gc=False):

@@ -21,16 +21,16 @@ ROOT = Path(__file__).parents[1]
 TABLE = """
 P  errors  ids  config  events
 P  kvstore.geometry  kvstore.ledger  kvstore.device_reading
-P  decision_log
+P  decision_log  decision_recorder
 P  scheduler.*
-P  migrate.snapshot  migrate.boundary*  migrate.planner*  migrate.migration*
+P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.migration*
 P  status  control_messages
 P  simulator.*
-P  engine.wire
+P  engine.wire  engine.template_messages
 W  migrate.transports.*
 W  engine.pin  engine.arguments  engine.first_look  engine.block_report  engine.residency*  engine.worker*
-D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.process  engine.supervisor*  engine.fleet*  engine.frontend*
+D  decision_log_file  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
+D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__
 """

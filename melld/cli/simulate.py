@@ -12,19 +12,21 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import msgspec
 
 from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
-from melld.cli.simulate_report import table
+from melld.cli.simulate_report import replay_text, table
 from melld.decision_log import Record, encode
 from melld.errors import ConfigError, MelldError
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies import DEFAULT_POLICY, POLICIES
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
-from melld.simulator.experiment import Outcome, SchedulerChoices, run_policy, unbatched
+from melld.simulator.experiment import Outcome, SchedulerChoices, make_scheduler, run_policy, unbatched
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings, Via
+from melld.simulator.replay import Choice, replay
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -46,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         policies = _policies(arguments)
         settings = _settings(arguments)
+        if arguments.replay is not None:
+            return _replay(arguments, policies, settings)
         workload = _workload(arguments)
         outcomes = [_run_one(policy, arguments, settings, workload) for policy in policies]
         reports = [outcome.report for outcome in outcomes]
@@ -65,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policies(arguments: argparse.Namespace) -> list[str]:
-    names = [name.strip() for name in arguments.policy.split(",")]
+    names = [name.strip() for name in (arguments.policy or DEFAULT_POLICY).split(",")]
     for name in names:
         if name not in POLICIES:
             raise ConfigError("--policy", f"{name!r} is not one of {', '.join(POLICIES)}")
@@ -133,6 +137,33 @@ def _run_one(policy: str, arguments: argparse.Namespace, settings: SimulatorSett
     choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
     with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
         return run_policy(policy, settings, workload, choices, log, progress)
+
+
+def _replay(arguments: argparse.Namespace, policies: list[str], settings: SimulatorSettings) -> int:
+    """0 where every decision is the log's, 1 with the first that is not."""
+    if len(policies) > 1 or arguments.plot or arguments.decision_log:
+        raise ConfigError("--replay", "goes with one --policy at most, and with neither --plot nor --decision-log")
+    choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
+    asked = policies[0] if arguments.policy else None
+    choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s)
+    with arguments.replay.open("rb") as file:
+        result = replay(_records(file), choice)
+    if arguments.json:
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+    else:
+        print(replay_text(result))
+    return 0 if result.difference is None else FAILED
+
+
+def _records(file: IO[bytes]) -> Iterator[Record]:
+    for number, line in enumerate(file, start=1):
+        try:
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{file.name}:{number}", f"not a record of a decision log: {error}") from error
+        if not {"at", "kind"} <= record.keys():
+            raise ConfigError(f"{file.name}:{number}", "not a record of a decision log: it has no `at` or no `kind`")
+        yield record
 
 
 def _plot(

@@ -18,6 +18,12 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         "--trace", metavar="FILE", type=pathlib.Path, help="CSV (or gzip): arrival_s, prompt_tokens, output_tokens"
     )
     source.add_argument("--poisson", metavar="RATE", type=_positive, help="arrivals per second of a Poisson process")
+    source.add_argument(
+        "--replay",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="a decision log: give its facts to the scheduler again and say whether it decides the same",
+    )
     group.add_argument(
         "--lengths",
         metavar="FILE",
@@ -83,8 +89,7 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         metavar="P[,P...]",
-        default=DEFAULT_POLICY,
-        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY})",
+        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY}; of a daemon's log: its own)",
     )
     group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(

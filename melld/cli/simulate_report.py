@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from melld.decision_log import encode
 from melld.simulator.measures import Report
+from melld.simulator.replay import Replayed
 from melld.simulator.settings import SimulatorSettings
 
 GIB = 2**30
@@ -45,6 +47,19 @@ def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
     rows = [heading, "", " " * label_width + _row([report.policy for report in reports], widths)]
     rows += [f"{label:<{label_width}}" + _row([show(report) for report in reports], widths) for label, show in LINES]
     return "\n".join(rows)
+
+
+def replay_text(result: Replayed) -> str:
+    """What came of a replay."""
+    done = f"{result.records} records, {result.events} events, {result.decisions} decisions of {result.policy}"
+    if result.difference is None:
+        return f"{done}: all decided again as logged"
+    logged, decided = (
+        "nothing more" if record is None else encode(record).decode().strip()
+        for record in (result.difference.logged, result.difference.decided)
+    )
+    first = f"the first difference is in step {result.difference.step}"
+    return f"{done} agree; {first}:\n  logged   {logged}\n  decided  {decided}"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

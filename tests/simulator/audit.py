@@ -29,6 +29,7 @@ class Auditor:
         self.capacity: dict[str, int] = {}
         self.slots: dict[str, int] = {}
         self.awake: set[str] = set()
+        self.drained: set[str] = set()
         self.size: dict[str, int] = {}
         self.owner: dict[str, str | None] = {}
         self.pushed_out: set[str] = set()
@@ -106,6 +107,35 @@ class Auditor:
         if "slots" in record:
             self.slots[worker] = int(record["slots"])  # type: ignore[call-overload]
         self.touched.add(worker)
+        if self.capacity[worker] == 0:
+            self.on_gone(worker)
+
+    def on_gone(self, worker: str) -> None:
+        """Its requests have no worker, and moves to it are off."""
+        self.awake.discard(worker)
+        self.held[worker].clear()
+        for request in [one for one, owner in self.owner.items() if owner == worker]:
+            self.owner[request] = None
+            self.pushed_out.discard(request)
+            self.hold(self.moving.pop(request, worker), request, "arrives", None)
+        for request in [one for one, destination in self.moving.items() if destination == worker]:
+            del self.moving[request]
+
+    def on_scheduler(self, record: Record) -> None:
+        self.expect(record, self.records == 1, "is not the first")
+
+    def on_epoch(self, _record: Record) -> None:
+        """Says nothing of sizes and places."""
+
+    def on_ask(self, record: Record) -> None:
+        self.expect(record, "request" in record, "asks for nothing")
+
+    def on_drain(self, record: Record) -> None:
+        self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
+        self.drained.add(str(record["worker"]))
+
+    def on_resume(self, record: Record) -> None:
+        self.drained.discard(str(record["worker"]))
 
     def on_activate(self, record: Record) -> None:
         worker = str(record["worker"])
@@ -134,6 +164,7 @@ class Auditor:
         request, worker = str(record["request"]), str(record["worker"])
         self.expect(record, self.owner.get(request, "?") is None, "does not wait")
         self.expect(record, worker in self.awake, f"{worker} is not awake")
+        self.expect(record, worker not in self.drained, f"{worker} takes nothing")
         self.expect(record, record["kv_bytes"] == self.size.get(request), "not its size")
         self.owner[request] = worker
         self.hold(worker, request, "runs", self.size.get(request, 0))
@@ -156,6 +187,7 @@ class Auditor:
         self.expect(record, source != destination, "goes nowhere")
         self.expect(record, request not in self.moving, "moves already")
         self.expect(record, destination in self.awake, f"{destination} is not awake")
+        self.expect(record, destination not in self.drained, f"{destination} takes nothing")
         self.expect(record, record["kv_bytes"] == self.size.get(request), "not its size")
         self.expect(record, record["via"] in ("kv", "tokens"), "no way to move")
         self.moving[request] = destination

@@ -1,8 +1,6 @@
 """The decision log: an outsider can audit every decision, and the log's facts give the same decisions again."""
 
 import json
-from collections import defaultdict
-from typing import Any
 
 import msgspec
 import pytest
@@ -10,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld import events
-from melld.decision_log import Record, decision_record, encode
+from melld.decision_log import decision_record, encode
 from melld.scheduler.policies import POLICIES
+from melld.simulator.replay import Choice, UnusableLog, is_decision, replay
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from tests.simulator.audit import Auditor
 from tests.simulator.setups import MACHINES, SMALL, scheduler, small_load
-
-DECISIONS = {"place", "queue", "move", "activate", "retire"}
 
 
 def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[bytes]:
@@ -44,10 +41,41 @@ def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
 def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str) -> None:
     """A decision that somebody questions can be reproduced from the log alone."""
     chosen = MACHINES[machines]
-    steps = by_step(log_of(policy, chosen))
-    assert replay(policy, chosen, steps) == {
-        step: [record for record in records if is_decision(record)] for step, records in steps.items()
-    }
+    records = [json.loads(line) for line in log_of(policy, chosen)]
+    again = replay(records, Choice(None, lambda: scheduler(policy, chosen), chosen.epoch_s))
+    assert again.difference is None
+    assert (again.records, again.decisions) == (len(records), sum(map(is_decision, records)))
+    assert again.decisions > 100
+
+
+@pytest.mark.parametrize("kind", ["place", "move", "activate", "retire", "arrive", "grow"])
+def test_a_replay_finds_what_was_changed(kind: str) -> None:
+    """A replay that agrees with everything proves nothing."""
+    records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
+    changed = [index for index, record in enumerate(records) if record["kind"] == kind][3]
+    if kind in ("arrive", "grow"):
+        records[changed]["kv_bytes"] *= 20
+    else:
+        del records[changed]
+    again = replay(records, Choice(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s))
+    assert again.difference is not None
+
+
+def test_another_policy_decides_otherwise() -> None:
+    """A log can be given to any policy; the first place where it parts from the log is told."""
+    records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
+    again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
+    assert (again.policy, again.difference is not None) == ("best-fit", True)
+
+
+def test_facts_that_contradict_one_another_are_no_log() -> None:
+    """Half a log, or two in one, is told from a wrong decision."""
+    records = [json.loads(line) for line in log_of("best-fit", SMALL)]
+    twice = next(record for record in records if record["kind"] == "arrive")
+    last = records[-1]
+    for broken in ([], [*records, {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}]):
+        with pytest.raises(UnusableLog):
+            replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
 
 
 @settings(max_examples=25, deadline=None)
@@ -107,66 +135,3 @@ def test_a_refused_request_is_arrived_and_finished() -> None:
     assert record == {
         "at": 1.5, "kind": "finish", "request": "r9", "kv_bytes": 5, "capacity_bytes": 4, "cause": "refused"
     }  # fmt: skip
-
-
-def by_step(lines: list[bytes]) -> dict[int, list[Record]]:
-    """The records of each step, from 1 to the last; a step that left none is the beginning of an epoch."""
-    steps: dict[int, list[Record]] = defaultdict(list)
-    for line in lines:
-        record = json.loads(line)
-        steps[record["step"]].append(record)
-    return {step: steps[step] for step in range(1, max(steps) + 1)}
-
-
-def is_decision(record: Record) -> bool:
-    """Whether the scheduler, not the world, is the source of the record."""
-    return record["kind"] in DECISIONS or record.get("cause") == "refused"
-
-
-def replay(policy: str, machines: SimulatorSettings, steps: dict[int, list[Record]]) -> dict[int, list[Record]]:
-    """Feed the facts to a fresh scheduler; returns its decisions, as records of each step."""
-    fresh = scheduler(policy, machines)
-    epochs = 0
-    sizes: dict[str, int] = {}
-    decided: dict[int, list[Record]] = {}
-    for step, records in steps.items():
-        facts = [record for record in records if not is_decision(record)]
-        if machines.instant_moves:
-            facts = [fact for fact in facts if fact["kind"] != "moved"]
-        sizes.update((fact["request"], fact["kv_bytes"]) for fact in facts if fact["kind"] in ("arrive", "grow"))
-        if facts:
-            event = as_event(facts)
-        else:
-            event = events.EpochStarted(epochs * machines.epoch_s)
-            epochs += 1
-        vias = {record["request"]: record["via"] for record in records if record["kind"] == "move"}
-        decided[step] = [
-            decision_record(
-                event.at_s, command, sizes.get(getattr(command, "request", ""), 0),
-                vias.get(getattr(command, "request", ""), "kv"), step,
-            )
-            for command in fresh.handle(event)
-        ]  # fmt: skip
-    return decided
-
-
-def as_event(facts: list[Record]) -> Any:
-    """The event that the facts of one step were."""
-    fact = facts[0]
-    at_s = fact["at"]
-    match fact["kind"]:
-        case "worker":
-            return events.WorkerUp(at_s, fact["worker"], fact["capacity_bytes"], fact["slots"], fact["machine"])
-        case "arrive":
-            return events.RequestArrived(at_s, fact["request"], fact["kv_bytes"], fact["prompt_tokens"])
-        case "grow":
-            return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
-        case "finish":
-            return events.RequestFinished(at_s, fact["request"])
-        case "preempt":
-            return events.RequestPreempted(at_s, fact["request"])
-        case "moved" if fact["outcome"] == "committed":
-            return events.MoveCommitted(at_s, fact["request"])
-        case "moved":
-            return events.MoveAborted(at_s, fact["request"], reason=fact["cause"])
-    raise AssertionError(fact)
