@@ -1,0 +1,247 @@
+"""Which moves begin now, by KV or by tokens, and which wait: over all workers together, within the boundaries.
+
+Owns the moves that wait and the book of what is on its way.  Pure: no clock, no I/O; the simulator and the daemon run
+the same object.
+
+    MoveRequest ──ask──► waiting ──epoch / at_once──► Start(via) ──► migration ──ended──► the bins are free again
+                            └──── given up: it has waited for too long, the scheduler may decide anew
+
+Bins: a link holds bytes, a destination holds tokens of foreign prefill (`planner_packing` divides).  They belong to one
+destination each, so that destinations are divided one by one without loss.
+
+**Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more begins only in a bin
+that nothing else uses, and is booked for as many epochs as it needs: over any n epochs, what has begun in a bin costs
+at most n boundaries, and the rest of its last such move.  A move that is not over when its booking is keeps its place.
+
+**Nobody starves.**  A move that has waited for `patience` epochs goes before all that have not, the eldest first; where
+even the eldest fits nowhere, its bins are closed to all others until it goes.  So it waits for what is on its way in
+one of its bins, and for those to the same worker that have lost patience before it.
+"""
+
+import enum
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from melld.ids import RequestId, WorkerId
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner_packing import Bin, Bins, Candidate, Way, divide
+from melld.migrate.snapshot import Via
+
+
+class PlannerSettings(msgspec.Struct, frozen=True):
+    """In epochs.  `pressing`: a source that overflows so soon cannot wait.  `patience`: see the module.
+
+    `give_up`: a move that has waited so long was for a state of things that is past.
+    """
+
+    pressing: float = 2.0
+    patience: int = 10
+    give_up: int = 300
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A move that is wanted.  `ways`: what its request and link allow.  `asked`: by an operator, who waits for it."""
+
+    request: RequestId
+    source: WorkerId
+    destination: WorkerId
+    kv_bytes: int
+    tokens: int
+    urgency_s: float = math.inf
+    ways: tuple[Via, ...] = (Via.KV, Via.TOKENS)
+    asked: bool = False
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The move begins now, this way."""
+
+    wanted: Wanted
+    via: Via
+
+
+class Cause(enum.StrEnum):
+    """Why a move waits."""
+
+    EPOCH = "it begins with the next epoch"
+    LINK = "the link is taken"
+    COMPUTE = "its destination computes as much for others as it may"
+    BOTH = "the link is taken, and its destination computes as much for others as it may"
+    ELDER = "another has waited longer"
+
+
+class Deferred(msgspec.Struct, frozen=True):
+    """A move that waits since `since_s`, for so many epochs."""
+
+    wanted: Wanted
+    since_s: float
+    cause: Cause = Cause.EPOCH
+    epochs: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One epoch's decision.  Those given up wait no more: the scheduler must hear of them."""
+
+    starts: tuple[Start, ...] = ()
+    given_up: tuple[Deferred, ...] = ()
+
+
+class _Flight(msgspec.Struct):
+    """A move that has begun: `unpaid` of its cost falls to epochs that come."""
+
+    way: Way
+    unpaid: int
+    ended: bool = False
+
+
+class Planner:
+    """All moves of one fleet.  `waiting` is in the order in which they were asked for."""
+
+    def __init__(self, boundaries: Boundaries, settings: PlannerSettings | None = None) -> None:
+        self.boundaries = boundaries
+        self.settings = settings or PlannerSettings()
+        self.waiting: dict[RequestId, Deferred] = {}
+        self._flights: list[tuple[RequestId, _Flight]] = []
+        self._batches: Mapping[WorkerId, int] = {}
+        self._used: dict[Bin, int] = {}
+        self._closed: dict[Bin, RequestId] = {}  # for whom
+
+    # -- asked for ---------------------------------------------------------------------------------------------------
+
+    def ask(self, wanted: Wanted, now_s: float) -> None:
+        """Take a move in; one that was asked for before for the same request is forgotten."""
+        assert wanted.ways, wanted.request
+        self.waiting.pop(wanted.request, None)
+        self.waiting[wanted.request] = Deferred(wanted, now_s)
+
+    def resize(self, request: RequestId, kv_bytes: int, tokens: int, ways: tuple[Via, ...]) -> None:
+        """A waiting move's request has grown, or the ways that are open to it are others now."""
+        deferred = self.waiting[request]
+        wanted = msgspec.structs.replace(deferred.wanted, kv_bytes=kv_bytes, tokens=tokens, ways=ways)
+        self.waiting[request] = msgspec.structs.replace(deferred, wanted=wanted)
+
+    def drop(self, request: RequestId) -> Deferred | None:
+        """The move is not wanted any more; None if it did not wait."""
+        return self.waiting.pop(request, None)
+
+    def drop_worker(self, worker: WorkerId) -> list[Deferred]:
+        """The worker is gone, and with it the moves from and to it that wait."""
+        gone = [d for d in self.waiting.values() if worker in (d.wanted.source, d.wanted.destination)]
+        for deferred in gone:
+            del self.waiting[deferred.wanted.request]
+        return gone
+
+    def ended(self, request: RequestId) -> None:
+        """Its migration has ended, in whatever way.  What is booked for this epoch stays booked."""
+        for name, flight in self._flights:
+            if name == request:
+                flight.ended = True
+
+    # -- decided -----------------------------------------------------------------------------------------------------
+
+    def is_pressing(self, deferred: Deferred) -> bool:
+        """Whether it cannot wait."""
+        wanted, settings = deferred.wanted, self.settings
+        urgent = wanted.urgency_s <= settings.pressing * self.boundaries.epoch_s
+        return urgent or wanted.asked or deferred.epochs >= settings.patience
+
+    def at_once(self, request: RequestId) -> Start | None:
+        """Begin a waiting move between two epochs, if it cannot wait and what is left of this epoch allows."""
+        deferred = self.waiting[request]
+        if not self.is_pressing(deferred):
+            return None
+        (way,) = divide([self._candidate(deferred)], self._bins())
+        if way is None:
+            self._note(deferred, deferred.epochs, self._bins())
+            return None
+        return self._start(deferred, way)
+
+    def epoch(self, batches: Mapping[WorkerId, int]) -> Plan:
+        """Divide all that wait.  `batches`: requests that decode on each worker now."""
+        self._turn(batches)
+        starts: list[Start] = []
+        groups: dict[WorkerId, list[Deferred]] = {}
+        for deferred in sorted(self.waiting.values(), key=self._order):
+            groups.setdefault(deferred.wanted.destination, []).append(deferred)
+        for group in groups.values():
+            if group[0].epochs >= self.settings.patience:
+                starts += self._eldest(group.pop(0))
+            choice = divide([self._candidate(deferred) for deferred in group], self._bins())
+            starts += [self._start(d, way) for d, way in zip(group, choice, strict=True) if way is not None]
+        given_up = tuple(d for d in self.waiting.values() if d.epochs >= self.settings.give_up)
+        for deferred in given_up:
+            del self.waiting[deferred.wanted.request]
+        bins = self._bins()
+        for deferred in list(self.waiting.values()):
+            self._note(deferred, deferred.epochs + 1, bins)
+        return Plan(tuple(starts), given_up)
+
+    def _order(self, deferred: Deferred) -> tuple[int, float]:
+        """The eldest of those without patience first, then by urgency; what is equal stays in the order of asking."""
+        if deferred.epochs >= self.settings.patience:
+            return -deferred.epochs, 0.0
+        return 0, deferred.wanted.urgency_s
+
+    def _eldest(self, deferred: Deferred) -> list[Start]:
+        """It goes, or its bins are kept for it."""
+        (way,) = divide([self._candidate(deferred)], self._bins())
+        if way is not None:
+            return [self._start(deferred, way)]
+        self._closed.update((way.bin, deferred.wanted.request) for way in self._candidate(deferred).ways)
+        return []
+
+    # -- the book ----------------------------------------------------------------------------------------------------
+
+    def _turn(self, batches: Mapping[WorkerId, int]) -> None:
+        """A new epoch: what is on its way is booked for its share of it."""
+        self._batches, self._used, self._closed = batches, {}, {}
+        self._flights = [entry for entry in self._flights if entry[1].unpaid > 0 or not entry[1].ended]
+        for _, flight in self._flights:
+            boundary = self._boundary(flight.way.bin)
+            share = min(flight.unpaid or flight.way.cost, boundary)
+            flight.unpaid = max(flight.unpaid - share, 0)
+            self._used[flight.way.bin] = self._used.get(flight.way.bin, 0) + share
+
+    def _start(self, deferred: Deferred, way: Way) -> Start:
+        wanted = deferred.wanted
+        del self.waiting[wanted.request]
+        share = min(way.cost, self._boundary(way.bin))
+        self._used[way.bin] = self._used.get(way.bin, 0) + share
+        self._flights.append((wanted.request, _Flight(way, way.cost - share)))
+        return Start(wanted, Via(way.bin[0]))
+
+    def _note(self, deferred: Deferred, epochs: int, bins: Bins) -> None:
+        """Say why it waits."""
+        request, ways = deferred.wanted.request, self._candidate(deferred).ways
+        full = {way.bin[0] for way in ways if not bins.fits(way)}
+        if any(self._closed.get(way.bin, request) != request for way in ways):
+            cause = Cause.ELDER
+        elif len(full) == 2:
+            cause = Cause.BOTH
+        elif full:
+            cause = Cause.LINK if Via.KV in full else Cause.COMPUTE
+        else:
+            cause = Cause.EPOCH
+        self.waiting[request] = msgspec.structs.replace(deferred, cause=cause, epochs=epochs)
+
+    def _bins(self) -> Bins:
+        return Bins(self._boundary, self._used, self._closed)
+
+    def _boundary(self, name: Bin) -> int:
+        if name[0] == Via.KV:
+            return self.boundaries.link_bytes(WorkerId(name[1]), WorkerId(name[2]))
+        worker = WorkerId(name[1])
+        return self.boundaries.prefill_tokens(worker, self._batches.get(worker, 0))
+
+    def _candidate(self, deferred: Deferred) -> Candidate:
+        wanted = deferred.wanted
+        ways = []
+        if Via.KV in wanted.ways:
+            per_epoch = self.boundaries.link_bytes(wanted.source, wanted.destination)
+            name: Bin = (Via.KV, wanted.source, wanted.destination)
+            ways.append(Way(name, wanted.kv_bytes, wanted.kv_bytes / per_epoch))
+        if Via.TOKENS in wanted.ways:
+            per_epoch = self.boundaries.prefill_tokens(wanted.destination, 0)
+            ways.append(Way((Via.TOKENS, wanted.destination), wanted.tokens, wanted.tokens / per_epoch))
+        return Candidate(tuple(ways), self.is_pressing(deferred))

@@ -1,0 +1,298 @@
+"""The planner over many epochs: boundaries hold on average, nobody starves, and what waits is known with its cause."""
+
+import math
+from collections import defaultdict
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melld.ids import RequestId, WorkerId
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Cause, Planner, PlannerSettings, Start, Wanted
+from melld.migrate.snapshot import Via
+
+LINK, COMPUTE, IDLE_COMPUTE = 100, 20, 50
+LIMITS = Boundaries(
+    epoch_s=0.1, other_link_bytes=LINK, other_prefill=((0, IDLE_COMPUTE), (1, COMPUTE)), links={}, prefill={}
+)
+BUSY = {WorkerId(name): 8 for name in ("w0", "w1", "w2")}
+KV, TOKENS = (Via.KV,), (Via.TOKENS,)
+WAYS = st.sampled_from([(Via.KV, Via.TOKENS), KV, TOKENS])
+
+
+def wanted(name: str, kv_bytes: int = 10, tokens: int = 5, **rest: object) -> Wanted:
+    """A move of w0's to w1."""
+    facts = {"source": WorkerId("w0"), "destination": WorkerId("w1"), **rest}
+    return Wanted(request=RequestId(name), kv_bytes=kv_bytes, tokens=tokens, **facts)  # type: ignore[arg-type]
+
+
+def ask(planner: Planner, *moves: Wanted) -> None:
+    for move in moves:
+        planner.ask(move, 0.0)
+
+
+def names(starts: tuple[Start, ...]) -> list[str]:
+    return [start.wanted.request for start in starts]
+
+
+def ways(starts: tuple[Start, ...]) -> dict[str, Via]:
+    return {start.wanted.request: start.via for start in starts}
+
+
+# -- by KV or by tokens ----------------------------------------------------------------------------------------------
+
+
+def test_what_the_link_cannot_take_goes_by_its_tokens() -> None:
+    """An epoch's moves are spread over both resources before any of them waits."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("a", 60, 15), wanted("b", 60, 15), wanted("c", 60, 15))
+    plan = planner.epoch(BUSY)
+    assert sorted(ways(plan.starts).values()) == [Via.KV, Via.TOKENS]
+    (left,) = planner.waiting.values()
+    assert (left.cause, left.epochs) == (Cause.BOTH, 1)
+
+
+def test_an_operator_s_choice_and_a_closed_link_are_obeyed() -> None:
+    """`--via`, or a link that cannot be opened, leaves one way, even where the other is free."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("a", 10, 1, ways=KV), wanted("b", 1, 10, ways=TOKENS))
+    assert ways(planner.epoch(BUSY).starts) == {"a": Via.KV, "b": Via.TOKENS}
+
+
+def test_the_most_urgent_goes_first() -> None:
+    """Who overflows first is relieved first, whoever asked first."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("calm", 80, ways=KV), wanted("soon", 80, ways=KV, urgency_s=3.0))
+    ask(planner, wanted("now", 80, ways=KV, urgency_s=0.05))
+    order = [names(planner.epoch(BUSY).starts)]
+    for request in ("now", "soon"):
+        planner.ended(RequestId(request))
+        order.append(names(planner.epoch(BUSY).starts))
+    assert order == [["now"], ["soon"], ["calm"]]
+
+
+def test_other_destinations_do_not_wait() -> None:
+    """A worker that is full of others' prefill holds nobody up who goes elsewhere."""
+    planner = Planner(LIMITS)
+    ask(planner, *[wanted(f"r{n}", 10**6, 20, ways=TOKENS) for n in range(3)])
+    ask(planner, wanted("elsewhere", 10**6, 20, ways=TOKENS, destination=WorkerId("w2")))
+    assert names(planner.epoch(BUSY).starts) == ["r0", "elsewhere"]
+
+
+def test_an_idle_destination_prefills_more() -> None:
+    """Where nobody decodes, nobody is disturbed."""
+    planner = Planner(LIMITS)
+    ask(planner, *[wanted(f"r{n}", 10**6, 20, ways=TOKENS) for n in range(3)])
+    assert names(planner.epoch({}).starts) == ["r0", "r1"]
+
+
+# -- between epochs --------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_wait_begins_at_once_if_there_is_room() -> None:
+    """An operator, or a worker about to overflow, does not wait for the epoch; everything else does."""
+    planner = Planner(LIMITS)
+    planner.epoch(BUSY)
+    ask(planner, wanted("asked", 60, ways=KV, asked=True), wanted("calm", 10, ways=KV))
+    ask(planner, wanted("urgent", 30, ways=KV, urgency_s=0.1), wanted("late", 30, ways=KV, urgency_s=0.1))
+    begun = {name: planner.at_once(RequestId(name)) for name in ("asked", "calm", "urgent", "late")}
+    assert [name for name, start in begun.items() if start] == ["asked", "urgent"]
+    assert {d.wanted.request: d.cause for d in planner.waiting.values()} == {"calm": Cause.EPOCH, "late": Cause.LINK}
+
+
+def test_what_is_on_its_way_still_takes_its_place() -> None:
+    """A move that takes several epochs is not joined by as many again in each of them."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("a", 70, ways=KV), wanted("b", 70, ways=KV))
+    assert names(planner.epoch(BUSY).starts) == ["a"]
+    assert names(planner.epoch(BUSY).starts) == []
+    planner.ended(RequestId("a"))
+    assert planner.at_once(RequestId("b")) is None  # this epoch's part of the link is spent
+    assert names(planner.epoch(BUSY).starts) == ["b"]
+
+
+def test_a_large_move_is_booked_for_as_many_epochs_as_it_needs() -> None:
+    """It may begin, for it must some time; what the link can carry on average stays what it is."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("large", 250, ways=KV))
+    assert names(planner.epoch(BUSY).starts) == ["large"]
+    planner.ended(RequestId("large"))
+    ask(planner, *[wanted(f"r{n}", 50, ways=KV) for n in range(3)])
+    assert [names(planner.epoch(BUSY).starts) for _ in range(3)] == [[], ["r0"], ["r1"]]
+
+
+# -- nobody is forgotten ---------------------------------------------------------------------------------------------
+
+
+def test_a_large_move_is_not_kept_out_by_small_ones_for_ever() -> None:
+    """Small urgent moves that never leave the link empty must let the large one pass some time."""
+    patience = PlannerSettings().patience
+    planner = Planner(LIMITS)
+    ask(planner, wanted("large", 250, ways=KV))
+    under_way: list[RequestId] = []
+    for epoch in range(patience + 4):
+        ask(planner, wanted(f"{epoch}", 40, ways=KV, urgency_s=0.01))
+        begun = [start.wanted.request for start in planner.epoch(BUSY).starts]
+        if epoch == patience:
+            assert [d.cause for d in planner.waiting.values()][1:] == [Cause.ELDER]
+        if "large" in begun:
+            assert epoch <= patience + 2
+            return
+        for request in under_way:  # each takes two epochs
+            planner.ended(request)
+        under_way = begun
+    raise AssertionError("it never began")
+
+
+def test_a_move_that_has_waited_too_long_is_given_up() -> None:
+    """The reason for it is past: the scheduler is told, and may decide anew."""
+    planner = Planner(LIMITS, PlannerSettings(give_up=5))
+    ask(planner, wanted("first", 80, ways=KV), wanted("second", 80, ways=KV))
+    plans = [planner.epoch(BUSY) for _ in range(7)]  # the first never ends
+    assert [[d.wanted.request for d in plan.given_up] for plan in plans] == [[]] * 5 + [["second"]] + [[]]
+    assert not planner.waiting
+
+
+def test_a_request_or_a_worker_that_is_gone_waits_no_more() -> None:
+    """Nothing is started for those who left, and the scheduler can be told of each."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("ended"), wanted("to"), wanted("from", source=WorkerId("w1"), destination=WorkerId("w2")))
+    ask(planner, wanted("stays", destination=WorkerId("w2")))
+    assert planner.drop(RequestId("ended")) is not None
+    assert planner.drop(RequestId("ended")) is None
+    assert [d.wanted.request for d in planner.drop_worker(WorkerId("w1"))] == ["to", "from"]
+    assert names(planner.epoch(BUSY).starts) == ["stays"]
+
+
+def test_a_move_is_planned_with_its_present_size() -> None:
+    """Requests grow while they wait."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("a", 60, ways=KV), wanted("b", 40, ways=KV))
+    planner.resize(RequestId("b"), 41, 5, KV)
+    assert names(planner.epoch(BUSY).starts) == ["a"]
+    planner.resize(RequestId("b"), 45, 6, TOKENS)
+    (start,) = planner.epoch(BUSY).starts
+    assert (start.wanted.kv_bytes, start.wanted.tokens, start.via) == (45, 6, Via.TOKENS)
+
+
+# -- any history -----------------------------------------------------------------------------------------------------
+
+MOVES = st.tuples(
+    st.sampled_from([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]),
+    st.integers(1, 260),
+    st.integers(1, 70),
+    st.sampled_from([math.inf, 5.0, 0.05]),
+    WAYS,
+    st.booleans(),
+)
+EPOCHS = st.lists(st.tuples(st.lists(MOVES, max_size=4), st.integers(0, 3)), min_size=1, max_size=30)
+
+
+class History:
+    """Plays epochs and keeps a book of its own: what began in which bin, and when."""
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        self.planner = Planner(LIMITS, settings)
+        self.begun: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+        self.ends: dict[int, list[RequestId]] = defaultdict(list)
+        self.asked: dict[RequestId, int] = {}
+        self.started: dict[RequestId, int] = {}
+        self.given_up: list[RequestId] = []
+        self.epochs = 0
+
+    def epoch(self, moves: list[tuple], lasting: int) -> None:  # type: ignore[type-arg]
+        """One epoch: what ends now, the plan, then what is asked for before the next."""
+        for request in self.ends.pop(self.epochs, []):
+            self.planner.ended(request)
+        plan = self.planner.epoch(BUSY)
+        self.given_up += [deferred.wanted.request for deferred in plan.given_up]
+        for start in plan.starts:
+            self.note(start, lasting)
+        for (source, destination), kv_bytes, tokens, urgency_s, open_ways, asked in moves:
+            request = RequestId(f"r{len(self.asked)}")
+            self.asked[request] = self.epochs
+            self.planner.ask(
+                Wanted(
+                    request=request,
+                    source=WorkerId(f"w{source}"),
+                    destination=WorkerId(f"w{destination}"),
+                    kv_bytes=kv_bytes,
+                    tokens=tokens,
+                    urgency_s=urgency_s,
+                    ways=open_ways,
+                    asked=asked,
+                ),
+                float(self.epochs),
+            )
+            if (now := self.planner.at_once(request)) is not None:
+                self.note(now, lasting)
+        self.epochs += 1
+
+    def note(self, start: Start, lasting: int) -> None:
+        move = start.wanted
+        assert start.via in move.ways
+        assert move.request not in self.started
+        self.started[move.request] = self.epochs
+        self.ends[self.epochs + 1 + lasting].append(move.request)
+        by_kv = start.via is Via.KV
+        name = ("kv", move.source, move.destination) if by_kv else ("tokens", move.destination)
+        self.begun[name].append((self.epochs, move.kv_bytes if by_kv else move.tokens))
+
+
+@settings(deadline=None)
+@given(EPOCHS)
+def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+    """What has begun in n epochs costs at most n boundaries and what is over the boundary of the last large move."""
+    history = History(PlannerSettings())
+    for moves, lasting in epochs:
+        history.epoch(moves, lasting)
+    for name, begun in history.begun.items():
+        boundary = LINK if name[0] == "kv" else COMPUTE
+        for first in {epoch for epoch, _ in begun}:
+            for last in {epoch for epoch, _ in begun if epoch >= first}:
+                within = [(epoch, cost) for epoch, cost in begun if first <= epoch <= last]
+                over = max(within[-1][1] - boundary, 0)
+                assert sum(cost for _, cost in within) <= (last - first + 1) * boundary + over
+
+
+@settings(max_examples=50, deadline=None)
+@given(EPOCHS)
+def test_every_move_begins_although_others_keep_coming(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+    """No move starves: with the same load again and again behind it, each begins within a time that can be told."""
+    history = History(PlannerSettings(patience=3, give_up=10**6))
+    moves = [move for moves, _ in epochs for move in moves][:6]
+    history.epoch(moves, 1)
+    count = len(moves)
+    small = ((0, 1), 40, 10, 0.05, (Via.KV, Via.TOKENS), False)
+    # Each is kept from its bins by those before it: at most 4 epochs of booking and 2 of flight for each of them.
+    for _ in range(3 + 6 * (count + 1)):
+        history.epoch([small], 1)
+    assert {f"r{index}" for index in range(count)} <= history.started.keys()
+
+
+@settings(deadline=None)
+@given(EPOCHS)
+def test_a_move_that_was_asked_for_begins_waits_or_is_given_up(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+    """The scheduler counts a move on both workers until it hears of it: none may be lost on the way."""
+    history = History(PlannerSettings(patience=2, give_up=4))
+    for moves, lasting in epochs:
+        history.epoch(moves, lasting)
+    ends = [set(history.started), set(history.planner.waiting), set(history.given_up)]
+    assert sum(map(len, ends)) == len(history.asked)
+    assert set().union(*ends) == history.asked.keys()
+    waited = [history.epochs - history.asked[request] for request in history.planner.waiting]
+    assert max(waited, default=0) <= 6
+
+
+@settings(deadline=None)
+@given(EPOCHS)
+def test_the_same_history_gives_the_same_plans(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+    """A recorded day can be replayed."""
+    books = []
+    for _ in range(2):
+        history = History(PlannerSettings())
+        for moves, lasting in epochs:
+            history.epoch(moves, lasting)
+        books.append((dict(history.begun), msgspec.to_builtins(list(history.planner.waiting.values()))))
+    assert books[0] == books[1]
