@@ -1,4 +1,4 @@
-"""One worker process as the daemon sees it: its birth, its wire, what it prints, its end.
+"""One worker process as the daemon sees it: its birth from the template, its wire, what it prints, its end.
 
 Owns one process, one socket and one pipe.  Knows the frames, not what they mean.
 
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from melld.engine import wire
+from melld.engine.process_template import Lines, Template
 from melld.errors import IllegalTransition
 
 log = logging.getLogger("melld.worker")
@@ -58,12 +59,15 @@ class WorkerProcess:
     def __init__(
         self,
         spec: wire.WorkerSpec,
+        template: Template,
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],
     ) -> None:
         self.spec = spec
         self.state = ProcessState.STARTING
         self.pid = 0
+        """0 until the template has forked it."""
+        self._template = template
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
@@ -72,31 +76,19 @@ class WorkerProcess:
         self._ended = asyncio.Event()
 
     async def start(self) -> None:
-        """Spawn the process.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
+        """Have the process made.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
 
-        Must run on the daemon's main thread: the kernel ties the worker's life to the thread that made it.
+        Must run on the daemon's main thread: the kernel ties the template's life to the thread that made it.
         """
-        import torch.multiprocessing
-
-        from melld.engine.worker import main
-
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         loop = asyncio.get_running_loop()
         try:
-            self._process = torch.multiprocessing.get_context("spawn").Process(
-                target=main,
-                args=(msgspec.msgpack.encode(self.spec), theirs, _InheritedPipe(write_end)),
-                name=f"melld {self.spec.worker}",
-                daemon=False,
-            )
-            self._process.start()
+            self._birth = self._template.spawn(self.spec, (theirs.fileno(), write_end), self._forked, self._exited)
         finally:
             theirs.close()
             os.close(write_end)
-        self.pid = self._process.pid or 0
-        loop.add_reader(self._process.sentinel, self._sentinel_fired)
-        await loop.connect_read_pipe(lambda: _Lines(self._printed), os.fdopen(read_end, "rb", 0))
+        await loop.connect_read_pipe(lambda: Lines(self._printed), os.fdopen(read_end, "rb", 0))
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
     def send(self, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:
@@ -120,7 +112,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
         if self.state is not ProcessState.ENDED:
-            os.kill(self.pid, signal.SIGKILL)
+            self._template.kill(self._birth)
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -146,16 +138,17 @@ class WorkerProcess:
         self._last_lines.append(line)
         log.debug("%s: %s", self.spec.worker, line)
 
-    def _sentinel_fired(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._process.join()
+    def _forked(self, pid: int) -> None:
+        self.pid = pid
+
+    def _exited(self, exit_code: int | None, cause: str) -> None:
         expected = self.state is ProcessState.STOPPING
         was_ready = self.state is ProcessState.READY
         self._step("ended")
         if self._transport is not None:
             self._transport.close()
         self._ended.set()
-        self._on_end(WorkerEnded(self.spec.worker, self._reason(self._process.exitcode), expected, was_ready))
+        self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready))
 
     def _reason(self, exit_code: int | None) -> str:
         if self._failure is not None:
@@ -171,22 +164,6 @@ class WorkerProcess:
         return f"ended with exit code {exit_code}{last}"
 
 
-class _InheritedPipe:
-    """A file descriptor that travels to the spawned process by inheritance."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __reduce__(self) -> Any:
-        from multiprocessing import reduction
-
-        return _detach, (reduction.DupFd(self._descriptor),)
-
-
-def _detach(duplicate: Any) -> int:
-    return int(duplicate.detach())
-
-
 class _Wire(asyncio.Protocol):
     def __init__(self, received: Callable[[Any, list[bytes]], None]) -> None:
         self._decoder = wire.FrameDecoder(wire.ToDaemon)
@@ -195,16 +172,3 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for message, payload in self._decoder.feed(data):
             self._received(message, payload)
-
-
-class _Lines(asyncio.Protocol):
-    def __init__(self, printed: Callable[[str], None]) -> None:
-        self._printed = printed
-        self._rest = b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = self._rest[-4096:]
-        for line in lines:
-            if text := line.decode(errors="replace").strip():
-                self._printed(text)

@@ -10,7 +10,6 @@ Owns the processes and their back-off.  Never knows a request: the fleet does.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.process import ProcessState, WorkerEnded, WorkerProcess
+from melld.engine.process_template import Template
 from melld.errors import MelldError
 from melld.ids import WorkerId
 
@@ -102,6 +102,8 @@ class Supervisor:
         self._first_start: asyncio.Future[None] | None = None
         self._stopping = False
         self.on_change: Callable[[], None] = lambda: None
+        first = slots[0].spec
+        self.template = Template(first.device_kind, first.environment)
 
     async def start(self) -> None:
         """Start every worker and wait until all are ready.
@@ -109,8 +111,6 @@ class Supervisor:
         Raises:
             WorkerStartFailed: one of them ended instead; the others have been stopped.
         """
-        # Every spawn goes through multiprocessing's tracker of semaphores, which prints about those of killed workers.
-        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
         self._first_start = asyncio.get_running_loop().create_future()
         for place in self.places.values():
             await self._spawn(place)
@@ -130,6 +130,7 @@ class Supervisor:
             task.cancel()
         processes = [place.process for place in self.places.values() if place.process is not None]
         await asyncio.gather(*(process.stop(STOP_DEADLINE_S) for process in processes))
+        self.template.stop()
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """The process in that place if it is ready."""
@@ -145,6 +146,7 @@ class Supervisor:
         slot = place.slot
         place.process = WorkerProcess(
             slot.spec,
+            self.template,
             lambda message, payload: self._said(place, message, payload),
             lambda ended: self._ended(place, ended),
         )

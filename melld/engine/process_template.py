@@ -1,0 +1,191 @@
+"""The template process as the daemon sees it: started before the first worker, and again when it has died.
+
+Owns that process and the births that it was asked for.  Knows nothing of what a worker says.
+`worker_template` is what runs in it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from melld.engine import wire
+from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
+
+log = logging.getLogger("melld.template")
+BEGIN = (
+    "import sys; sys.path[:] = {path!r}; from melld.engine.worker_template import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+)
+
+
+class Birth:
+    """A worker that was asked for: its process id once it is there."""
+
+    def __init__(
+        self, number: int, on_forked: Callable[[int], None], on_exited: Callable[[int | None, str], None]
+    ) -> None:
+        self.number = number
+        self.pid = 0
+        self.on_forked = on_forked
+        self.on_exited = on_exited
+
+
+class Template:
+    """Makes worker processes.  On the event loop's thread, which must be the main one."""
+
+    def __init__(self, device_kind: str, environment: Mapping[str, str]) -> None:
+        self._device_kind = device_kind
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._births: dict[int, Birth] = {}
+        self._unwanted: set[int] = set()
+        self._numbers = 0
+        self._last_line = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the template itself; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Begin the imports, if there is no template: they take seconds, and a worker is forked when they are done."""
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, write_end = os.pipe()
+        with theirs:
+            code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter
+                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), self._device_kind],
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+            )
+        os.close(write_end)
+        ours.setblocking(False)
+        self._control = ours
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, self._readable)
+        reading = loop.create_task(
+            loop.connect_read_pipe(lambda: Lines(self._printed), os.fdopen(read_end, "rb", 0)), name="template's log"
+        )
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def spawn(
+        self,
+        spec: wire.WorkerSpec,
+        descriptors: tuple[int, int],
+        on_forked: Callable[[int], None],
+        on_exited: Callable[[int | None, str], None],
+    ) -> Birth:
+        """Have a worker made; `descriptors` (its wire, its log) may be closed afterwards.
+
+        `on_forked(pid)`, then `on_exited(exit_code, cause)`: `cause` is "" when the exit code says all that is known.
+        """
+        self.start()
+        assert self._control is not None
+        self._numbers += 1
+        birth = self._births[self._numbers] = Birth(self._numbers, on_forked, on_exited)
+        packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec))
+        assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` tells
+            socket.send_fds(self._control, [packet], descriptors)
+        return birth
+
+    def kill(self, birth: Birth) -> None:
+        """End a worker now; one that is not there yet counts as ended, and is killed when it comes."""
+        if birth.number not in self._births:
+            return
+        if birth.pid:
+            os.kill(birth.pid, signal.SIGKILL)
+            return
+        del self._births[birth.number]
+        self._unwanted.add(birth.number)
+        asyncio.get_running_loop().call_soon(birth.on_exited, -signal.SIGKILL, "")
+
+    def stop(self) -> None:
+        """End the template, and with it whatever it has made."""
+        if self._process is not None:
+            self._process.kill()
+            self._lost()
+
+    def _readable(self) -> None:
+        assert self._control is not None
+        try:
+            packet = self._control.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._lost()
+            return
+        message = msgspec.msgpack.decode(packet, type=FromTemplate)
+        match message:
+            case WorkerForked():
+                self._forked(message)
+            case WorkerExited():
+                self._unwanted.discard(message.number)
+                birth = self._births.pop(message.number, None)
+                if birth is not None:
+                    birth.on_exited(message.exit_code, "")
+
+    def _forked(self, message: WorkerForked) -> None:
+        if message.number in self._unwanted:
+            os.kill(message.pid, signal.SIGKILL)
+            return
+        birth = self._births[message.number]
+        birth.pid = message.pid
+        birth.on_forked(message.pid)
+
+    def _lost(self) -> None:
+        """It is gone, and the kernel kills its children; the next `spawn` starts another."""
+        assert self._control is not None
+        assert self._process is not None
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        self._process.kill()
+        code = self._process.wait()
+        self._process = self._control = None
+        births, self._births = self._births, {}
+        self._unwanted.clear()
+        cause = f"its template process ended with code {code}" + (f": {self._last_line}" if self._last_line else "")
+        if births:
+            log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
+        for birth in births.values():
+            if birth.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(birth.pid, signal.SIGKILL)
+            birth.on_exited(None, cause)
+
+    def _printed(self, line: str) -> None:
+        self._last_line = line
+        log.debug("template: %s", line)
+
+
+class Lines(asyncio.Protocol):
+    """What a process prints, line by line."""
+
+    def __init__(self, printed: Callable[[str], None]) -> None:
+        self._printed = printed
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._rest[-4096:]
+        for line in lines:
+            if text := line.decode(errors="replace").strip():
+                self._printed(text)

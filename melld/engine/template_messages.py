@@ -1,0 +1,35 @@
+"""Daemon <-> template process: what is said, one message a packet.
+
+Owns the messages.  `SpawnWorker` travels with two descriptors: the worker's end of its wire, and the pipe for what it
+prints.
+"""
+
+import msgspec
+
+from melld.engine import wire
+
+MAX_MESSAGE_BYTES = 1 << 17
+
+
+class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork a worker.  `number` names it in the answers; no two have the same."""
+
+    number: int
+    spec: wire.WorkerSpec
+
+
+class WorkerForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It is there.  Until `WorkerExited` its process id is nobody else's."""
+
+    number: int
+    pid: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It is gone.  `exit_code` is negative for a signal."""
+
+    number: int
+    exit_code: int
+
+
+FromTemplate = WorkerForked | WorkerExited
