@@ -108,7 +108,12 @@ class Daemon:
         slots = make_slots(config, gpus, os.environ)
         os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
         self._fleet = Fleet(slots, time.monotonic)
-        self._executor = Executor(self._fleet, time.monotonic, MoveMeters(prometheus_client.REGISTRY))
+        self._executor = Executor(
+            self._fleet,
+            time.monotonic,
+            MoveMeters(prometheus_client.REGISTRY),
+            config.migration.max_moves_per_link,
+        )
         scheduler = config.scheduler
         self._driver = Driver(
             self._fleet, self._executor, scheduler.policy, time.monotonic, epoch_s=scheduler.epoch_ms / 1e3

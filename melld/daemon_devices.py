@@ -54,6 +54,9 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
             engine_arguments=arguments,
             environment=settings,
             daemon_pid=os.getpid(),
+            copy_rules=wire.CopyRules(
+                checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
+            ),
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
     return slots

@@ -23,6 +23,15 @@ _COUNT = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
 
 
+class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker copies KV from its siblings (`[migration]`)."""
+
+    checksum: bool = False
+    """Whether what has arrived is compared with what was to be read."""
+    bytes_per_s: float | None = None
+    """The most over one link in a second; None: no limit."""
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a worker process is told at its birth."""
 
@@ -36,6 +45,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
     daemon_pid: int = 0
+    copy_rules: CopyRules = CopyRules()
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -79,7 +79,7 @@ class Worker:
         self._engine, response = build_engine(spec)
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
-        from melld.engine.worker_links import Links, LinkTried, share_memory
+        from melld.engine.worker_links import LinkOpener, Links, LinkTried, share_memory
         from melld.engine.worker_migration import Book, Moves
         from melld.migrate.transports.copies import CopyDone
 
@@ -89,7 +89,8 @@ class Worker:
         self._residency = Residency(self._engine, self._block_bytes)
         self._book = Book()
         self._faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
-        self._links = Links(memory, self._residency, self._inbox.put, self._say)
+        opener = LinkOpener(memory, spec.copy_rules, self._faults)
+        self._links = Links(opener, self._residency, self._inbox.put, self._say)
         self._moves = Moves(self._residency, self._links, self._book, self._faults, self._say)
         self._deferred: list[_Resumed] = []
         self._last_used_blocks = -1

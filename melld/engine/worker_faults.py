@@ -7,7 +7,14 @@ is taken away, and its signal sent to this process, when the worker reaches the 
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from melld.migrate.transports.transport import Link
 
 VARIABLE = "MELLD_FAULTS"
 POINTS = (
@@ -27,6 +34,9 @@ POINTS = (
     "step",  # any step of the engine
 )
 SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
+PULLED = "pulled"
+"""The point, on a copying thread, between the copy of a piece and its check, for the `DAMAGES`."""
+DAMAGES = ("CORRUPT", "SHORT")
 
 
 class FaultPoints:
@@ -36,13 +46,56 @@ class FaultPoints:
         self._directory = Path(directory) if directory else None
         self._worker = worker
 
+    def __bool__(self) -> bool:
+        return self._directory is not None
+
     def reach(self, point: str) -> None:
         """Suffer the fault that waits at this point, if one does."""
         if self._directory is None:
             return
         for name, number in SIGNALS.items():
-            try:
-                (self._directory / f"{self._worker}.{point}.{name}").unlink()
-            except FileNotFoundError:
-                continue
-            os.kill(os.getpid(), number)
+            if self.take(point, name):
+                os.kill(os.getpid(), number)
+
+    def take(self, point: str, fault: str) -> bool:
+        """Whether this fault waits at this point; it does so once."""
+        if self._directory is None:
+            return False
+        try:
+            (self._directory / f"{self._worker}.{point}.{fault}").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class SpoiltLink:
+    """A link (`transports.transport.Link`) whose copies arrive corrupted, or short, when the fault points say so."""
+
+    def __init__(self, link: "Link", region: "torch.Tensor", faults: FaultPoints) -> None:
+        """`region`: our allocation's bytes (uint8)."""
+        self.source = link.source
+        self.destination = link.destination
+        self._link = link
+        self._region = region
+        self._faults = faults
+
+    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """Copy, and then flip a bit in the last block; or leave the last block out."""
+        short = self._faults.take(PULLED, "SHORT")
+        end = len(source_blocks) - short
+        self._link.copy(source_blocks[:end], destination_blocks[:end])
+        if self._faults.take(PULLED, "CORRUPT"):
+            layout = self.destination
+            self._region[layout.chunk_offsets[0] + destination_blocks[-1] * layout.block_stride_bytes] ^= 1
+
+    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """As the link does."""
+        self._link.tune(source_blocks, destination_blocks)
+
+    def checksum(self, side: str, blocks: Sequence[int]) -> int:
+        """As the link does."""
+        return self._link.checksum(side, blocks)
+
+    def close(self) -> None:
+        """As the link does."""
+        self._link.close()

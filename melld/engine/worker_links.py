@@ -13,6 +13,7 @@ import msgspec
 from melld.engine import wire
 from melld.engine.residency import Residency
 from melld.engine.residency_memory import KvMemory
+from melld.engine.worker_faults import FaultPoints, SpoiltLink
 from melld.errors import MelldError
 from melld.migrate.transports import choose
 from melld.migrate.transports.copies import Copies, CopyDone
@@ -46,17 +47,44 @@ class LinkTried(msgspec.Struct, frozen=True):
     failure: str
 
 
+class LinkOpener:
+    """How this worker's links are made: over which memory, under which rules, and with which faults (tests')."""
+
+    def __init__(self, memory: KvMemory | None, rules: wire.CopyRules, faults: FaultPoints) -> None:
+        self._memory = memory
+        self._rules = rules
+        self._faults = faults
+
+    def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
+        """The best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
+
+        Raises:
+            MelldError: there is none.
+            msgspec.ValidationError, OSError, RuntimeError: so the handle, the system or torch would have it.
+        """
+        if self._memory is None:
+            raise TransportFailed("links", "this worker's KV memory cannot be shared")
+        return choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
+
+    def puller(self, opened: choose.OpenedLink) -> Puller:
+        """What pulls over it."""
+        link = opened.link
+        if self._faults and self._memory is not None:
+            link = SpoiltLink(link, self._memory.region, self._faults)
+        return Puller(link, bytes_per_s=self._rules.bytes_per_s, checksum=self._rules.checksum)
+
+
 class Links:
     """By sibling.  `wake` hands a fact to the engine thread; `say` a message to the daemon."""
 
     def __init__(
         self,
-        memory: KvMemory | None,
+        opener: LinkOpener,
         residency: Residency,
         wake: Callable[[Any], None],
         say: Callable[[Any], None],
     ) -> None:
-        self._memory = memory
+        self._opener = opener
         self._residency = residency
         self._wake = wake
         self._say = say
@@ -75,10 +103,7 @@ class Links:
     def _try(self, peer: str, handle: bytes, scratch: list[int]) -> None:
         opened, failure = None, ""
         try:
-            if self._memory is None:
-                failure = "this worker's KV memory cannot be shared"
-            else:
-                opened = choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
+            opened = self._opener.open(handle, scratch)
         except (MelldError, msgspec.ValidationError, OSError, RuntimeError) as error:
             failure = f"{type(error).__name__}: {error}"
         self._wake(LinkTried(peer, scratch, opened, failure))
@@ -104,6 +129,6 @@ class Links:
         if tried.opened is None:
             self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
             return
-        self._copies[tried.peer] = Copies(Puller(tried.opened.link), self._copied, tried.peer)
+        self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), self._copied, tried.peer)
         transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
         self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))

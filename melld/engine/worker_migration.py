@@ -14,6 +14,7 @@ from melld.engine.worker_faults import FaultPoints
 from melld.engine.worker_links import Links
 from melld.errors import MelldError
 from melld.migrate import migration_messages as say
+from melld.migrate.migration_order import CommandOrder
 from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, RequestSnapshot, Via
 from melld.migrate.transports.copies import CopyDone
 
@@ -84,6 +85,7 @@ class Moves:
         self._book = book
         self._faults = faults
         self._answer = answer
+        self._order = CommandOrder()
         self._plans: dict[str, CopyPlan] = {}
         self._jobs: dict[str, _Job] = {}
         self._settling: dict[str, say.FreezeRequest | say.ThawRequest] = {}
@@ -99,11 +101,14 @@ class Moves:
         }
 
     def handle(self, command: Any) -> None:
-        """Carry the command out; what cannot be done is answered so."""
+        """Carry the command out; what cannot be done is answered so.  What comes twice, or too late, is not heard."""
+        told: say.MoveCommand = getattr(command, "command", command)
+        if not self._order.is_next(told.request, told.move, told.number):
+            return
         try:
             self.handlers[type(command)](command)
         except MelldError as error:
-            self.refuse(getattr(command, "command", command), error)
+            self.refuse(told, error)
 
     def refuse(self, command: say.MoveCommand, error: MelldError) -> None:
         """Answer that it was not done."""
@@ -246,7 +251,7 @@ class Moves:
         name = f"{command.move}.{command.number}"
         self._jobs[name] = _Job(command, places, block_epoch, attaching)
         self._residency.copy_began(request)
-        copies.submit(name, pairs.source, pairs.destination)
+        copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None)
         return True
 
     def copied(self, done: CopyDone) -> None:
@@ -256,9 +261,11 @@ class Moves:
         self._residency.copy_ended(command.request)
         self._faults.reach("copied")
         plan = self._plans.get(command.request)
+        if done.failure is not None:
+            self._answer(say.CopyFailed(**_names(command), reason=done.failure), ())
+            return
         if done.pulled is None or plan is None:
-            reason = done.failure or "it was called off"
-            self._answer(say.CommandFailed(**_names(command), reason=reason), ())
+            self._answer(say.CommandFailed(**_names(command), reason="it was called off"), ())
             return
         plan.copied(job.places, job.block_epoch)
         pulled = done.pulled
@@ -285,6 +292,9 @@ class Moves:
 
     def _cancel(self, command: say.CancelReservation) -> None:
         self._faults.reach("cancelling")
+        if self._book.leases.get(command.request, command.lease) != command.lease:
+            self._answer(say.ReservationCancelled(**_names(command)), ())  # it was cancelled, and has come back since
+            return
         for name, job in self._jobs.items():
             if job.command.request == command.request and (copies := self._links.to(job.command.source)):
                 copies.cancel(name)

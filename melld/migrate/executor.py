@@ -27,7 +27,6 @@ from melld.migrate.migration_table import MoveState, Outcome, Sign
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 
 log = logging.getLogger("melld.migration")
-MAX_PER_LINK = 4
 GAP_S = 30.0
 """How long a report waits for the first token after a hand-over."""
 
@@ -63,11 +62,14 @@ class Move:
 class Executor:
     """All migrations of one fleet."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float], meters: MoveMeters) -> None:
+    def __init__(
+        self, fleet: Fleet, clock: Callable[[], float], meters: MoveMeters, max_moves_per_link: int = 4
+    ) -> None:
         self.moves: dict[RequestId, Move] = {}
         self._fleet = fleet
         self._clock = clock
         self._meters = meters
+        self._max_moves_per_link = max_moves_per_link
         self._links: dict[tuple[WorkerId, WorkerId], str] = {}  # "" once it is open, else why it is not
         self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
         self._by_number: dict[int, Move] = {}
@@ -247,7 +249,7 @@ class Executor:
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
         under_way = [move for move in self._by_number.values() if move.link == link]
-        free = MAX_PER_LINK - sum(move.migration.state is not MoveState.QUEUED for move in under_way)
+        free = self._max_moves_per_link - sum(move.migration.state is not MoveState.QUEUED for move in under_way)
         queue = self._queues[link]
         while queue and free > 0:
             free -= 1

@@ -44,6 +44,7 @@ _TO_SOURCE = frozenset(
 )
 _FAILURES = {
     Sign.REFUSED: Outcome.REFUSED,
+    Sign.COPY_FAILED: Outcome.COPY_FAILED,
     Sign.LATE: Outcome.TIMED_OUT,
     Sign.GONE: Outcome.REQUEST_ENDED,
     Sign.SOURCE_LOST: Outcome.SOURCE_DIED,
@@ -56,6 +57,7 @@ _SIGNS: Mapping[type, Sign] = {
     say.RequestReleased: Sign.RELEASED,
     say.RequestThawed: Sign.THAWED,
     say.ReservationCancelled: Sign.CANCELLED,
+    say.CopyFailed: Sign.COPY_FAILED,
     say.CommandFailed: Sign.REFUSED,
 }
 
@@ -140,7 +142,7 @@ class Migration:
         if after is MoveState.ENDED:
             assert self.outcome is not None, self.told()
             actions.append(Finish(self.outcome))
-        elif after is not before:
+        elif after is not before or sign is Sign.LATE:
             actions.append(self._tell())
         return actions
 
@@ -159,7 +161,7 @@ class Migration:
                 self.copied_blocks += answer.blocks
                 self.copied_bytes += answer.nbytes
                 self.copy_s += answer.copy_s
-            case say.CommandFailed():
+            case say.CommandFailed() | say.CopyFailed():
                 self.reason = self.reason or answer.reason
 
     def _sign_of(self, answer: say.MoveAnswer) -> Sign:
@@ -211,7 +213,7 @@ class Migration:
             case MoveState.THAWING | MoveState.THAWING_ALONE:
                 return say.ThawRequest(**names)
             case MoveState.CANCELLING:
-                return say.CancelReservation(**names)
+                return say.CancelReservation(**names, lease=wish.lease)
         assert described is not None, self.told()
         capacity = described.num_tokens + HEADROOM_TOKENS
         if self.state is MoveState.COPYING:

@@ -1,8 +1,8 @@
 """What is said about one migration: commands to the two workers, and their answers.
 
 Owns the shapes, without I/O; the frames of `engine/wire` carry them.  Each command is answered exactly once, by the
-event named in its docstring or by `CommandFailed`; `move` and `number` tell an answer to which command it belongs, so
-that one that comes late, or twice, is known for what it is.
+event named in its docstring, by `CopyFailed` or by `CommandFailed`; `move` and `number` tell an answer to which command
+it belongs, so that one that comes late, or twice, is known for what it is.
 """
 
 import msgspec
@@ -78,7 +78,12 @@ class ThawRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: forget the request, whatever of it is there.  `ReservationCancelled`, also if nothing is."""
+    """To the destination: forget what of the request came by this move, whose outputs would bear `lease`.
+
+    What goes on there under another lease stays.  `ReservationCancelled`, also if nothing is there.
+    """
+
+    lease: int
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -134,6 +139,12 @@ class ReservationCancelled(MoveMessage, frozen=True, tag=True, kw_only=True):
     """The destination holds nothing of it."""
 
 
+class CopyFailed(MoveMessage, frozen=True, tag=True, kw_only=True):
+    """Bytes did not arrive, or not as they were sent: nothing was attached, the room's blocks are worth nothing."""
+
+    reason: str
+
+
 class CommandFailed(MoveMessage, frozen=True, tag=True, kw_only=True):
     """The command was not carried out, and has changed nothing at the worker."""
 
@@ -160,5 +171,6 @@ MoveAnswer = (
     | RequestReleased
     | RequestThawed
     | ReservationCancelled
+    | CopyFailed
     | CommandFailed
 )

@@ -40,6 +40,7 @@ class Sign(enum.StrEnum):
     THAWED = "thawed"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    COPY_FAILED = "copy failed"
     LATE = "deadline passed"
     GONE = "request ended"
     SOURCE_LOST = "source died"
@@ -51,6 +52,7 @@ class Outcome(enum.StrEnum):
 
     COMMITTED = "committed"
     REFUSED = "refused"
+    COPY_FAILED = "copy failed"
     TIMED_OUT = "timed out"
     REQUEST_ENDED = "request ended"
     SOURCE_DIED = "source died"
@@ -77,6 +79,7 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.WARMING, _E.REFUSED): _S.ENDED,
     (_S.COPYING, _E.COPIED): _S.CHECKING,
     (_S.COPYING, _E.REFUSED): _S.CANCELLING,
+    (_S.COPYING, _E.COPY_FAILED): _S.CANCELLING,
     (_S.CHECKING, _E.MORE): _S.COPYING,
     (_S.CHECKING, _E.ENOUGH): _S.FREEZING,
     (_S.CHECKING, _E.REFUSED): _S.CANCELLING,
@@ -94,6 +97,7 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.FREEZING, _E.REFUSED): _S.CANCELLING,
     (_S.ATTACHING, _E.ATTACHED): _S.RELEASING,
     (_S.ATTACHING, _E.REFUSED): _S.THAWING,
+    (_S.ATTACHING, _E.COPY_FAILED): _S.THAWING,
     **{
         (state, sign): after
         for state in (_S.FREEZING, _S.ATTACHING)
@@ -106,19 +110,26 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     },
     (_S.RELEASING, _E.RELEASED): _S.ENDED,
     (_S.RELEASING, _E.REFUSED): _S.ENDED,
-    (_S.RELEASING, _E.LATE): _S.ENDED,
+    (_S.RELEASING, _E.LATE): _S.RELEASING,
     (_S.RELEASING, _E.GONE): _S.RELEASING,
     (_S.RELEASING, _E.SOURCE_LOST): _S.ENDED,
     (_S.RELEASING, _E.DESTINATION_LOST): _S.RELEASING,
-    **{(_S.THAWING, sign): _S.CANCELLING for sign in (_E.THAWED, _E.REFUSED, _E.LATE, _E.GONE, _E.SOURCE_LOST)},
+    **{(_S.THAWING, sign): _S.CANCELLING for sign in (_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST)},
+    (_S.THAWING, _E.LATE): _S.THAWING,
     (_S.THAWING, _E.DESTINATION_LOST): _S.THAWING_ALONE,
-    **{(_S.THAWING_ALONE, sign): _S.ENDED for sign in (_E.THAWED, _E.REFUSED, _E.LATE, _E.GONE, _E.SOURCE_LOST)},
+    **{(_S.THAWING_ALONE, sign): _S.ENDED for sign in (_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST)},
+    (_S.THAWING_ALONE, _E.LATE): _S.THAWING_ALONE,
     (_S.THAWING_ALONE, _E.DESTINATION_LOST): _S.THAWING_ALONE,
-    **{(_S.CANCELLING, sign): _S.ENDED for sign in (_E.CANCELLED, _E.REFUSED, _E.LATE, _E.DESTINATION_LOST)},
+    **{(_S.CANCELLING, sign): _S.ENDED for sign in (_E.CANCELLED, _E.REFUSED, _E.DESTINATION_LOST)},
+    (_S.CANCELLING, _E.LATE): _S.CANCELLING,
     (_S.CANCELLING, _E.GONE): _S.CANCELLING,
     (_S.CANCELLING, _E.SOURCE_LOST): _S.CANCELLING,
 }
-"""(where it stands, what has happened) -> where it stands then."""
+"""(where it stands, what has happened) -> where it stands then.
+
+What must be done for nothing to stay held (thaw, release, cancel) is said again when it is late, until it is done or
+its worker is gone.
+"""
 
 DEADLINES_S: Mapping[MoveState, float] = {
     MoveState.LOOKING: 10.0,

@@ -11,6 +11,7 @@ from typing import Any
 from melld.ids import RequestId, WorkerId
 from melld.migrate import migration_messages as say
 from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish
+from melld.migrate.migration_order import CommandOrder
 from melld.migrate.migration_table import MoveState, Outcome, Sign
 from melld.migrate.snapshot import Via
 
@@ -37,6 +38,7 @@ class Worker:
     alive: bool = True
     inbox: deque[Any] = field(default_factory=deque)
     outbox: deque[Any] = field(default_factory=deque)
+    order: CommandOrder = field(default_factory=CommandOrder)
 
 
 class World:
@@ -135,6 +137,8 @@ class World:
         if not worker.inbox:
             return
         command = worker.inbox.popleft()
+        if isinstance(command, say.MoveMessage) and not worker.order.is_next(REQUEST, command.move, command.number):
+            return
         if command == "abort":
             worker.copy, worker.room = None, False
         elif isinstance(command, Copy):
@@ -143,7 +147,9 @@ class World:
         else:
             names = {"move": 1, "number": command.number, "request": REQUEST}
             answer = self._do(worker, command, names) if willing or self._must(command) else None
-            worker.outbox.append(answer or say.CommandFailed(**names, reason="will not"))
+            is_copy = isinstance(command, say.CopyBlocks | say.AttachRequest) and not willing
+            failure = say.CopyFailed if is_copy else say.CommandFailed
+            worker.outbox.append(answer or failure(**names, reason="will not"))
 
     def _must(self, command: Any) -> bool:
         return isinstance(command, say.ThawRequest | say.ReleaseRequest | say.CancelReservation)
@@ -175,7 +181,9 @@ class World:
                     worker.copy = None
                 return say.RequestReleased(**names)
             case say.CancelReservation():
-                worker.copy, worker.room = None, False
+                worker.room = False
+                if copy is not None and copy.lease == command.lease:
+                    worker.copy = None
                 return say.ReservationCancelled(**names)
         return None
 
@@ -209,6 +217,17 @@ class World:
                 self.leave()
             case 11:
                 self.kill(name)
+            case 12:
+                garble(self.workers[name].inbox, "lose")
+            case 13:
+                garble(self.workers[name].outbox, "lose")
+            case 14 | 15:
+                garble(self.workers[name].inbox, "repeat")
+                garble(self.workers[name].outbox, "repeat")
+            case 16:
+                garble(self.workers[name].inbox, "swap")
+            case 17:
+                garble(self.workers[name].outbox, "swap")
 
     def advance(self, turns: int) -> None:
         """Go on as if nothing ever went wrong: so many commands carried out, or answers heard."""
@@ -226,11 +245,31 @@ class World:
                 self.obey(name)
                 if not self.left:
                     self.step(name)
-            if not any(worker.inbox or worker.outbox or worker.copy for worker in self.workers.values()):
+            moving = [worker.copy and not worker.copy.frozen for worker in self.workers.values()]
+            if not any(moving) and not any(worker.inbox or worker.outbox for worker in self.workers.values()):
                 if self.migration.state is MoveState.ENDED:
                     return
                 self.pass_deadline()
         raise AssertionError(f"it does not end: {self.migration.state}, {self.workers}")
 
 
+def garble(wire: deque[Any], how: str) -> None:
+    """What a wire may do to the messages of a migration: lose one, repeat one, or let the last overtake the one before.
+
+    Tokens are left alone: an answer that has overtaken them would be another story (`StepDone` is numbered).
+    """
+    places = [place for place, message in enumerate(wire) if isinstance(message, say.MoveMessage)]
+    if not places:
+        return
+    if how == "lose":
+        del wire[places[-1]]
+    elif how == "repeat":
+        wire.append(wire[places[0]])
+    elif len(places) > 1:
+        here, there = places[-2:]
+        wire[here], wire[there] = wire[there], wire[here]
+
+
 CHOICES = 24
+"""Without the wires' own faults."""
+ALL_CHOICES = 36

@@ -8,7 +8,7 @@ from melld.errors import IllegalTransition
 from melld.migrate.migration import Migration, Wish
 from melld.migrate.migration_table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from melld.migrate.snapshot import Via
-from tests.migrate.migration_world import CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
+from tests.migrate.migration_world import ALL_CHOICES, CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
 
 WAYS = [Via.KV, Via.TOKENS, None]
 
@@ -30,6 +30,17 @@ def test_every_history_ends_with_one_owner_and_free_workers(ahead: int, choices:
     assert len(world.outcomes) == 1
     assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
     assert world.finished or world.owner is None
+    for worker in world.workers.values():
+        assert (worker.copy, worker.room) == (None, False)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.integers(0, 18), st.lists(st.integers(0, ALL_CHOICES - 1), max_size=60), st.sampled_from(WAYS))
+def test_lost_repeated_and_overtaken_messages_change_nothing(ahead: int, choices: list[int], via: Via | None) -> None:
+    """Whatever the wires do to the words of a migration, on top of all else: one owner, and nothing held at the end."""
+    world = play(ahead, choices, via)
+    assert len(world.outcomes) == 1
+    assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
     for worker in world.workers.values():
         assert (worker.copy, worker.room) == (None, False)
 

@@ -66,6 +66,16 @@ def test_jobs_end_in_the_order_in_which_they_came(bench: Bench) -> None:
         assert torch.equal(mine[[3, 4, 6]], theirs[[1, 2, 5]])
 
 
+def test_what_a_frozen_request_waits_for_goes_between_two_pieces(bench: Bench) -> None:
+    """A client whose request stands still does not wait for another's long copy."""
+    bench.copies.submit("long", [1, 2, 3], [1, 2, 3])
+    bench.let(1)
+    bench.copies.submit("urgent", [4], [4], urgent=True)
+    bench.let(1)
+    bench.let(5)
+    assert [bench.hear().job, bench.hear().job] == ["urgent", "long"]
+
+
 def test_a_cancelled_job_writes_no_further_piece(bench: Bench) -> None:
     """A move that is called off gives its link and its blocks back at the next piece, not at the end."""
     bench.copies.submit("a", [1, 2, 3], [1, 2, 3])

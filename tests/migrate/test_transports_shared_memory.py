@@ -120,9 +120,18 @@ def test_a_rate_limit_holds_over_pieces(sibling: Sibling) -> None:
     assert pulled.paced_s > pulled.copy_s
 
 
+def test_what_is_not_paced_does_not_wait_and_is_booked(sibling: Sibling) -> None:
+    """A frozen request's last blocks go at once; the limit holds over the link's time all the same."""
+    _, layout, region = ours()
+    rate = layout.block_bytes / 0.05
+    puller = Puller(link_to(sibling.handle, region, layout), bytes_per_s=rate)
+    assert puller.pull([0, 1, 2], [0, 1, 2], paced=False).paced_s == 0.0
+    assert puller.pull([3], [3]).paced_s >= 0.1
+
+
 def test_no_limit_is_no_wait() -> None:
     """The default costs nothing."""
-    assert Pacer(None).wait(1 << 40) == 0.0
+    assert Pacer(None).book(1 << 40) == 0.0
 
 
 def test_a_dead_siblings_memory_is_gone_and_leaves_nothing_behind() -> None:

@@ -1,7 +1,8 @@
 """The thread on which one link's copies run, so that the engine decodes on beside them.
 
-Owns the thread and the order of its jobs: one at a time, first come first served, which is also the link's concurrency
-limit.  Every job that was submitted ends in exactly one `CopyDone`, cancelled and failed ones included.
+Owns the thread and the order of its jobs: one at a time, first come first served, but what a frozen request waits for
+goes first; so this is also the link's concurrency limit.  Every job that was submitted ends in exactly one `CopyDone`,
+cancelled and failed ones included.
 """
 
 import queue
@@ -26,6 +27,7 @@ class _Job(msgspec.Struct):
     name: str
     source: Sequence[int]
     destination: Sequence[int]
+    urgent: bool
     cancelled: bool = False
 
 
@@ -37,17 +39,25 @@ class Copies:
         self._puller = puller
         self._done = done
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._urgent: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._pending: dict[str, _Job] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"copies {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: str, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """Copy these blocks when those before them are done.  `job` is a name that no job under way has."""
-        pending = _Job(job, source_blocks, destination_blocks)
+    def submit(
+        self, job: str, source_blocks: Sequence[int], destination_blocks: Sequence[int], *, urgent: bool = False
+    ) -> None:
+        """Copy these blocks when those before them are done.  `job` is a name that no job under way has.
+
+        An urgent job (a client waits for it) goes between two pieces of another, and no rate limit holds it.
+        """
+        pending = _Job(job, source_blocks, destination_blocks, urgent)
         with self._lock:
             assert job not in self._pending, f"{job} is being copied"
             self._pending[job] = pending
+        if urgent:
+            self._urgent.put(pending)
         self._jobs.put(pending)
 
     def cancel(self, job: str) -> None:
@@ -67,14 +77,29 @@ class Copies:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            done = self._copy(job)
-            with self._lock:
-                del self._pending[job.name]
-            self._done(done)
+            self._run_urgent()
+            if not job.urgent:  # else it has been done by now
+                self._finish(job)
+
+    def _run_urgent(self) -> None:
+        while not self._urgent.empty():
+            self._finish(self._urgent.get())
+
+    def _finish(self, job: _Job) -> None:
+        done = self._copy(job)
+        with self._lock:
+            del self._pending[job.name]
+        self._done(done)
 
     def _copy(self, job: _Job) -> CopyDone:
+        def is_cancelled() -> bool:
+            if not job.urgent:
+                self._run_urgent()
+            return job.cancelled
+
         try:
-            return CopyDone(job.name, self._puller.pull(job.source, job.destination, lambda: job.cancelled))
+            pulled = self._puller.pull(job.source, job.destination, is_cancelled, paced=not job.urgent)
+            return CopyDone(job.name, pulled)
         except PullCancelled:
             return CopyDone(job.name, cancelled=True)
         except TransportFailed as error:

@@ -90,6 +90,10 @@ class Link(Protocol):
         """Give the mapping up."""
 
 
+PIECE_S = 0.02
+"""A limited link copies in pieces of so much of its time: what is urgent waits for no longer."""
+
+
 class Pacer:
     """Holds one link to a rate by sleeping between pieces.  No rate, no sleep."""
 
@@ -97,12 +101,12 @@ class Pacer:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
-    def wait(self, nbytes: int) -> float:
-        """Wait until the bytes that went before have had their time, and book these.  Seconds slept."""
+    def book(self, nbytes: int, *, waits: bool = True) -> float:
+        """Book these bytes' time on the link, once those before have had theirs if it `waits`.  Seconds slept."""
         if not self._bytes_per_s:
             return 0.0
         now_s = time.monotonic()
-        wait_s = max(self._free_at_s - now_s, 0.0)
+        wait_s = max(self._free_at_s - now_s, 0.0) if waits else 0.0
         if wait_s:
             time.sleep(wait_s)
         self._free_at_s = max(self._free_at_s, now_s) + nbytes / self._bytes_per_s
@@ -118,6 +122,8 @@ class Puller:
         self._link = link
         self._pacer = Pacer(bytes_per_s)
         self._checksum = checksum
+        if bytes_per_s:
+            piece_bytes = min(piece_bytes, int(bytes_per_s * PIECE_S))
         self._piece_blocks = max(1, piece_bytes // link.source.block_bytes)
 
     def pull(
@@ -125,10 +131,12 @@ class Puller:
         source_blocks: Sequence[int],
         destination_blocks: Sequence[int],
         is_cancelled: Callable[[], bool] = lambda: False,
+        *,
+        paced: bool = True,
     ) -> Pulled:
         """Copy `source_blocks[i]` of the peer into `destination_blocks[i]` of ours.
 
-        `is_cancelled` is asked before each piece.
+        `is_cancelled` is asked before each piece.  Not `paced`: the rate limit does not hold it, but books it.
 
         Raises:
             TransportFailed: the ids are not blocks of the two regions, or the copy failed.
@@ -140,7 +148,7 @@ class Puller:
         for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
             if is_cancelled():
                 raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
-            paced_s += self._pacer.wait(len(source) * self._link.source.block_bytes)
+            paced_s += self._pacer.book(len(source) * self._link.source.block_bytes, waits=paced)
             began_s = time.perf_counter()
             self._link.copy(source, destination)
             copy_s += time.perf_counter() - began_s
