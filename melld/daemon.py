@@ -200,6 +200,7 @@ class Daemon:
             config=lambda: self.config.server,
             keys=lambda: self.keys,
             phase=lambda: self.watch.state,
+            status=self.watch.status,
             registry=registry,
         )
         async with start_api(context, listeners) as self.admission:

@@ -32,7 +32,7 @@ from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.request_guard import Trust, check_request, check_request_id
 from melld.api.streams import HEADERS, make_streams_raise
 from melld.config import ServerConfig
-from melld.status import DaemonState
+from melld.status import DaemonState, DaemonStatus
 
 log = logging.getLogger("melld.api")
 
@@ -50,6 +50,8 @@ class ApiContext:
     """Of now: a reload may change it."""
     keys: Callable[[], Keys]
     phase: Callable[[], DaemonState]
+    status: Callable[[], DaemonStatus]
+    """For /status and the page that shows it."""
     registry: CollectorRegistry
     """Whose metrics /metrics shows, and where the API's own are registered."""
 
@@ -113,6 +115,10 @@ class Api:
     def registry(self) -> CollectorRegistry:
         """The metrics to show."""
         return self._context.registry
+
+    def status(self) -> DaemonStatus:
+        """The daemon as it is now."""
+        return self._context.status()
 
     def why_not_ready(self) -> str | None:
         """Why no call is let in, in a word; None when it is."""

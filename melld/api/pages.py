@@ -1,5 +1,6 @@
-"""The endpoints that need no engine: what is served, whether it lives, whether it is ready, and its metrics."""
+"""The endpoints that need no engine: what is served, whether it lives, what it does, and its metrics."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from importlib.metadata import version
@@ -11,6 +12,9 @@ from starlette.datastructures import State
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import Refusal
+from melld.api.openapi import openapi_document
+from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
+from melld.status import DaemonStatus
 
 JSON = "application/json"
 
@@ -25,6 +29,9 @@ class Facts(Protocol):
     @property
     def registry(self) -> CollectorRegistry:
         """The metrics."""
+
+    def status(self) -> DaemonStatus:
+        """The daemon as it is now."""
 
     def why_not_ready(self) -> str | None:
         """The reason, in a word; None when ready."""
@@ -73,14 +80,33 @@ async def models(facts: Facts, name: str) -> Page:
     raise Refusal(404, f"The model `{name[:200]}` does not exist.", code="model_not_found", param="model")
 
 
+async def overview(_facts: Facts, _rest: str) -> Page:
+    """The page for people."""
+    return Page(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
+
+
+async def status(facts: Facts, _rest: str) -> Page:
+    """What `melld status --json` prints."""
+    return Page(msgspec.json.encode(facts.status()), headers=NO_STORE)
+
+
+async def openapi(_facts: Facts, _rest: str) -> Page:
+    """The description of this API; made once, beside the loop, for it takes a good part of a second."""
+    return Page(await asyncio.to_thread(openapi_document))
+
+
 PAGES: dict[str, Callable[[Facts, str], Any]] = {
+    "/": overview,
+    "/status": status,
+    "/openapi.json": openapi,
     "/health": health,
     "/ready": ready,
     "/version": versions,
     "/metrics": metrics,
     "/v1/models": models,
 }
-WITHOUT_KEY = frozenset({"/health", "/ready"})
+# The page itself tells nothing: what it shows comes from /status, for which it asks its reader for a key.
+WITHOUT_KEY = frozenset({"/", "/health", "/ready"})
 
 
 def _json(fields: dict[str, str], status: int = 200, headers: dict[str, str] | None = None) -> Page:

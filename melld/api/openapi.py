@@ -1,0 +1,240 @@
+"""The OpenAPI 3.1 document of the API, at `/openapi.json`.
+
+Generated: the bodies from the pydantic models of vLLM that serve them and from melld's own Structs, the calls from
+`melld.api.calls`, the fields that are refused from `melld.api.request_guard`.  Owns the words about each route, and the
+models by which each is described.  Serves nothing.
+"""
+
+import functools
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import msgspec
+from pydantic import TypeAdapter
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicCountTokensResponse,
+    AnthropicMessagesRequest,
+    AnthropicMessagesResponse,
+)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingBytesResponse, EmbeddingRequest, EmbeddingResponse
+from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+    TokenizeResponse,
+)
+
+from melld.api.answers import Dialect
+from melld.api.calls import CALLS
+from melld.api.request_guard import REFUSED, REQUEST_ID
+from melld.status import DaemonStatus
+
+REFERENCE = "#/components/schemas/{model}"
+SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What went wrong, in OpenAI's form."""
+
+    message: str
+    """For people."""
+    type: str
+    """OpenAI's kind of error."""
+    param: str | None
+    """The field at fault."""
+    code: str | None
+    """For programs."""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer with a status of 400 or more, but those of Anthropic's endpoints."""
+
+    error: Problem
+
+
+class AnthropicProblem(msgspec.Struct, frozen=True):
+    """What went wrong, in Anthropic's form."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error of Anthropic's endpoints."""
+
+    type: str
+    error: AnthropicProblem
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The daemon lives."""
+
+    status: str
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether requests are taken now, and if not, why."""
+
+    status: str
+    reason: str = ""
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """Of melld, and of the engine underneath."""
+
+    version: str
+    vllm: str
+
+
+class Described(NamedTuple):
+    """A call's models.  Where `streams`, `"stream": true` makes the answer a stream of server-sent events."""
+
+    takes: Any
+    gives: Any
+    summary: str
+    streams: bool = False
+
+
+CALLED: dict[str, Described] = {
+    "/v1/chat/completions": Described(
+        ChatCompletionRequest, ChatCompletionResponse, "Answer a conversation (OpenAI Chat Completions)", True
+    ),
+    "/v1/completions": Described(CompletionRequest, CompletionResponse, "Go on with a text (OpenAI Completions)", True),
+    "/v1/responses": Described(ResponsesRequest, ResponsesResponse, "Answer (OpenAI Responses)", True),
+    "/v1/messages": Described(
+        AnthropicMessagesRequest, AnthropicMessagesResponse, "Answer a conversation (Anthropic Messages)", True
+    ),
+    "/v1/messages/count_tokens": Described(
+        AnthropicCountTokensRequest, AnthropicCountTokensResponse, "Count a conversation's tokens (Anthropic)"
+    ),
+    "/v1/embeddings": Described(
+        EmbeddingRequest, EmbeddingResponse | EmbeddingBytesResponse, "Embed texts, with a model that can"
+    ),
+    "/tokenize": Described(TokenizeChatRequest | TokenizeCompletionRequest, TokenizeResponse, "Text into tokens"),
+    "/detokenize": Described(DetokenizeRequest, DetokenizeResponse, "Tokens into text"),
+}
+
+
+class Looked(NamedTuple):
+    """A page's answer: a model, or a media type alone."""
+
+    gives: Any
+    summary: str
+    media_type: str = "application/json"
+    open: bool = False
+    """Served without a key."""
+
+
+LOOKED: dict[str, Looked] = {
+    "/": Looked(None, "The page for people, which shows /status live", "text/html", open=True),
+    "/health": Looked(Health, "Liveness: the daemon's loop turns", open=True),
+    "/ready": Looked(Readiness, "Readiness: 503 with the reason until requests are taken", open=True),
+    "/version": Looked(Versions, "Versions of melld and of vLLM"),
+    "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
+    "/status": Looked(DaemonStatus, "Workers and requests as they are now"),
+    "/openapi.json": Looked(None, "This document"),
+    "/v1/models": Looked(ModelList, "The models that are served"),
+    "/v1/models/{model}": Looked(ModelCard, "One model"),
+}
+
+
+@functools.cache
+def openapi_document() -> bytes:
+    """The document, as JSON."""
+    schemas, components = _schemas()
+    paths: dict[str, Any] = {path: {"get": _page(path, page, schemas)} for path, page in LOOKED.items()}
+    paths |= {path: {"post": _call(path, schemas)} for path in CALLS}
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "melld",
+            "version": version("melld"),
+            "description": "Where a body is vLLM's to judge, its model is vLLM's; docs/api.md says what differs.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": SECURITY,
+    }
+    return msgspec.json.encode(document)
+
+
+def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
+    """The schema of each (path, `takes` or `gives`), and the components that they name."""
+    wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLED.items()]
+    wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLED.items()]
+    models = ("/v1/models", "/v1/models/{model}")
+    wanted += [((path, "gives"), "serialization", TypeAdapter(LOOKED[path].gives)) for path in models]
+    found, definitions = TypeAdapter.json_schemas(wanted, ref_template=REFERENCE)  # type: ignore[arg-type]
+    schemas = {path_and_side: schema for (path_and_side, _), schema in found.items()}
+    components = definitions["$defs"]
+    ours = [page.gives for path, page in LOOKED.items() if page.gives is not None and path not in models]
+    made, described = msgspec.json.schema_components(
+        [*ours, ErrorBody, AnthropicErrorBody], ref_template="#/components/schemas/{name}"
+    )
+    components |= described
+    schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
+    for schema in components.values():
+        _leave_out_refused(schema)
+    return schemas, components  # type: ignore[return-value]
+
+
+def _leave_out_refused(schema: dict[str, Any]) -> None:
+    """A field that melld refuses in every request is not offered."""
+    for name in REFUSED:
+        schema.get("properties", {}).pop(name, None)
+
+
+def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    described, dialect = CALLED[path], CALLS[path].dialect
+    content: dict[str, Any] = {"application/json": {"schema": schemas[path, "gives"]}}
+    if described.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    wanted_id = {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"}
+    return {
+        "operationId": _name(path),
+        "summary": described.summary,
+        "parameters": [{"name": "X-Request-Id", "in": "header", "required": False, "schema": wanted_id}],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schemas[path, "takes"]}}},
+        "responses": {
+            "200": {"description": "Done, or the stream has begun", "content": content},
+            "4XX": _error("The request is at fault", dialect),
+            "5XX": _error("The server is at fault, or busy: Retry-After says when to come again", dialect),
+        },
+    }
+
+
+def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    schema = schemas.get((path, "gives"), {"type": "object" if page.media_type == "application/json" else "string"})
+    responses = {
+        "200": {"description": page.summary, "content": {page.media_type: {"schema": schema}}},
+        "4XX": _error("No such page, a wrong method, or no key", Dialect.OPENAI),
+    }
+    if path == "/ready":
+        responses["503"] = {"description": "Not ready", "content": responses["200"]["content"]}
+    operation: dict[str, Any] = {"operationId": _name(path), "summary": page.summary, "responses": responses}
+    if "{model}" in path:
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation | ({"security": []} if page.open else {})
+
+
+def _error(description: str, dialect: Dialect) -> dict[str, Any]:
+    body = AnthropicErrorBody if dialect is Dialect.ANTHROPIC else ErrorBody
+    reference = {"$ref": REFERENCE.format(model=body.__name__)}
+    return {"description": description, "content": {"application/json": {"schema": reference}}}
+
+
+def _name(path: str) -> str:
+    return path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_") or "overview"

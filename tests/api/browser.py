@@ -1,0 +1,129 @@
+"""A real browser without a window: Chromium, spoken to over its DevTools protocol.
+
+Owns the process and the protocol; what is looked at is the tests' to say.  Every wait is for the page to say yes.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--remote-debugging-port=0",
+)
+DEADLINE_S = 30.0
+
+
+class Tab:
+    """One page."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._last_id = 0
+        self.complaints: list[str] = []
+        """What the browser's console says of errors: a script that failed, a policy that was broken."""
+
+    async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the protocol; its result."""
+        self._last_id += 1
+        await self._socket.send_json({"id": self._last_id, "method": method, "params": parameters})
+        while True:
+            said = await self._socket.receive_json(timeout=DEADLINE_S)
+            if said.get("id") == self._last_id:
+                assert "error" not in said, said
+                return dict(said["result"])
+            self._hear(said)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said.get("method") == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
+            self.complaints.append(said["params"]["entry"]["text"])
+        if said.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(said["params"]["exceptionDetails"]))
+
+    async def open(self, url: str) -> None:
+        """Go there."""
+        await self.command("Page.navigate", url=url)
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of an expression; a promise is waited for."""
+        done = await self.command("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    async def wait_until(self, condition: str) -> None:
+        """Return when the expression is true, looked at each time that the page changes."""
+        script = f"""new Promise((done, fail) => {{
+            const look = () => ({condition}) && (done(true), true);
+            if (look()) return;
+            const watch = new MutationObserver(() => look() && watch.disconnect());
+            watch.observe(document, {{subtree: true, childList: true, attributes: true, characterData: true}});
+            setTimeout(() => fail(new Error(document.body.innerText)), {DEADLINE_S * 1e3});
+        }})"""
+        await self.evaluate(script)
+
+    async def screenshot(self, width: int, height: int, *, dark: bool = False) -> bytes:
+        """A picture of the page (PNG), at twice the size for sharpness."""
+        await self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2, mobile=False
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.command("Emulation.setEmulatedMedia", features=[scheme])
+        shot = await self.command("Page.captureScreenshot", format="png")
+        return base64.b64decode(shot["data"])
+
+
+@contextlib.asynccontextmanager
+async def browser_tab() -> AsyncIterator[Tab]:
+    """An empty page of a browser of its own; skips where there is none."""
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    with tempfile.TemporaryDirectory(prefix="melld-browser-", ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *QUIET,
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            port = await asyncio.wait_for(_port(process), DEADLINE_S)
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = [target for target in await answer.json() if target["type"] == "page"]
+                async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    tab = Tab(socket)
+                    for domain in ("Page", "Runtime", "Log"):
+                        await tab.command(f"{domain}.enable")
+                    yield tab
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.communicate()
+
+
+async def _port(process: asyncio.subprocess.Process) -> int:
+    """The port that the browser says it listens on."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"DevTools listening on" in line:
+            return int(line.decode().split(":")[2].split("/")[0])
+    raise AssertionError("the browser ended before it listened")

@@ -1,0 +1,183 @@
+"""The page at `/`: it shows what the daemon does to those who may see it; nothing that a client sends runs in it."""
+
+import asyncio
+import contextlib
+import html.parser
+import re
+from collections.abc import AsyncIterator
+
+import msgspec
+import openai
+import pytest
+from aiohttp import web
+
+from melld.api.overview import CONTENT_TYPE, overview_headers, overview_html
+from melld.status import DaemonStatus
+from tests.api.browser import Tab, browser_tab
+from tests.api.http_client import API_KEY, request
+from tests.cli.plausible import STATUS
+from tests.daemon_process import DaemonProcess
+
+NO_KEY = {"Authorization": ""}
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element of the page with its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_needs_no_key_and_tells_nothing(strict: DaemonProcess) -> None:
+    """Whoever opens the address sees where to put a key, and not one fact about the daemon."""
+    page = request(strict.url, "GET", "/", headers=NO_KEY)
+    assert (page.status, page.headers["content-type"]) == (200, CONTENT_TYPE)
+    assert page.body == overview_html(), "the same bytes for everybody"
+
+
+def test_what_the_page_shows_needs_the_key(strict: DaemonProcess) -> None:
+    """Request ids and loads of others are for those who may use the daemon."""
+    assert request(strict.url, "GET", "/status", headers=NO_KEY).status == 401
+    answer = request(strict.url, "GET", "/status")
+    assert (answer.status, answer.headers["cache-control"]) == (200, "no-store")
+    status = msgspec.json.decode(answer.body, type=DaemonStatus)
+    assert (status.model, status.state) == ("demo", "ready")
+
+
+def test_the_page_is_one_file_that_asks_nobody_else() -> None:
+    """It works on a machine without a network, and tells no third party that it was opened."""
+    text = overview_html().decode()
+    elements = Elements()
+    elements.feed(text)
+    sources = [value for _, attributes in elements.found for name in ("src", "href") if (value := attributes.get(name))]
+    assert [source for source in sources if not source.startswith("data:")] == []
+    assert "@import" not in text
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)\S+", text) == []
+
+
+def test_the_page_has_no_handlers_in_its_markup_and_makes_no_markup() -> None:
+    """Text from clients can only ever become text."""
+    text = overview_html().decode()
+    elements = Elements()
+    elements.feed(text)
+    names = {name for _, attributes in elements.found for name in attributes}
+    assert {name for name in names if name.startswith("on") or name == "style"} == set()
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert way not in text
+
+
+def test_the_policy_names_the_script_by_its_digest() -> None:
+    """A script that got into the page some other way would not run."""
+    policy = overview_headers()["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+@pytest.fixture
+async def tab() -> AsyncIterator[Tab]:
+    """A browser's page, which must have nothing to complain about in the end."""
+    async with browser_tab() as opened:
+        yield opened
+        await opened.evaluate("1")
+        assert opened.complaints == []
+
+
+async def test_a_running_request_is_seen_in_its_workers_bar(daemon: DaemonProcess, tab: Tab) -> None:
+    """The picture is the state of now, in a real browser, under the page's own policy."""
+    client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none")
+    asked = [{"role": "user", "content": "Hello"}]
+    async with client:
+        stream = await client.chat.completions.create(
+            model="demo",
+            messages=asked,  # type: ignore[arg-type]
+            max_tokens=2000,
+            stream=True,
+            extra_headers={"X-Request-Id": "to-be-seen"},
+            extra_body={"ignore_eos": True},
+        )
+        reading = asyncio.ensure_future(_read(stream))
+        await tab.open(daemon.url)
+        await tab.wait_until("document.querySelector('.bar .part[title*=to-be-seen]')")
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await stream.close()
+    await tab.wait_until("!document.querySelector('.part[title*=to-be-seen]')")
+    assert await tab.evaluate("document.title") == "melld: demo"
+    assert await tab.evaluate("document.querySelectorAll('.worker').length") == 2
+
+
+async def _read(stream: openai.AsyncStream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_the_page_asks_for_the_key_and_forgets_it(strict: DaemonProcess, tab: Tab) -> None:
+    """The key is kept for the tab alone; a wrong one is asked for again."""
+    await tab.open(strict.url)
+    for key, then in (("wrong", "at('key-text').textContent.includes('not one of')"), (API_KEY, "!at('page').hidden")):
+        await tab.wait_until("typeof at === 'function' && !at('key').hidden")
+        await tab.evaluate(f"at('key-field').value = '{key}'; at('key').requestSubmit(); 1")
+        await tab.wait_until(then)
+    assert await tab.evaluate("document.querySelectorAll('.worker').length") == 1
+    assert await tab.evaluate("[localStorage.length, document.cookie, sessionStorage.length]") == [0, "", 1]
+    await tab.evaluate("at('forget').click(); 1")
+    assert await tab.evaluate("[at('page').hidden, sessionStorage.length]") == [True, 0]
+    tab.complaints = [said for said in tab.complaints if "401" not in said]
+
+
+async def test_text_from_clients_stays_text(tab: Tab) -> None:
+    """An id, a reason or a model's name that looks like markup is shown as it is, and never run."""
+    workers = tuple(msgspec.structs.replace(worker, reason=HOSTILE, device_name=HOSTILE) for worker in STATUS.workers)
+    requests = tuple(
+        msgspec.structs.replace(one, request=f"{index}{HOSTILE}", moving_to="w1")
+        for index, one in enumerate(STATUS.requests)
+    )
+    status = msgspec.structs.replace(
+        STATUS, model=HOSTILE, url=HOSTILE, warnings=(HOSTILE,), workers=workers, requests=requests
+    )
+    async with served(status) as url:
+        await tab.open(url)
+        await tab.wait_until("document.querySelectorAll('.worker').length === 3")
+        assert await tab.evaluate("document.title") == f"melld: {HOSTILE}"
+        assert await tab.evaluate("document.querySelectorAll('img, main script').length") == 0
+        assert await tab.evaluate("at('model').textContent") == HOSTILE
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_the_page_follows_the_readers_colours(tab: Tab, dark: bool) -> None:
+    """Light by day, dark by night, by the browser's own setting."""
+    async with served(STATUS) as url:
+        await tab.open(url)
+        await tab.wait_until("document.querySelectorAll('.worker').length === 3")
+        picture = await tab.screenshot(1100, 900, dark=dark)
+        ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert picture.startswith(b"\x89PNG")
+    assert ground == ("rgb(18, 22, 27)" if dark else "rgb(245, 246, 248)")
+
+
+@contextlib.asynccontextmanager
+async def served(status: DaemonStatus) -> AsyncIterator[str]:
+    """The page as it is served, over a status that no daemon of the tests would have."""
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=overview_html(), headers={"Content-Type": CONTENT_TYPE} | overview_headers())
+
+    async def state(_request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    app.router.add_get("/status", state)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield str(runner.addresses[0][1]).join(("http://127.0.0.1:", "/"))
+    finally:
+        await runner.cleanup()
