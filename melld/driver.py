@@ -44,6 +44,8 @@ class Driver:
         self.scheduler = Scheduler(POLICIES[policy], SchedulerSettings())
         self.awake: set[str] = set()
         self.queued: dict[str, float] = {}
+        self.preemptions = 0
+        self._pushed_out: set[RequestId] = set()
         self._fleet = fleet
         self._clock = clock
         self._epoch_s = epoch_s
@@ -109,6 +111,7 @@ class Driver:
         """The epochs: what has grown, then the re-planning."""
         while True:
             await asyncio.sleep(self._epoch_s)
+            self._tell_preempted()
             grown = self._news(self._fleet.take_grown())
             if grown:
                 self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
@@ -116,14 +119,29 @@ class Driver:
             if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan, nor to log
                 self.handle(events.EpochStarted(self._clock()))
 
+    def _tell_preempted(self) -> None:
+        self._pushed_out &= self.scheduler.cluster.requests.keys()
+        for request in self._fleet.take_preempted():
+            if request not in self._pushed_out:
+                self._pushed_out.add(request)
+                self.preemptions += 1
+                self.handle(events.RequestPreempted(self._clock(), request=request))
+
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
-        """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while."""
+        """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while.
+
+        One that vLLM had preempted is told once it holds again what it held.
+        """
         known = self.scheduler.cluster.requests
-        return {
-            name: kv_bytes
-            for name, kv_bytes in sizes.items()
-            if (request := known.get(name)) is not None and request.worker is not None and kv_bytes > request.kv_bytes
-        }
+        news = {}
+        for name, kv_bytes in sizes.items():
+            request = known.get(name)
+            if request is None or request.worker is None or kv_bytes < request.kv_bytes:
+                continue
+            if kv_bytes > request.kv_bytes or name in self._pushed_out:
+                self._pushed_out.discard(name)
+                news[name] = kv_bytes
+        return news
 
     def _obey(self, command: events.AnyCommand) -> None:
         log.debug("%s", command)

@@ -261,6 +261,14 @@ class Fleet:
                 grown[request] = kv_bytes
         return grown
 
+    def take_preempted(self) -> list[RequestId]:
+        """The placed requests that vLLM has pushed out of a worker's blocks since the last call."""
+        return [
+            request
+            for request, worker in self.ledger.take_emptied()
+            if (live := self.live.get(request)) is not None and live.worker == worker
+        ]
+
     # -- from below: the supervisor's listener ----------------------------------------------------------------------
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:

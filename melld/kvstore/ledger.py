@@ -109,6 +109,7 @@ class Ledger:
         self._pages: dict[WorkerId, _Page] = {}
         self._homes: dict[RequestId, set[WorkerId]] = {}
         self._grown: dict[tuple[RequestId, WorkerId], int] = {}
+        self._emptied: list[tuple[RequestId, WorkerId]] = []
 
     def open_worker(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
         """A worker has started, empty; a page left by an earlier process of that name is thrown away."""
@@ -184,6 +185,11 @@ class Ledger:
         grown, self._grown = self._grown, {}
         return grown
 
+    def take_emptied(self) -> list[tuple[RequestId, WorkerId]]:
+        """The holdings that have lost all their blocks since the last call, and stay: vLLM has preempted them."""
+        emptied, self._emptied = self._emptied, []
+        return emptied
+
     def _set_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId, facts: BlockFacts) -> None:
         held = page.holdings.get(request)
         known_step = held.blocks_step if held is not None else page.gone.get(request, -1)
@@ -201,6 +207,8 @@ class Ledger:
         self._homes.setdefault(request, set()).add(worker)
         if held is None or blocks > held.blocks or (request, worker) in self._grown:
             self._grown[request, worker] = kv_bytes
+        if held is not None and held.blocks and not blocks:
+            self._emptied.append((request, worker))
 
     def _drop_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId) -> None:
         held = page.holdings.get(request)
