@@ -284,3 +284,12 @@ def test_the_memory_of_the_departed_stays_small(ledger: Ledger) -> None:
     assert len(page.gone) <= REORDER_STEPS + 1
     assert ledger.is_quiet()
     assert not ledger._homes
+
+
+def test_a_preempted_request_is_told_once(ledger: Ledger) -> None:
+    """vLLM's own preemptions are counted, so that they can be brought to zero; an end or a move is none."""
+    ledger.blocks_changed(A, 1, (6, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, 2, (0, 100), {ONE: (0, 0, 39, 1, "waiting")}, [TWO])
+    ledger.blocks_changed(B, 1, (0, 100), {TWO: (0, 0, 39, 1, "waiting")})
+    assert ledger.take_emptied() == [(ONE, A)]
+    assert ledger.take_emptied() == []
