@@ -29,7 +29,9 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """`[server]`: the HTTP API and its limits, and the control socket."""
 
     host: str = "127.0.0.1"
+    """The address on which the API listens.  Beyond loopback only with a key, or `allow_remote_without_key`."""
     port: Port = 8000
+    """Its TCP port; 0 takes a free one."""
     api_key_file: str | None = None
     """A file with one API key, or `sha256:` and its hex digest, a line."""
     api_keys: tuple[str, ...] = ()
@@ -39,16 +41,25 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     runtime_directory: str | None = None
     """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`."""
     max_body_bytes: Positive = 8 * MIB
+    """The largest body of a request, also after decompression; beyond it 413."""
     max_header_bytes: Positive = 8 << 10
+    """The largest header of a request; beyond it 431."""
     max_headers: Positive = 128
+    """The most headers of a request; beyond it 431."""
     header_timeout_s: PositiveSeconds = 10.0
+    """How long a client may take for a request's head; then 408."""
     body_timeout_s: PositiveSeconds = 30.0
+    """How long a client may take for a request's body; then 408."""
     max_concurrent_requests: Positive = 1024
+    """Calls that are worked on or wait at a time; beyond it 429 with Retry-After."""
     max_prompts_per_call: Positive = 256
+    """The most prompts in one call."""
     max_choices: Positive = 128
     """The largest `n` of a request."""
     max_stop_strings: Positive = 64
+    """The most stop strings in one call."""
     max_json_depth: Positive = 64
+    """How deep objects and lists of a body may be nested."""
     slow_reader_s: PositiveSeconds = 30.0
     """A stream whose reader takes nothing for so long is ended, and its request with it."""
     keep_alive_s: PositiveSeconds = 75.0
@@ -63,15 +74,20 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     """`[model]`: what is served.  `[model.vllm]` holds any option of `vllm serve` by its long name, verbatim."""
 
     path: str
+    """The directory of the model."""
     name: str | None = None
+    """The name that clients call it by.  Default: the last part of the path."""
     vllm: dict[str, Any] = {}
+    """Options of `vllm serve`, such as `max_model_len = 16384`.  What melld decides itself is refused."""
 
 
 class CpuDevices(_Table, frozen=True, kw_only=True):
     """`cpu = {count = 2, kv_bytes = "128MiB"}`: as many workers on the CPU, one thread each."""
 
     count: Positive = 2
+    """How many workers."""
     kv_bytes: int | str = "128MiB"
+    """The KV cache of each."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -83,6 +99,7 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
 
     cuda: tuple[int | str, ...] | None = None
+    """The GPUs to use, by index or UUID."""
     cpu: CpuDevices | None = None
 
 

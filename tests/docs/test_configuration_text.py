@@ -1,0 +1,29 @@
+"""docs/configuration.md is written from the code, and is up to date."""
+
+import msgspec
+
+from melld.config import Config
+from tests.docs.configuration_text import ROOT, configuration_text, descriptions, keys, reloadable, tables
+
+
+def test_every_key_says_what_it_means() -> None:
+    """A key without a word of explanation helps nobody."""
+    silent = [
+        f"{name}.{field.name}"
+        for name, kind in tables("", Config)
+        for field in keys(kind)
+        if field.name not in descriptions(kind)
+    ]
+    assert silent == []
+
+
+def test_the_page_is_the_one_that_the_code_writes() -> None:
+    """A default that has changed, or a new key, cannot be missing from it.  Write it anew as the page says."""
+    assert (ROOT / "docs" / "configuration.md").read_text() == configuration_text()
+
+
+def test_what_is_marked_as_reloadable_exists() -> None:
+    """A renamed key is not promised to be taken over."""
+    known = {f"{name}.{field.name}" for name, kind in tables("", Config) for field in keys(kind)}
+    assert reloadable() <= known
+    assert len(known) > len(msgspec.structs.fields(Config))
