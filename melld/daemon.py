@@ -207,7 +207,8 @@ class Daemon:
             probe.start()
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")
-            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys)))
+            generates = "generate" in await frontend.get_supported_tasks()
+            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys), generates))
             try:
                 yield
             finally:

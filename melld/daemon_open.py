@@ -68,14 +68,17 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     }
 
 
-def ready_text(url: str, model: str, needs_key: bool) -> str:
-    """What a newcomer reads when the daemon is ready: lines to paste."""
+def ready_text(url: str, model: str, needs_key: bool, generates: bool) -> str:
+    """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds."""
     program = "melld" if shutil.which("melld") else os.path.relpath(sys.argv[0])
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
+    route, question = "embeddings", '"input": "Hello"'
+    if generates:
+        route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
     return f"""melld: ready
 
   API     {url}/v1
-  try     curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
-            -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 64}}'
+  try     curl {url}/v1/{route} -H 'Content-Type: application/json'{key} \\
+            -d '{{"model": "{model}", {question}}}'
   status  {program} status --watch
 """

@@ -5,6 +5,7 @@ above it see one engine.  Runs in the daemon and never opens a CUDA context: onl
 """
 
 import contextlib
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ from melld.engine import wire
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
 from melld.errors import ConfigError, MelldError
+
+# vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 
 class EngineCodec:
