@@ -4,6 +4,9 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 `ControlErrorBody` with an HTTP status of 400 or more.
 """
 
+import enum
+from typing import Annotated
+
 import msgspec
 
 from melld.migrate.snapshot import Via
@@ -32,6 +35,72 @@ class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worker: str
     via: Via | None = None
     """None: its KV where that can be copied, else its tokens."""
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Take a worker out of service: no new requests, running ones moved, then its process ends.  Answered by `Drained`.
+
+    Said again, it tells how far that is, and may set another deadline.
+    """
+
+    worker: str
+    wait: bool = False
+    """Answer when it is drained, or cannot be at its deadline."""
+    deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """What still runs there after so many seconds goes on elsewhere from its tokens.  None: it takes what it takes."""
+
+
+class DrainOutcome(enum.StrEnum):
+    """How far a drain is."""
+
+    DRAINING = "draining"  # its requests are leaving, or its process is ending
+    DRAINED = "drained"  # it has no process, and its device is free
+    STUCK = "stuck"  # its deadline has passed, and a request is left that no other worker could ever hold
+    RESUMED = "resumed"  # it was taken into service again before it was drained
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a worker's requests since its drain began."""
+
+    worker: str
+    outcome: DrainOutcome
+    total_s: float
+    """Since the drain began; once it is drained, until its process was gone."""
+    moved: int
+    """Requests that were moved while they ran."""
+    ended: int
+    """Requests that ended there, of themselves or because their client left."""
+    restarted: int
+    """Requests that go on elsewhere from their tokens, now or when there is room: at the deadline, or at its death."""
+    left: int
+    """Requests that are still there."""
+    reason: str = ""
+    """Why it is stuck."""
+
+    def in_words(self) -> str:
+        """For people."""
+        parts = [f"{self.moved} moved", f"{self.ended} ended"]
+        parts += [f"{self.restarted} to go on elsewhere from their tokens"] if self.restarted else []
+        parts += [f"{self.left} left"] if self.left else []
+        done = "," if self.outcome is DrainOutcome.DRAINING else f" after {self.total_s:.1f} s:"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.worker}: {self.outcome}{done} {', '.join(parts)}{why}"
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Take a worker into service again, and start its process if there is none.  Answered by `Resumed`."""
+
+    worker: str
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker takes requests, once it is ready."""
+
+    worker: str
+    was_drained: bool
+    """Whether it had been drained, or was being drained."""
+    started: bool
+    """Whether its process had to be started: it is ready when `melld status` says so."""
 
 
 class ControlErrorBody(msgspec.Struct, frozen=True, kw_only=True):

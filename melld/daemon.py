@@ -25,13 +25,14 @@ from melld.api.control import Operation, serve_control
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
-from melld.control_messages import Migrate, Reload, Reloaded
+from melld.control_messages import Drain, Drained, Migrate, Reload, Reloaded, Resume, Resumed
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
 from melld.daemon_watch import Identity, Watch
 from melld.decision_log import header_record
 from melld.decision_log_file import DecisionLogFile
 from melld.driver import Driver
+from melld.driver_drain import Drains
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet import Fleet
 from melld.engine.pin import check_vllm_version
@@ -64,6 +65,8 @@ class Daemon:
         self.operations: Mapping[str, Operation] = {
             "reload": Operation(Reload, self._on_reload),
             "migrate": Operation(Migrate, self._on_migrate),
+            "drain": Operation(Drain, self._on_drain),
+            "resume": Operation(Resume, self._on_resume),
         }
 
     async def run(self) -> None:
@@ -80,6 +83,7 @@ class Daemon:
             self._log_decisions(stack)
             stack.push_async_callback(self._cancel_tasks)
             stack.push_async_callback(self._fleet.supervisor.stop)
+            stack.push_async_callback(self._drains.close)
             self._listen_to_signals()
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             await stack.enter_async_context(serve_control(self, control))
@@ -118,6 +122,7 @@ class Daemon:
         self._driver = Driver(
             self._fleet, self._executor, scheduler.policy, time.monotonic, epoch_s=scheduler.epoch_ms / 1e3
         )
+        self._drains = Drains(self._driver, self._fleet, time.monotonic)
         identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
         self.watch = Watch(self._fleet, self._driver, identity, nvml if gpus else None)
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
@@ -260,6 +265,12 @@ class Daemon:
 
     async def _on_migrate(self, asked: Migrate) -> MoveReport:
         return await self._driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
+
+    async def _on_drain(self, asked: Drain) -> Drained:
+        return await self._drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+
+    async def _on_resume(self, asked: Resume) -> Resumed:
+        return await self._drains.resume(WorkerId(asked.worker))
 
     def _apply_reload(self) -> Reloaded:
         new = self._reload()

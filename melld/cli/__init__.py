@@ -24,6 +24,8 @@ COMMANDS: Mapping[str, SubCommand] = {
     "serve": SubCommand("melld.cli.serve", "serve a model until told to stop"),
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
+    "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
+    "resume": SubCommand("melld.cli.resume", "take a drained worker into service again"),
     "check-config": SubCommand("melld.cli.check_config", "say whether a configuration can be used"),
     "simulate": SubCommand("melld.cli.simulate", "try scheduling policies on a trace, without GPUs"),
     "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),

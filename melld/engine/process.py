@@ -109,6 +109,10 @@ class WorkerProcess:
                 self.kill()
                 await self._ended.wait()
 
+    async def wait_ended(self) -> None:
+        """Return when it is gone, and its end has been told."""
+        await self._ended.wait()
+
     def kill(self) -> None:
         """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
         if self.state is not ProcessState.ENDED:
