@@ -14,7 +14,7 @@ RUN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
 
-.PHONY: setup serve test check test-gpu chaos lock clean
+.PHONY: setup serve test check test-gpu chaos dist lock clean
 
 setup: $(SETUP)
 
@@ -38,13 +38,19 @@ test-gpu: $(DEV)
 chaos: $(DEV)
 	PYTHONPATH=. $(RUN)/python benchmarks/chaos.py $(ARGS)
 
+# The wheel and the source distribution.  Built with the setuptools of .venv: nothing is downloaded.
+dist: $(SETUP)
+	rm -rf build dist
+	$(RUN)/python -c "from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')" >/dev/null
+	@ls dist
+
 # Resolve the lock files anew from pyproject.toml.
 lock: $(SETUP)
 	$(PIP) install uv
 	UV=$(RUN)/uv locks/update
 
 clean:
-	rm -rf $(VENV) .demo-model
+	rm -rf $(VENV) .demo-model build dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }

@@ -24,7 +24,7 @@ P  kvstore.geometry  kvstore.ledger  kvstore.device_reading
 P  decision_log  decision_recorder
 P  scheduler.*
 P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.migration*
-P  status  control_messages
+P  status  control_messages  service_units
 P  simulator.*
 P  engine.wire  engine.template_messages
 W  migrate.transports.*

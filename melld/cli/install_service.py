@@ -1,0 +1,137 @@
+"""`melld install-service`: writes melld's systemd units, or removes them; enables and starts nothing.
+
+Owns the files' places and the rule that only files written by this command are replaced or removed.  Says each thing
+that it does; with `--dry-run` it says them and does none.  The texts are `melld.service_units`'.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from melld.cli import DONE, FAILED
+from melld.service_units import is_ours, signed, system_unit, user_unit
+
+UNITS = ("melld.socket", "melld.service")
+SYSTEM_DIRECTORY = Path("/etc/systemd/system")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = (
+        "Write melld's systemd units.  Nothing is enabled or started: the commands for that are printed.  A file that "
+        "this command did not write, or that was edited since, is left alone."
+    )
+    parser.epilog = "Exit codes: 0 done, 1 a file is in the way or cannot be written, 2 bad usage."
+    parser.add_argument("--user", action="store_true", help="for the service manager of this user, not of the system")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--remove", action="store_true", help="remove what was written")
+    parser.add_argument(
+        "--root", metavar="DIR", type=Path, default=Path("/"), help="another root of the file system, to make an image"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write or remove; the exit code."""
+    directory = unit_directory(arguments.root, os.environ, user=arguments.user)
+    act = _Act(dry=arguments.dry_run)
+    try:
+        if arguments.remove:
+            return _remove(directory, act, user=arguments.user)
+        return _install(directory, act, user=arguments.user)
+    except OSError as error:
+        print(f"melld install-service: {error.filename}: {error.strerror}", file=sys.stderr)
+        return FAILED
+
+
+def unit_directory(root: Path, environment: Mapping[str, str], *, user: bool) -> Path:
+    """Where the units belong, below `root`."""
+    directory = SYSTEM_DIRECTORY
+    if user:
+        home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".config")
+        directory = Path(home) / "systemd" / "user"
+    return root / directory.relative_to("/")
+
+
+def program() -> str:
+    """This very melld, as a unit can start it."""
+    installed = Path(sys.executable).parent / "melld"
+    return str(installed) if installed.is_file() else f"{sys.executable} -m melld"
+
+
+class _Act:
+    """Does things to files and says so; or says so alone."""
+
+    def __init__(self, *, dry: bool) -> None:
+        self._dry = dry
+
+    def _say(self, text: str) -> None:
+        print(f"would {text}" if self._dry else text)
+
+    def make_directory(self, directory: Path) -> None:
+        if not directory.is_dir():
+            self._say(f"make   {directory}")
+            if not self._dry:
+                directory.mkdir(parents=True)
+
+    def write(self, path: Path, text: str) -> None:
+        """All of it or nothing: a manager that reads meanwhile never sees half a unit."""
+        self._say(f"write  {path}")
+        if not self._dry:
+            beside = path.with_name(f".{path.name}.new")
+            beside.write_text(text)
+            beside.chmod(0o644)
+            beside.replace(path)
+
+    def remove(self, path: Path) -> None:
+        self._say(f"remove {path}")
+        if not self._dry:
+            path.unlink()
+
+
+def _install(directory: Path, act: _Act, *, user: bool) -> int:
+    make = user_unit if user else system_unit
+    source = files("melld").joinpath("systemd")
+    wanted = {directory / name: signed(make(source.joinpath(name).read_text(), program())) for name in UNITS}
+    found = {path: path.read_text() for path in wanted if path.exists()}
+    if not _all_ours(found):
+        return FAILED
+    act.make_directory(directory)
+    for path, text in wanted.items():
+        if found.get(path) == text:
+            print(f"keep   {path}: it is up to date")
+        else:
+            act.write(path, text)
+    manager = "systemctl --user" if user else "systemctl"
+    config = "~/.config/melld/melld.toml" if user else "/etc/melld/melld.toml"
+    print(f"\nNow write {config}, then:\n  {manager} daemon-reload\n  {manager} enable --now {' '.join(UNITS)}")
+    return DONE
+
+
+def _remove(directory: Path, act: _Act, *, user: bool) -> int:
+    found = {path: path.read_text() for name in UNITS if (path := directory / name).exists()}
+    if not _all_ours(found):
+        return FAILED
+    for path in found:
+        act.remove(path)
+    if not found:
+        print(f"There is nothing of melld's in {directory}.")
+        return DONE
+    manager = "systemctl --user" if user else "systemctl"
+    stop = f"  {manager} stop {' '.join(UNITS)}\n  {manager} disable {' '.join(UNITS)}"
+    print(f"\nWhat still runs or is enabled goes with:\n{stop}\n  {manager} daemon-reload")
+    return DONE
+
+
+def _all_ours(found: Mapping[Path, str]) -> bool:
+    """Whether this command wrote all of these; says which it did not."""
+    foreign = [path for path, text in found.items() if not is_ours(text)]
+    for path in foreign:
+        print(
+            f"melld install-service: {path} was not written by this command, or was edited since: nothing is done. "
+            "Move it away, or keep your changes with `systemctl edit`.",
+            file=sys.stderr,
+        )
+    return not foreign

@@ -1,0 +1,56 @@
+"""The texts of the systemd units that `melld install-service` writes, and how one of them is known again.
+
+Pure: the units of `systemd/` in, the text to write out.  A written unit begins with a line that names its writer and
+the digest of all that follows, so that a file of somebody else, or one that was edited, is told from ours.
+"""
+
+import hashlib
+import re
+
+WRITER = "# Written by `melld install-service`; local changes belong in `systemctl edit`. sha256:"
+_FIRST_LINE = re.compile(re.escape(WRITER) + r"([0-9a-f]{64})\n")
+PROGRAM = "/usr/local/bin/melld"
+"""The program as the units of `systemd/` name it."""
+CONFIG = "/etc/melld/melld.toml"
+
+# What a user's own service manager can do without privileges; the rest of the system's unit needs namespaces, other
+# users or cgroups that a user's manager does not have.
+_USER_KEYS_TEXT = """
+Description Documentation Requires After StartLimitIntervalSec StartLimitBurst Type NotifyAccess ExecStart
+ExecReload TimeoutStartSec WatchdogSec Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy
+UMask ConfigurationDirectory RuntimeDirectory RuntimeDirectoryMode NoNewPrivileges LimitNOFILE LockPersonality
+RestrictRealtime RestrictSUIDSGID RestrictAddressFamilies SystemCallArchitectures SystemCallFilter
+SystemCallErrorNumber ListenStream FileDescriptorName Backlog NoDelay WantedBy Also
+"""
+USER_KEYS = frozenset(_USER_KEYS_TEXT.split())
+
+
+def system_unit(unit: str, program: str) -> str:
+    """A unit of `systemd/` for the system's manager, with the program where it really is."""
+    return unit.replace(PROGRAM, program)
+
+
+def user_unit(unit: str, program: str) -> str:
+    """A unit of `systemd/` for a user's own manager: started at log-in, configured in the user's `%E` directory."""
+    lines = [line for line in unit.splitlines() if not line.startswith("#") and _is_for_users(line)]
+    text = "\n".join(lines) + "\n"
+    text = text.replace(PROGRAM, program).replace(CONFIG, "%E/melld/melld.toml")
+    # The system's units are not the user's manager's to wait for.
+    text = re.sub(r"^After=melld\.socket .*$", "After=melld.socket", text, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text.replace("WantedBy=multi-user.target", "WantedBy=default.target"))
+
+
+def _is_for_users(line: str) -> bool:
+    key, equals, _ = line.partition("=")
+    return not equals or key in USER_KEYS
+
+
+def signed(text: str) -> str:
+    """The text as it is written: with the line by which it is known again."""
+    return f"{WRITER}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def is_ours(text: str) -> bool:
+    """Whether `text` is a unit as `signed` made it, for this or any other version of melld, unedited."""
+    match = _FIRST_LINE.match(text)
+    return match is not None and hashlib.sha256(text[match.end() :].encode()).hexdigest() == match[1]

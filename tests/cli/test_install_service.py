@@ -1,0 +1,126 @@
+"""`melld install-service` says all that it does, touches only what it wrote, and can be undone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from melld.service_units import is_ours
+
+UNITS = ("melld.service", "melld.socket")
+
+
+class Machine:
+    """A root directory of its own, and the command let loose on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.system = root / "etc/systemd/system"
+
+    def install(self, *flags: str, code: int = 0, **environment: str) -> str:
+        """Run the command; what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "melld", "install-service", "--root", str(self.root), *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | environment,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    def everything(self) -> dict[str, str]:
+        """Every file of the machine."""
+        return {str(path.relative_to(self.root)): path.read_text() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """An empty machine."""
+    return Machine(tmp_path)
+
+
+def test_what_is_installed_is_removed_again(machine: Machine) -> None:
+    """Trying melld as a service leaves nothing behind."""
+    said = machine.install()
+    assert set(machine.everything()) == {f"etc/systemd/system/{name}" for name in UNITS}
+    assert all(is_ours(text) for text in machine.everything().values())
+    assert all(f"write  {machine.system / name}" in said for name in UNITS)
+    said = machine.install("--remove")
+    assert machine.everything() == {}
+    assert all(f"remove {machine.system / name}" in said for name in UNITS)
+
+
+def test_the_unit_starts_this_melld(machine: Machine) -> None:
+    """Not another one that happens to be on the machine."""
+    machine.install()
+    service = (machine.system / "melld.service").read_text()
+    assert f"ExecStart={Path(sys.executable).parent}/" in service
+
+
+@pytest.mark.parametrize("flags", [(), ("--user",), ("--remove",)])
+def test_a_dry_run_changes_nothing(machine: Machine, flags: tuple[str, ...]) -> None:
+    """It can be read before it is done."""
+    if "--remove" in flags:
+        machine.install()
+    before = machine.everything()
+    said = machine.install("--dry-run", *flags, XDG_CONFIG_HOME="/home/me/.config")
+    assert machine.everything() == before
+    assert "would remove" in said if "--remove" in flags else "would write" in said
+
+
+def test_a_second_time_nothing_is_written(machine: Machine) -> None:
+    """Set-up scripts may run it again and again."""
+    machine.install()
+    before = {name: (machine.system / name).stat().st_mtime_ns for name in UNITS}
+    said = machine.install()
+    assert {name: (machine.system / name).stat().st_mtime_ns for name in UNITS} == before
+    assert "write  " not in said
+
+
+@pytest.mark.parametrize("flags", [(), ("--remove",)])
+@pytest.mark.parametrize("edited", UNITS)
+def test_what_somebody_else_wrote_is_left_alone(machine: Machine, flags: tuple[str, ...], edited: str) -> None:
+    """An administrator's own unit, or changes in ours, are never lost; and nothing is half done."""
+    machine.install()
+    with (machine.system / edited).open("a") as unit:
+        unit.write("# mine\n")
+    before = machine.everything()
+    said = machine.install(*flags, code=1)
+    assert machine.everything() == before
+    assert edited in said
+
+
+def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
+    """An upgrade brings its units."""
+    from melld.service_units import signed
+
+    machine.system.mkdir(parents=True)
+    (machine.system / "melld.service").write_text(signed("[Service]\nExecStart=/old/melld\n"))
+    machine.install()
+    assert "/old/melld" not in (machine.system / "melld.service").read_text()
+
+
+def test_a_users_units_lie_in_the_users_configuration(machine: Machine) -> None:
+    """No privileges are needed, and the system is not touched."""
+    machine.install("--user", XDG_CONFIG_HOME="/home/me/.config")
+    assert set(machine.everything()) == {f"home/me/.config/systemd/user/{name}" for name in UNITS}
+    machine.install("--user", "--remove", XDG_CONFIG_HOME="/home/me/.config")
+    assert machine.everything() == {}
+
+
+def test_removing_where_nothing_is_says_so(machine: Machine) -> None:
+    """Not an error: it is as it was wanted."""
+    assert "There is nothing of melld's" in machine.install("--remove")
+
+
+def test_a_place_that_cannot_be_written_is_told_in_a_line(machine: Machine) -> None:
+    """Without privileges the answer is a sentence, not a traceback."""
+    machine.system.parent.mkdir(parents=True)
+    machine.system.write_text("a file, where the directory should be")
+    said = machine.install(code=1)
+    assert "Traceback" not in said
+    assert str(machine.system) in said
