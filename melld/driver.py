@@ -46,6 +46,7 @@ class Driver:
         self.queued: dict[str, float] = {}
         self.preemptions = 0
         self._pushed_out: set[RequestId] = set()
+        self._early: dict[RequestId, int] = {}
         self._fleet = fleet
         self._clock = clock
         self._epoch_s = epoch_s
@@ -130,13 +131,18 @@ class Driver:
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
         """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while.
 
-        One that vLLM had preempted is told once it holds again what it held.
+        One that vLLM had preempted is told once it holds again what it held; one whose new worker has it already, when
+        the scheduler has heard of that.
         """
-        known = self.scheduler.cluster.requests
+        known, live = self.scheduler.cluster.requests, self._fleet.live
         news = {}
+        sizes, self._early = self._early | sizes, {}
         for name, kv_bytes in sizes.items():
             request = known.get(name)
-            if request is None or request.worker is None or kv_bytes < request.kv_bytes:
+            if request is None or request.worker is None or kv_bytes < request.kv_bytes or name not in live:
+                continue
+            if live[name].worker != request.worker.id:
+                self._early[name] = kv_bytes
                 continue
             if kv_bytes > request.kv_bytes or name in self._pushed_out:
                 self._pushed_out.discard(name)
