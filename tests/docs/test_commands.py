@@ -1,0 +1,106 @@
+"""Every command in the documents does what it is shown for: it is run, or at least understood."""
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from melld.cli import COMMANDS
+from tests.daemon_process import DaemonProcess
+from tests.docs.commands import ROOT, Block, blocks, commands
+
+RUN = [block for block in blocks() if block.runs]
+PARSED = [block for block in blocks() if not block.runs]
+# Programs of other people that the documents use where nothing can be run: a misspelt one is not among them.
+OTHERS = {"cd", "cp", "git", "journalctl", "mkdir", "pip", "python3", "systemctl", "systemd-analyze"}
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def desk(daemon: DaemonProcess, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as a reader has it after `make serve`: a demo model, and melld on the path."""
+    directory = tmp_path_factory.mktemp("desk")
+    (directory / ".demo-model").symlink_to(demo_model)
+    program = directory / "bin" / "melld"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m melld "$@"\n')
+    program.chmod(0o755)
+    return directory
+
+
+@pytest.mark.parametrize("block", RUN, ids=[block.name for block in RUN])
+def test_a_block_runs_as_it_stands(block: Block, desk: Path, daemon: DaemonProcess) -> None:
+    """A reader who pastes it gets no error."""
+    if "melld demo-model .demo-model" in block.script:  # a reader makes it once
+        block = block._replace(script=block.script.replace("demo-model .demo-model", "demo-model another-model"))
+    script = block.script.replace(ADDRESS, daemon.url).replace("curl -s", "curl -fs")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=desk,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ
+        | {
+            "PATH": f"{desk / 'bin'}:{os.environ['PATH']}",
+            "RUNTIME_DIRECTORY": str(daemon.runtime_directory),
+            "PYTHONPATH": str(ROOT),
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", PARSED, ids=[block.name for block in PARSED])
+def test_a_block_that_is_not_run_is_understood(block: Block) -> None:
+    """No flag, target or file that there is not."""
+    subprocess.run(["bash", "-n", "-c", block.script.replace("<", "").replace(">", "")], check=True, timeout=10)
+    for words in commands(block.script):
+        _understand(words)
+
+
+def _understand(words: list[str]) -> None:
+    program = words[0].rpartition("/")[2]
+    if program == "melld":
+        _parse(words[1:])
+    elif program == "make":
+        _make(words)
+    elif program == "python" and words[1] != "-m":
+        assert (ROOT / words[1]).is_file(), words
+    else:
+        assert program in OTHERS | {"python"}, words
+
+
+def _parse(words: list[str]) -> None:
+    """As `melld.cli.main` does, and no further."""
+    if words == ["--help"]:
+        return
+    module = importlib.import_module(COMMANDS[words[0]].module)
+    parser = argparse.ArgumentParser(prog=f"melld {words[0]}", exit_on_error=False)
+    module.add_arguments(parser)
+    if "--help" not in words:
+        parser.parse_args(words[1:])
+
+
+def _make(words: list[str]) -> None:
+    """The targets are there: `make -n` says what it would do, and does nothing."""
+    done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_begins_with_what_works() -> None:
+    """A stranger's first two commands are the ones that CI runs."""
+    first = next(block for block in blocks() if block.page == "README.md")
+    assert [words[:2] for words in commands(first.script)] == [["make", "serve"], ["make", "test"]]
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    """A page that was moved takes its links along."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
