@@ -23,6 +23,7 @@ and, from the daemon, what else its scheduler was told; none of it changes a siz
     ask       request, destination: an operator wants it there
     drain     worker;  resume  worker
 
+    wake      worker, wake_s: how long it takes to wake it; 0 while its process is warm
 `step`, where a record has it, counts the scheduler's events: records of one step are one event and what was decided
 on it.  In the simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided
 nothing leaves no record; in the daemon's an epoch is a record.
@@ -158,3 +159,4 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.WorkerDraining: lambda event: [("drain", {"worker": event.worker})],
     events.WorkerResumed: lambda event: [("resume", {"worker": event.worker})],
 }
+    events.WorkerWakeTimeChanged: lambda event: [("wake", {"worker": event.worker, "wake_s": event.wake_s})],

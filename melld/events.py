@@ -99,6 +99,16 @@ class MoveCommitted(Event, frozen=True, tag=True, gc=False):
 
     request: RequestId
     destination: WorkerId | None = None
+class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
+    """How long requests wait for the worker once it is activated: 0 while its process is warm.
+
+    Of the sleeping workers that are large enough, the one that wakes soonest is activated first.
+    """
+
+    worker: WorkerId
+    wake_s: float
+
+
     via: str = ""
 
 
@@ -190,3 +200,4 @@ AnyEvent = (
     | EpochStarted
 )
 AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | MoveRequest | ActivateWorker | RetireWorker
+    | WorkerWakeTimeChanged

@@ -30,8 +30,9 @@ class WorkerState(enum.StrEnum):
     STARTING = "starting"  # its process loads the model; not a token yet
     READY = "ready"  # runs requests
     DRAINING = "draining"  # finishes or gives away what it runs, takes nothing new
-    ASLEEP = "asleep"  # its process keeps the model out of the GPU's memory; wakes when needed
-    WAKING = "waking"  # on its way from asleep to ready
+    ASLEEP = "asleep"  # has no requests and is not needed now; its process waits, and answers at once when it is
+    STOPPING = "stopping"  # its process is ending, because it is not needed or because an operator wants its device
+    WAKING = "waking"  # on its way from stopped to ready; requests that are placed on it wait
     STOPPED = "stopped"  # has no process; started when needed, or when asked for
     FAILED = "failed"  # its process died or would not start; the reason says what comes next
 

@@ -18,6 +18,7 @@ import msgspec
 
 from melld import events
 from melld.engine import wire
+from melld.engine.fleet_presence import Offer, Presence
 from melld.engine.fleet_probation import PROOF_TOKENS, Probation
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
@@ -135,6 +136,8 @@ class Fleet:
         self._probation = Probation()
         self._indices = {slot.worker: index for index, slot in enumerate(slots)}
         self._clock = clock
+        self._presence = Presence()
+        self._geometry: KvGeometry | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
 
@@ -196,7 +199,7 @@ class Fleet:
         if method not in wire.UTILITIES:
             raise ValueError(f"{method} is not among the calls that a worker takes")
         futures = []
-        for worker in self.workers:
+        for worker in filter(self.is_ready, self.workers):
             self._next_call += 1
             future = self._calls[self._next_call] = asyncio.get_running_loop().create_future()
             self.send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
@@ -234,7 +237,23 @@ class Fleet:
         """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
         live = self.live[request]
         live.worker = worker
-        if not live.deaths or self._probation.give(request, worker):
+        if self.is_ready(worker):
+            self._give(live, worker)
+            return
+        live.taken = False
+        self._presence.hold(request, worker)
+        self.supervisor.wake(worker)
+
+    def is_ready(self, worker: WorkerId) -> bool:
+        """Whether it takes requests at once; those placed on one that does not are held until it is ready."""
+        return worker in self.workers and self.supervisor.process(worker) is not None
+
+    def limit_slots(self, worker: WorkerId, slots: int) -> None:
+        """Have the scheduler give the worker at most so many requests at once, until it is told another number."""
+        self._tell_all(self._presence.limit(worker, slots, self._clock()))
+
+    def _give(self, live: Live, worker: WorkerId) -> None:
+        if not live.deaths or self._probation.give(live.request, worker):
             self._begin(live, worker)
 
     def _begin(self, live: Live, worker: WorkerId) -> None:
@@ -292,39 +311,42 @@ class Fleet:
         """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
         worker = slot.worker
         self.ready.pop(worker, None)
-        if self.workers.pop(worker, None) is None:
+        if self.workers.pop(worker, None) is not None:
+            self.ledger.close_worker(worker)
+            self.moves.worker_lost(worker)
+        theirs = [live for live in self.live.values() if live.worker == worker]
+        if ended.expected and all(self._presence.holds(live.request, worker) for live in theirs):
+            self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
             return
         self.ledger.close_worker(worker)
         self.moves.worker_lost(worker)
         innocent = self._probation.worker_lost(worker)
         poison = []
-        for live in self.live.values():
-            if live.worker == worker:
-                live.worker = None
-                live.lease = self.new_lease(live.request)
-                live.deaths += not ended.expected and live.taken and live.request not in innocent
-                live.proven_tokens = len(live.output_token_ids) + PROOF_TOKENS
-                if live.deaths >= MAX_DEATHS:
-                    poison.append(live.request)
+        for live in theirs:
+            live.worker = None
+            live.lease = self.new_lease(live.request)
+            live.deaths += not ended.expected and live.taken and live.request not in innocent
+            live.proven_tokens = len(live.output_token_ids) + PROOF_TOKENS
+            if live.deaths >= MAX_DEATHS:
+                poison.append(live.request)
         for request in poison:
             log.error("request %s was there when %d workers died: not tried again", request, MAX_DEATHS)
             self._fail(request, RequestKilledWorkers(request))
-        self._tell(events.WorkerDown(self._clock(), worker=worker))
+        self._tell_all(self._presence.lost(worker, self._clock()))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
-        geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
-        self.ready[slot.worker] = ready
-        self.workers[slot.worker] = WorkerFacts(self._indices[slot.worker], geometry, ready.max_requests)
-        self.ledger.open_worker(slot.worker, geometry, ready.total_blocks)
-        self._tell(
-            events.WorkerUp(
-                self._clock(),
-                worker=slot.worker,
-                capacity_bytes=ready.total_blocks * ready.block_bytes,
-                slots=ready.max_requests,
-            )
-        )
-        self.moves.worker_ready(slot.worker, ready)
+        worker = slot.worker
+        geometry = self._geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
+        self.ready[worker] = ready
+        self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests)
+        self.ledger.open_worker(worker, geometry, ready.total_blocks)
+        for request in self._presence.release(worker):
+            live = self.live.get(request)
+            if live is not None and live.worker == worker:
+                self._give(live, worker)
+        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests)
+        self._tell_all(self._presence.ready(worker, offer, self._clock()))
+        self.moves.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
@@ -399,10 +421,12 @@ class Fleet:
                 future.set_result(done.result)
 
     def _kv_bytes(self, tokens: int) -> int:
-        """By the geometry of any worker: they all run the same model."""
-        for facts in self.workers.values():
-            return facts.geometry.bytes_for_tokens(tokens)
-        return 0
+        """By the geometry of the latest worker: they all run the same model."""
+        return self._geometry.bytes_for_tokens(tokens) if self._geometry is not None else 0
+
+    def _tell_all(self, found: Iterable[events.AnyEvent]) -> None:
+        for event in found:
+            self._tell(event)
 
     def _tell(self, event: events.AnyEvent) -> None:
         self.on_event(event)

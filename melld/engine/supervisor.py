@@ -1,6 +1,6 @@
-"""Keeps one worker process alive per device: starts them side by side, restarts the dead, fences the hung.
+"""Keeps one worker process per device as it should be: starts, stops, wakes, restarts the dead, fences the hung.
 
-Owns the processes and their back-off.  Never knows a request: the fleet does.
+Owns the processes and their back-off.  Never knows a request: the fleet does.  `supervisor_place` has the lifecycle.
 
     a worker that was ready and dies        restarted after 1, 2, 4 ... 60 s
     one that dies while loading, in a row   likewise, and given up after `MAX_FAILED_STARTS`
@@ -18,23 +18,16 @@ import msgspec
 from melld.engine import wire
 from melld.engine.process import ProcessState, WorkerEnded, WorkerProcess
 from melld.engine.process_template import Template
+from melld.engine.supervisor_place import MAX_FAILED_STARTS, Place, Slot
 from melld.errors import MelldError
 from melld.ids import WorkerId
+from melld.status import WorkerState
+
+__all__ = ["Patience", "Place", "Slot", "Supervisor", "WorkerStartFailed"]
 
 log = logging.getLogger("melld.supervisor")
-MAX_FAILED_STARTS = 5
-MAX_BACK_OFF_S = 60.0
 PING_INTERVAL_S = 1.0
 STOP_DEADLINE_S = 5.0
-
-
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """A place for a worker: its name, its device, and what it is told at birth."""
-
-    worker: WorkerId
-    device: str
-    uuid: str | None = None
-    spec: wire.WorkerSpec
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,31 +57,6 @@ class Listener(Protocol):
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
         """The process is gone; nothing more comes from it."""
-
-
-class Place:
-    """A slot and the process that is in it now."""
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
-        self.process: WorkerProcess | None = None
-        self.restarts = 0
-        self.failed_starts = 0
-        self.detail = ""
-        self.given_up = False
-        self.wanted = True
-        self.heard_s = 0.0
-        self.unanswered = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a worker is there and takes requests."""
-        return self.process is not None and self.process.state is ProcessState.READY
-
-    @property
-    def back_off_s(self) -> float:
-        """How long to wait before the next start."""
-        return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.failed_starts - 1))
 
 
 class Supervisor:
@@ -129,13 +97,66 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         processes = [place.process for place in self.places.values() if place.process is not None]
+        for place in self.places.values():
+            if place.process is not None and place.state is not WorkerState.STOPPING:
+                place.step("stop")
         await asyncio.gather(*(process.stop(STOP_DEADLINE_S) for process in processes))
         self.template.stop()
+
+    # -- one worker, on purpose -------------------------------------------------------------------------------------
+
+    def start_worker(self, worker: WorkerId) -> None:
+        """Start the process of a worker that was stopped, is being stopped, or was given up; else nothing.
+
+        Returns at once: `WorkerReady`, or the process's end, reaches the listener.
+        """
+        place = self.places[worker]
+        if self._stopping:
+            return
+        if place.given_up:
+            place.failed_starts = 0
+        elif place.state not in (WorkerState.STOPPED, WorkerState.STOPPING):
+            return
+        place.step("start")
+        if place.process is None:
+            self._own(self._spawn(place), f"start {worker}")
+        self.on_change()
+
+    def stop_worker(self, worker: WorkerId) -> None:
+        """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
+
+        Returns at once: `WorkerEnded`, `expected`, reaches the listener.  What it runs must have been moved or ended.
+        """
+        place = self.places[worker]
+        if place.state in (WorkerState.STOPPING, WorkerState.STOPPED):
+            return
+        place.step("stop")
+        place.detail = ""
+        if place.process is not None:
+            self._own(place.process.stop(STOP_DEADLINE_S), f"stop {worker}")
+        elif place.state is WorkerState.STOPPING:
+            place.step("ended")
+        self.on_change()
+
+    def sleep(self, worker: WorkerId) -> None:
+        """It is not needed now.  Its process stays as it is until `stop_worker`."""
+        place = self.places[worker]
+        if place.state is WorkerState.READY:
+            place.step("sleep")
+
+    def wake(self, worker: WorkerId) -> None:
+        """It is needed: at once if its process is warm, else as soon as it is ready."""
+        place = self.places[worker]
+        if place.state is WorkerState.ASLEEP:
+            place.step("wake")
+        elif not place.given_up:
+            self.start_worker(worker)
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """The process in that place if it is ready."""
         place = self.places[worker]
-        return place.process if place.is_ready else None
+        process = place.process
+        return process if process is not None and process.state is ProcessState.READY else None
 
     def _own(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -143,14 +164,16 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     async def _spawn(self, place: Place) -> None:
-        slot = place.slot
+        if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
+            return  # it is wanted no longer, or was started meanwhile
         place.process = WorkerProcess(
-            slot.spec,
+            place.slot.spec,
             self.template,
             lambda message, payload: self._said(place, message, payload),
             lambda ended: self._ended(place, ended),
         )
         place.unanswered = 0
+        place.began_s = asyncio.get_running_loop().time()
         await place.process.start()
         self.on_change()
 
@@ -160,8 +183,12 @@ class Supervisor:
             self._judge_step(place, message)
             return
         if isinstance(message, wire.WorkerReady):
+            if place.process is None or place.process.state is not ProcessState.READY:
+                return  # it became ready while it was being ended
+            place.step("ready")
             place.failed_starts = 0
             place.detail = ""
+            place.wake_s = asyncio.get_running_loop().time() - place.began_s
             log.info(
                 "%s is ready on %s (pid %d, %.1f s)", place.slot.worker, place.slot.device, message.pid, message.load_s
             )
@@ -172,14 +199,19 @@ class Supervisor:
 
     def _ended(self, place: Place, ended: WorkerEnded) -> None:
         place.process = None
-        place.detail = ended.reason
-        if not ended.expected:
+        if ended.expected:
+            place.step("ended")
+        else:
+            place.step("died")
+            place.detail = ended.reason
             log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
         self._listener.worker_ended(place.slot, ended)
         if self._first_start is not None and not self._first_start.done() and not ended.expected:
             self._first_start.set_exception(WorkerStartFailed(ended.worker, place.slot.device, ended.reason))
-        elif not self._stopping and place.wanted:
+        elif not self._stopping and place.state is WorkerState.FAILED:
             self._restart(place, ended)
+        elif not self._stopping and place.state is WorkerState.WAKING:
+            self._own(self._spawn(place), f"start {ended.worker}")
         self.on_change()
 
     def _check_first_start(self) -> None:
@@ -188,10 +220,8 @@ class Supervisor:
             waiting.set_result(None)
 
     def _restart(self, place: Place, ended: WorkerEnded) -> None:
-        if not ended.expected:
-            place.failed_starts = place.failed_starts + 1 if not ended.was_ready else 1
+        place.failed_starts = place.failed_starts + 1 if not ended.was_ready else 1
         if place.failed_starts >= MAX_FAILED_STARTS:
-            place.given_up = True
             place.detail = f"given up after {place.failed_starts} failed starts: {ended.reason}"
             log.error("%s: %s", place.slot.worker, place.detail)
             return
@@ -200,7 +230,9 @@ class Supervisor:
 
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)
-        await self._spawn(place)
+        if place.state is WorkerState.FAILED and not place.given_up:
+            place.step("start")
+            await self._spawn(place)
 
     # -- hung workers -----------------------------------------------------------------------------------------------
 

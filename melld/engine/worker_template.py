@@ -34,7 +34,10 @@ IMPORTS = (
     "torch.multiprocessing.reductions",
     "transformers",
     "vllm.engine.arg_utils",
+    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.model_loader",
+    "vllm.v1.core.sched.scheduler",
     "vllm.v1.engine.core",
     "vllm.v1.executor",
     "vllm.v1.executor.uniproc_executor",
@@ -48,7 +51,7 @@ IMPORTS = (
     "melld.migrate.transports.copies",
 )
 IMPORTS_OF_KIND = {
-    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner"),
+    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.v1.attention.backends.cpu_attn"),
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"),
 }
 
@@ -59,9 +62,11 @@ def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     die_with_parent(daemon_pid)
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
+    gc.disable()
     preload(device_kind)
     gc.collect()
-    gc.freeze()  # what lives now lives for ever: no child's collector touches, and so copies, these pages
+    gc.freeze()  # what lives now lives for ever: no child's collector looks at these pages, and so copies them
+    gc.enable()
     Template(control).serve()
 
 

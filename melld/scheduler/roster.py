@@ -14,12 +14,13 @@ from melld.scheduler.state import Worker, WorkerState
 class Roster:
     """Workers in the order in which they became known (their rank): the first that sleeps is woken first.
 
-    So the same few workers are in use again and again, and the others sleep deeply.
+    So the same few workers are in use again and again, and the others sleep deeply.  One whose process has ended comes
+    after those that answer at once.
     """
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, Worker] = {}
-        self._asleep: list[tuple[int, WorkerId]] = []  # a heap; who was woken since is dropped when met
+        self._asleep: list[tuple[float, int, WorkerId]] = []  # a heap; who was woken since is dropped when met
         self._ranks = 0
         self._largest: tuple[int, int] | None = None  # bytes: ever offered, offered now; None: to be measured
 
@@ -45,10 +46,17 @@ class Roster:
 
     def sleeps(self, worker: Worker) -> None:
         """The worker may be woken again."""
-        heapq.heappush(self._asleep, (worker.rank, worker.id))
+        heapq.heappush(self._asleep, (worker.wake_s, worker.rank, worker.id))
+
+    def wakes_in(self, worker: Worker, wake_s: float) -> None:
+        """Waking the worker takes so long from now on."""
+        if worker.wake_s != wake_s:
+            worker.wake_s = wake_s
+            if worker.state is WorkerState.ASLEEP:
+                self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
-        """The first known of the sleeping workers that are large enough."""
+        """Of the sleeping workers that are large enough the one that wakes soonest, of equals the first known."""
         asleep = self._asleep
         while asleep and self._asleep_worker(asleep[0]) is None:
             heapq.heappop(asleep)
@@ -79,7 +87,9 @@ class Roster:
             self._largest = (ever, max(usable, default=-1))
         return self._largest
 
-    def _asleep_worker(self, entry: tuple[int, WorkerId]) -> Worker | None:
-        worker = self.workers.get(entry[1])
-        known = worker is not None and worker.rank == entry[0] and worker.state is WorkerState.ASLEEP
-        return worker if known else None
+    def _asleep_worker(self, entry: tuple[float, int, WorkerId]) -> Worker | None:
+        wake_s, rank, name = entry
+        worker = self.workers.get(name)
+        if worker is None or worker.rank != rank or worker.wake_s != wake_s:
+            return None
+        return worker if worker.state is WorkerState.ASLEEP else None

@@ -50,6 +50,7 @@ class Scheduler:
             events.MoveAborted: self._move_ended,
             events.MoveAsked: self._move_asked,
             events.EpochStarted: self._epoch_started,
+            events.WorkerWakeTimeChanged: self._wake_time_changed,
         }
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
@@ -197,6 +198,13 @@ class Scheduler:
             self._serve_waiting()
 
     # ---- the epoch
+    def _wake_time_changed(self, event: events.WorkerWakeTimeChanged) -> None:
+        if event.wake_s < 0:
+            raise ValueError(f"worker {event.worker} wakes in {event.wake_s} s")
+        worker = self.cluster.workers.get(event.worker)
+        if worker is not None:
+            self.cluster.roster.wakes_in(worker, event.wake_s)
+
 
     def _epoch_started(self, event: events.EpochStarted) -> None:
         self.policy.epoch()

@@ -128,6 +128,7 @@ class Worker:
         "used_bytes",
     )
 
+        "wake_s",
     def __init__(self, worker: WorkerId, capacity_bytes: int, slots: int, machine: int, rank: int) -> None:
         self.id = worker
         self.capacity_bytes = capacity_bytes
@@ -149,6 +150,7 @@ class Worker:
         self.entry: tuple[int, int, Worker] | None = None
 
     @property
+        self.wake_s = 0.0
     def count(self) -> int:
         """Requests that hold a slot: running here or arriving."""
         return len(self.requests) + len(self.arriving)

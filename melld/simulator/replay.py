@@ -125,6 +125,8 @@ def as_event(facts: list[Record]) -> AnyEvent:
         case "worker":
             return _worker_event(fact)
         case "drain":
+        case "wake":
+            return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
             return events.WorkerDraining(at_s, worker)
         case "resume":
             return events.WorkerResumed(at_s, worker)

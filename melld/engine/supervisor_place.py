@@ -1,0 +1,93 @@
+"""A place for a worker: its device, the process that is in it now, and where that worker stands.
+
+Owns the worker's lifecycle as the daemon sees it (`status.WorkerState`, and the table below).  Starts and ends nothing.
+
+                      ┌─────────────────start──────────────┐
+    STARTING ──ready──► READY ──sleep──► ASLEEP ──stop──► STOPPING ──ended──► STOPPED ──start──► WAKING ──ready──► READY
+                          ▲ └────────────wake──┘             └──start──► WAKING (the old process ends, then a new one)
+    died: FAILED ──start──► STARTING
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from melld.engine import wire
+from melld.engine.process import WorkerProcess
+from melld.errors import IllegalTransition
+from melld.ids import WorkerId
+from melld.status import WorkerState
+
+MAX_FAILED_STARTS = 5
+MAX_BACK_OFF_S = 60.0
+
+PLACE_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
+    (WorkerState.STARTING, "ready"): WorkerState.READY,
+    (WorkerState.STARTING, "stop"): WorkerState.STOPPING,
+    (WorkerState.STARTING, "died"): WorkerState.FAILED,
+    (WorkerState.READY, "sleep"): WorkerState.ASLEEP,
+    (WorkerState.READY, "stop"): WorkerState.STOPPING,
+    (WorkerState.READY, "died"): WorkerState.FAILED,
+    (WorkerState.ASLEEP, "wake"): WorkerState.READY,
+    (WorkerState.ASLEEP, "stop"): WorkerState.STOPPING,
+    (WorkerState.ASLEEP, "died"): WorkerState.FAILED,
+    (WorkerState.STOPPING, "ended"): WorkerState.STOPPED,
+    (WorkerState.STOPPING, "start"): WorkerState.WAKING,
+    (WorkerState.STOPPED, "start"): WorkerState.WAKING,
+    (WorkerState.WAKING, "ended"): WorkerState.WAKING,
+    (WorkerState.WAKING, "ready"): WorkerState.READY,
+    (WorkerState.WAKING, "stop"): WorkerState.STOPPING,
+    (WorkerState.WAKING, "died"): WorkerState.FAILED,
+    (WorkerState.FAILED, "start"): WorkerState.STARTING,
+    (WorkerState.FAILED, "stop"): WorkerState.STOPPED,
+}
+WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})
+"""States in which a worker has its model loaded and answers at once."""
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """A place for a worker: its name, its device, and what it is told at birth."""
+
+    worker: WorkerId
+    device: str
+    uuid: str | None = None
+    spec: wire.WorkerSpec
+
+
+class Place:
+    """A slot and the process that is in it now."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.state = WorkerState.STARTING
+        self.process: WorkerProcess | None = None
+        self.restarts = 0
+        self.failed_starts = 0
+        self.detail = ""
+        self.unanswered = 0
+        self.began_s = 0.0
+        """When it was last asked to start."""
+        self.wake_s = 0.0
+        """How long its last start took, from the asking to the first token; 0 until there has been one."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker is there and takes requests at once."""
+        return self.state in WARM
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it has died while loading so often that it is not tried again by itself."""
+        return self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS
+
+    @property
+    def back_off_s(self) -> float:
+        """How long to wait before the next start."""
+        return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.failed_starts - 1))
+
+    def step(self, event: str) -> None:
+        """Go where the table says; raises `IllegalTransition` where it says nothing."""
+        after = PLACE_TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise IllegalTransition("worker", self.slot.worker, self.state, event)
+        self.state = after
