@@ -6,6 +6,7 @@ Schemathesis stays out of the project's lock: install it into an environment of 
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "demo"
         make_demo_model(model)
-        with DaemonProcess(model, "--device", "cpu:1") as daemon:
+        # A short context: an answer without a limit of its own ends soon, and what takes a minute hangs.
+        with DaemonProcess(model, "--device", "cpu:1", "--set", "model.vllm.max_model_len=512") as daemon:
             daemon.wait_ready()
             code = fuzz(daemon, arguments)
             print("ready after it:", daemon.get("/ready"))
@@ -53,7 +55,8 @@ def fuzz(daemon: DaemonProcess, arguments: argparse.Namespace) -> int:
     command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"]
     if arguments.only:
         command += ["--include-path-regex", arguments.only]
-    return subprocess.run(command, check=False).returncode
+    hooks = {"PYTHONPATH": str(Path(__file__).parent), "SCHEMATHESIS_HOOKS": "fuzz_hooks"}
+    return subprocess.run(command, env=os.environ | hooks, check=False).returncode
 
 
 if __name__ == "__main__":

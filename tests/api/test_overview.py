@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from melld.api.overview import CONTENT_TYPE, overview_headers, overview_html
+from melld.scheduler.mell.classes import Limits
 from melld.status import DaemonStatus
 from tests.api.browser import Tab, browser_tab
 from tests.api.http_client import API_KEY, request
@@ -146,6 +147,18 @@ async def test_text_from_clients_stays_text(tab: Tab) -> None:
         assert await tab.evaluate("document.title") == f"melld: {HOSTILE}"
         assert await tab.evaluate("document.querySelectorAll('img, main script').length") == 0
         assert await tab.evaluate("at('model').textContent") == HOSTILE
+
+
+async def test_requests_are_coloured_by_the_schedulers_classes(tab: Tab) -> None:
+    """What looks large on the page is what the scheduler takes for large."""
+    capacity_bytes = 1_000_003
+    sizes = [capacity_bytes // part + more for part in (8, 4, 3, 2, 1) for more in (-1, 0, 1)]
+    limits = Limits.of(capacity_bytes)
+    async with served(STATUS) as url:
+        await tab.open(url)
+        await tab.wait_until("document.querySelectorAll('.worker').length === 3")
+        shown = await tab.evaluate(f"{sizes}.map((bytes) => classOf({{kv_bytes: bytes}}, {capacity_bytes}))")
+    assert shown == [limits.class_of(size).name for size in sizes]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
