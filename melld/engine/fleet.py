@@ -134,12 +134,12 @@ class Fleet:
         self.on_failed: Callable[[RequestId, MelldError], None] = lambda _request, _error: None
         self.dropped_outputs = 0
         self._probation = Probation()
-        self._indices = {slot.worker: index for index, slot in enumerate(slots)}
-        self._clock = clock
         self._presence = Presence()
         self._geometry: KvGeometry | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
+        self._indices = {slot.worker: index for index, slot in enumerate(slots)}
+        self._clock = clock
 
     # -- from above: the front end ----------------------------------------------------------------------------------
 
@@ -318,8 +318,6 @@ class Fleet:
         if ended.expected and all(self._presence.holds(live.request, worker) for live in theirs):
             self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
             return
-        self.ledger.close_worker(worker)
-        self.moves.worker_lost(worker)
         innocent = self._probation.worker_lost(worker)
         poison = []
         for live in theirs:
