@@ -1,4 +1,4 @@
-"""What schemathesis is told for `benchmarks/fuzz_api.py`: most bodies name the model that there is, so that they get far.
+"""What schemathesis is told for `benchmarks/fuzz_api.py`: most bodies name the model that there is, and so get far.
 
 Read by schemathesis (`SCHEMATHESIS_HOOKS`), in its own environment.
 """
@@ -9,7 +9,7 @@ import schemathesis
 
 
 @schemathesis.hook
-def map_body(_context: Any, body: Any) -> Any:
+def map_body(context: Any, body: Any) -> Any:  # noqa: ARG001  the name is schemathesis'
     """Three bodies in four ask for `demo`; the rest for whatever they were made with."""
     if isinstance(body, dict) and len(str(body)) % 4:
         body["model"] = "demo"

@@ -1,0 +1,73 @@
+"""Takes the picture of the page at `/` that the README shows: a real daemon under load, in headless Chromium.
+
+    PYTHONPATH=. python benchmarks/overview_picture.py docs/overview.png docs/overview-dark.png
+
+Three workers on the CPU under mell-plus; long and short prompts of tokens, so that every size class is there.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from melld.demo_model import make_demo_model
+from tests.api.browser import browser_tab
+from tests.daemon_process import DaemonProcess
+
+WORKER_TOKENS = 8192
+# The prompts, as parts of a worker.
+PARTS = (0.52, 0.3, 0.26, 0.21, 0.2, 0.14, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02)
+WIDTH, HEIGHT = 1100, 1000
+# A picture is worth taking when a request is on its way and several hold memory.
+WORTH_IT = "document.querySelectorAll('.part.leaving').length > 0 && document.querySelectorAll('.part').length > 8"
+
+
+async def main(light: Path, dark: Path) -> None:
+    """Load a daemon, wait for a move, take the pictures."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "demo"
+        make_demo_model(model)
+        flags = ["--device", "cpu:3", "--kv-bytes", f"{WORKER_TOKENS * 4096}"]
+        flags += ["--set", 'scheduler.policy="mell-plus"']
+        with DaemonProcess(model, *flags) as daemon:
+            daemon.wait_ready()
+            async with aiohttp.ClientSession() as session, browser_tab() as tab:
+                asked = [
+                    asyncio.ensure_future(ask(session, daemon.url, part, index)) for index, part in enumerate(PARTS)
+                ]
+                await tab.open(daemon.url)
+                await tab.wait_until(WORTH_IT)
+                light.write_bytes(await tab.screenshot(WIDTH, HEIGHT))
+                dark.write_bytes(await tab.screenshot(WIDTH, HEIGHT, dark=True))
+                print(json.dumps(await tab.evaluate("latest"), indent=1)[:2000])
+                for task in asked:
+                    task.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def ask(session: aiohttp.ClientSession, url: str, part: float, index: int) -> None:
+    """Short answers to long questions end soon, and leave room for others to be pulled together."""
+    while True:
+        await asyncio.sleep(0.2 * index)
+        body = {
+            "model": "demo",
+            "prompt": tokens(part, index),
+            "max_tokens": 120 + 90 * (index % 5),
+            "ignore_eos": True,
+        }
+        head = {"X-Request-Id": f"client-{index:02d}"}
+        async with session.post(f"{url}/v1/completions", json=body, headers=head) as answer:
+            await answer.read()
+
+
+def tokens(part: float, index: int) -> Sequence[int]:
+    """A prompt of so many tokens, unlike the others: they share no prefix."""
+    return [10 + (index * 31 + place) % 200 for place in range(int(part * WORKER_TOKENS))]
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
