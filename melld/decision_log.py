@@ -4,7 +4,7 @@ Owns the encoding of facts and decisions; never writes a file (the daemon's shel
 never decides.  Records have the keys `at` (seconds) and `kind`, and then:
 
     worker    worker, capacity_bytes (zero: it is gone and its requests have no worker), slots
-    arrive    request, kv_bytes, prompt_tokens, priority
+    arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key)
     place     request, worker, kv_bytes, cause
     queue     request, cause
     grow      request, kv_bytes
@@ -12,7 +12,8 @@ never decides.  Records have the keys `at` (seconds) and `kind`, and then:
     moved     request, outcome ("committed" or "aborted"), cause; between the two the request counts on both workers;
               the daemon's, committed, with via: the way that it went in the end
     preempt   request, worker; it holds nothing there until its next `grow`, and then all of it again
-    finish    request; with cause "refused", kv_bytes and capacity_bytes if it never could have run
+    finish    request; with cause "refused", kv_bytes and capacity_bytes if it never could have run; with cause
+              "queue full" or "waited too long" if it was sent away before it had begun
     activate  worker, cause
     retire    worker, cause
 
@@ -22,8 +23,8 @@ and, from the daemon, what else its scheduler was told; none of it changes a siz
     epoch     the period of re-planning begins
     ask       request, destination: an operator wants it there
     drain     worker;  resume  worker
-
     wake      worker, wake_s: how long it takes to wake it; 0 while its process is warm
+
 `step`, where a record has it, counts the scheduler's events: records of one step are one event and what was decided
 on it.  In the simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided
 nothing leaves no record; in the daemon's an epoch is a record.
@@ -80,6 +81,8 @@ def decision_record(
         case events.RefuseRequest():
             refused = {"kv_bytes": command.kv_bytes, "capacity_bytes": command.capacity_bytes, "cause": "refused"}
             return _stamped(at_s, "finish", {"request": command.request, **refused}, step)
+        case events.ShedRequest():
+            kind, rest = "finish", {"request": command.request}
         case events.ActivateWorker():
             kind, rest = "activate", {"worker": command.worker}
         case events.RetireWorker():
@@ -117,6 +120,7 @@ def _stamped(at_s: float, kind: str, rest: Record, step: int | None) -> Record:
 
 
 def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
+    client = {"client": event.client} if event.client else {}
     return [
         (
             "arrive",
@@ -125,6 +129,7 @@ def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
                 "kv_bytes": event.kv_bytes,
                 "prompt_tokens": event.prompt_tokens,
                 "priority": event.priority,
+                **client,
             },
         )
     ]
@@ -156,7 +161,7 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.MoveCommitted: _moved,
     events.MoveAborted: _moved,
     events.MoveAsked: lambda event: [("ask", {"request": event.request, "destination": event.destination})],
+    events.WorkerWakeTimeChanged: lambda event: [("wake", {"worker": event.worker, "wake_s": event.wake_s})],
     events.WorkerDraining: lambda event: [("drain", {"worker": event.worker})],
     events.WorkerResumed: lambda event: [("resume", {"worker": event.worker})],
 }
-    events.WorkerWakeTimeChanged: lambda event: [("wake", {"worker": event.worker, "wake_s": event.wake_s})],

@@ -97,6 +97,6 @@ class Recorder:
             case events.MoveRequest():
                 self._destination[command.request] = command.destination
                 return decision_record(at_s, command, via=ways.get(command.request, "kv"), step=self.step)
-            case events.RefuseRequest():
+            case events.RefuseRequest() | events.ShedRequest():
                 self._kv_bytes.pop(command.request, None)
         return decision_record(at_s, command, step=self.step)

@@ -13,6 +13,11 @@ import msgspec
 from melld.ids import RequestId, WorkerId
 
 
+QUEUE_FULL = "queue full"
+WAITED_TOO_LONG = "waited too long"
+"""Why a request is shed: the causes of a `ShedRequest`."""
+
+
 class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A fact.  `at_s` never decreases from one event to the next."""
 
@@ -20,12 +25,16 @@ class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class RequestArrived(Event, frozen=True, tag=True, gc=False):
-    """A request wants a worker.  `kv_bytes` is what its prompt needs.  Lower `priority` goes first, as in vLLM."""
+    """A request wants a worker.  `kv_bytes` is what its prompt needs.  Lower `priority` goes first, as in vLLM.
+
+    `client` is who shares what there is with other clients: a short name for an API key, never the key.
+    """
 
     request: RequestId
     kv_bytes: int
     prompt_tokens: int = 0
     priority: int = 0
+    client: str = ""
 
 
 class RequestsGrew(Event, frozen=True, tag=True):
@@ -90,15 +99,6 @@ class WorkerResumed(Event, frozen=True, tag=True, gc=False):
     worker: WorkerId
 
 
-class MoveCommitted(Event, frozen=True, tag=True, gc=False):
-    """The request now runs on the move's destination alone; the source's blocks are free.
-
-    `destination` tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way
-    that it went in the end, for the decision log: empty if nobody says.
-    """
-
-    request: RequestId
-    destination: WorkerId | None = None
 class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
     """How long requests wait for the worker once it is activated: 0 while its process is warm.
 
@@ -109,6 +109,15 @@ class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
     wake_s: float
 
 
+class MoveCommitted(Event, frozen=True, tag=True, gc=False):
+    """The request now runs on the move's destination alone; the source's blocks are free.
+
+    `destination` tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way
+    that it went in the end, for the decision log: empty if nobody says.
+    """
+
+    request: RequestId
+    destination: WorkerId | None = None
     via: str = ""
 
 
@@ -158,6 +167,12 @@ class RefuseRequest(Command, frozen=True, tag=True, gc=False):
     capacity_bytes: int
 
 
+class ShedRequest(Command, frozen=True, tag=True, gc=False):
+    """The request, which has not begun, waits no longer: `QUEUE_FULL` or `WAITED_TOO_LONG` is the cause."""
+
+    request: RequestId
+
+
 class MoveRequest(Command, frozen=True, tag=True, gc=False):
     """Start to move the request.  It counts on both workers until `MoveCommitted` or `MoveAborted`.
 
@@ -192,6 +207,7 @@ AnyEvent = (
     | WorkerDown
     | WorkerCapacityChanged
     | WorkerSlotsChanged
+    | WorkerWakeTimeChanged
     | WorkerDraining
     | WorkerResumed
     | MoveCommitted
@@ -199,5 +215,4 @@ AnyEvent = (
     | MoveAsked
     | EpochStarted
 )
-AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | MoveRequest | ActivateWorker | RetireWorker
-    | WorkerWakeTimeChanged
+AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | ShedRequest | MoveRequest | ActivateWorker | RetireWorker

@@ -119,8 +119,7 @@ class Cluster:
         source = request.worker
         if source is None:
             request.state = request.after("place")
-            if request.id in self.waiting:
-                self.waiting.remove(request.id)
+            self.waiting.begin(request)
             request.placed_s = self.now_s
             self._settle_on(request, worker)
             self._commands.append(PlaceRequest(cause, request.id, worker.id))
@@ -213,6 +212,7 @@ class Cluster:
         self._sequences += 1
         request = Request(event.request, event.kv_bytes, event.prompt_tokens, event.priority, self._sequences)
         request.arrived_s = self.now_s
+        request.client = event.client
         self.requests[request.id] = request
         return request
 
@@ -229,6 +229,8 @@ class Cluster:
                 continue
             request.kv_bytes = kv_bytes
             worker.used_bytes += delta_bytes
+            if request.client:
+                self.waiting.share.grow(request.client, delta_bytes)
             note(worker)
             if (destination := request.destination) is not None:
                 worker.leaving_bytes += delta_bytes

@@ -22,10 +22,16 @@ from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
-    """`retire_after_s`: how long a worker stays awake without requests (judged at epochs)."""
+    """`retire_after_s`: how long a worker stays awake without requests (judged at epochs).
+
+    `max_waiting`: how many requests may wait that have not begun.  `wait_deadline_s`: how long one of them may wait
+    (judged at epochs).  None: no limit.
+    """
 
     cluster: ClusterSettings = ClusterSettings()
     retire_after_s: float = 0.0
+    max_waiting: int | None = None
+    wait_deadline_s: float | None = None
 
 
 class Scheduler:
@@ -44,13 +50,13 @@ class Scheduler:
             events.WorkerDown: self._worker_down,
             events.WorkerCapacityChanged: self._capacity_changed,
             events.WorkerSlotsChanged: self._slots_changed,
+            events.WorkerWakeTimeChanged: self._wake_time_changed,
             events.WorkerDraining: self._worker_draining,
             events.WorkerResumed: self._worker_resumed,
             events.MoveCommitted: self._move_ended,
             events.MoveAborted: self._move_ended,
             events.MoveAsked: self._move_asked,
             events.EpochStarted: self._epoch_started,
-            events.WorkerWakeTimeChanged: self._wake_time_changed,
         }
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
@@ -84,13 +90,35 @@ class Scheduler:
             cluster.waiting.add(request)
             self._serve_waiting()
             self._tell_waiting(request)
+            self._shed_surplus()
         elif not self.policy.allocate(request, "arrival"):
             cluster.waiting.add(request)
             self._tell_waiting(request)
+            self._shed_surplus()
 
     def _tell_waiting(self, request: Request) -> None:
         if request.state is RequestState.WAITING:
             self.cluster.record(events.QueueRequest("no room", request.id))
+
+    def _shed_surplus(self) -> None:
+        most, waiting = self.settings.max_waiting, self.cluster.waiting
+        while most is not None and waiting.newcomers > most:
+            self._shed(waiting.last(), events.QUEUE_FULL)
+
+    def _shed_late(self) -> None:
+        """Those that have waited too long and have not begun.  A stream that has is never ended for want of room."""
+        if (deadline_s := self.settings.wait_deadline_s) is None:
+            return
+        now_s = self.cluster.now_s
+        late = [one for one in self.cluster.waiting if now_s - one.arrived_s >= deadline_s]
+        for request in late:
+            self._shed(request, events.WAITED_TOO_LONG)
+        if late:
+            self._serve_waiting()  # one of them may have stood before others who fit
+
+    def _shed(self, request: Request, cause: str) -> None:
+        self.cluster.remove_request(request)
+        self.cluster.record(events.ShedRequest(cause, request.id))
 
     def _grew(self, event: events.RequestsGrew) -> None:
         self.cluster.grow(event.kv_bytes)
@@ -170,6 +198,13 @@ class Scheduler:
     def _slots_changed(self, event: events.WorkerSlotsChanged) -> None:
         self._resize(event.worker, None, event.slots)
 
+    def _wake_time_changed(self, event: events.WorkerWakeTimeChanged) -> None:
+        if event.wake_s < 0:
+            raise ValueError(f"worker {event.worker} wakes in {event.wake_s} s")
+        worker = self.cluster.workers.get(event.worker)
+        if worker is not None:
+            self.cluster.roster.wakes_in(worker, event.wake_s)
+
     def _resize(self, name: WorkerId, capacity_bytes: int | None, slots: int | None) -> None:
         worker = self.cluster.workers.get(name)
         if worker is None:
@@ -198,17 +233,11 @@ class Scheduler:
             self._serve_waiting()
 
     # ---- the epoch
-    def _wake_time_changed(self, event: events.WorkerWakeTimeChanged) -> None:
-        if event.wake_s < 0:
-            raise ValueError(f"worker {event.worker} wakes in {event.wake_s} s")
-        worker = self.cluster.workers.get(event.worker)
-        if worker is not None:
-            self.cluster.roster.wakes_in(worker, event.wake_s)
-
 
     def _epoch_started(self, event: events.EpochStarted) -> None:
         self.policy.epoch()
         self._serve_waiting()
+        self._shed_late()
         for worker in self.cluster.draining.copy().values():
             self._empty_draining(worker)
         for worker in self.cluster.empty_workers():
@@ -227,14 +256,11 @@ class Scheduler:
     def _serve_waiting(self) -> None:
         """Strictly in order; only a request that no worker could hold now even if empty is passed over."""
         waiting = self.cluster.waiting
-        passed_over: list[Request] = []
         while (name := waiting.head()) is not None:
             request = self.cluster.requests[name]
             if self.policy.allocate(request, "room"):
                 continue
             if self.cluster.could_hold(request.kv_bytes):
                 break
-            passed_over.append(request)
             waiting.pass_over(name)
-        for request in passed_over:
-            waiting.restore(request.id)
+        waiting.restore()

@@ -61,6 +61,7 @@ class Request:
 
     __slots__ = (
         "arrived_s",
+        "client",
         "destination",
         "id",
         "kv_bytes",
@@ -82,6 +83,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.priority = priority
         self.sequence = sequence
+        self.client = ""
         self.arrived_s = 0.0
         self.placed_s = 0.0
         self.moved_s = 0.0
@@ -126,9 +128,9 @@ class Worker:
         "slots",
         "state",
         "used_bytes",
+        "wake_s",
     )
 
-        "wake_s",
     def __init__(self, worker: WorkerId, capacity_bytes: int, slots: int, machine: int, rank: int) -> None:
         self.id = worker
         self.capacity_bytes = capacity_bytes
@@ -148,9 +150,9 @@ class Worker:
         self.grown_bytes = 0
         self.growth_bytes_s = 0.0
         self.entry: tuple[int, int, Worker] | None = None
+        self.wake_s = 0.0
 
     @property
-        self.wake_s = 0.0
     def count(self) -> int:
         """Requests that hold a slot: running here or arriving."""
         return len(self.requests) + len(self.arriving)

@@ -1,58 +1,138 @@
-"""The requests that wait for room: those that lost their worker first, then by priority, then first come.
+"""The requests that wait for room, and who of them is next.
 
-Owns the order of waiting; never decides who fits.
+    those that lost their worker     by priority, then first come: their clients have seen tokens
+    then by priority                 lower first, as in vLLM
+    then by client                   who has been served least (`share.FairShare`)
+    then first come                  within one client
+
+Owns the order of waiting and the share of each client; never decides who fits, nor who may wait.
 """
 
-import heapq
+import bisect
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from melld.ids import RequestId
+from melld.scheduler.share import FairShare
 from melld.scheduler.state import Request
 
-Rank = tuple[bool, int, int]
+Line = OrderedDict[RequestId, Request]
 
 
 class WaitingQueue:
-    """A heap with removal by name: what was removed is dropped when it comes to the top."""
+    """Lines of requests, one for each priority and client, and one of those that lost their worker."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Rank, RequestId]] = []
-        self._ranks: dict[RequestId, Rank] = {}
+        self.share = FairShare()
+        self._displaced: list[tuple[int, int, RequestId]] = []  # priority, sequence: sorted
+        self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by client; none is empty
+        self._waiting: dict[RequestId, Request] = {}
+        self._clients: Counter[str] = Counter()
+        self._passed: list[tuple[Request, bool]] = []
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._waiting)
 
     def __contains__(self, request: RequestId) -> bool:
-        return request in self._ranks
+        return request in self._waiting
 
-    def __iter__(self) -> Iterator[RequestId]:
-        """The waiting in the order in which they will be served."""
-        return iter(sorted(self._ranks, key=self._ranks.__getitem__))
+    def __iter__(self) -> Iterator[Request]:
+        """Those that wait and have not begun, in no order that means anything."""
+        return (request for lines in self._lines.values() for line in lines.values() for request in line.values())
+
+    @property
+    def newcomers(self) -> int:
+        """How many wait that never had a worker."""
+        return len(self._waiting) - len(self._displaced)
 
     def add(self, request: Request, displaced: bool = False) -> None:
-        """Let the request wait; one that lost its worker goes ahead of all that never had one."""
-        rank = (not displaced, request.priority, request.sequence)
-        self._ranks[request.id] = rank
-        heapq.heappush(self._heap, (rank, request.id))
+        """Let the request wait; one that lost its worker goes ahead of all that never had one.
 
-    def remove(self, request: RequestId) -> None:
-        """The request waits no more."""
-        del self._ranks[request]
+        Requests that never had a worker come in the order of their sequence.
+        """
+        self._waiting[request.id] = request
+        if displaced:
+            bisect.insort(self._displaced, (request.priority, request.sequence, request.id))
+            return
+        self._returns(request.client)
+        self._clients[request.client] += 1
+        self._line(request)[request.id] = request
 
-    def pass_over(self, request: RequestId) -> None:
-        """Leave the head out of `head` until it is restored; it still waits."""
-        assert self._heap[0][1] == request, request
-        heapq.heappop(self._heap)
+    def remove(self, request: RequestId) -> bool:
+        """The request waits no more.  Whether it had lost a worker."""
+        found = self._waiting.pop(request)
+        entry = (found.priority, found.sequence, request)
+        place = bisect.bisect_left(self._displaced, entry)
+        if self._displaced[place : place + 1] == [entry]:
+            del self._displaced[place]
+            return True
+        self._clients[found.client] -= 1
+        if not self._clients[found.client]:
+            del self._clients[found.client]
+        self._leave_line(found)
+        return False
 
-    def restore(self, request: RequestId) -> None:
-        """The end of `pass_over`."""
-        heapq.heappush(self._heap, (self._ranks[request], request))
+    def begin(self, request: Request) -> None:
+        """The request is given room, whether or not it has waited.  What is done over again is nobody's debt."""
+        if request.id not in self._waiting:
+            self._returns(request.client)
+        elif self.remove(request.id):
+            return
+        self.share.begin(request.client, request.kv_bytes)
 
     def head(self) -> RequestId | None:
         """Who is served next."""
-        while self._heap:
-            rank, request = self._heap[0]
-            if self._ranks.get(request) == rank:
-                return request
-            heapq.heappop(self._heap)
-        return None
+        if self._displaced:
+            return self._displaced[0][2]
+        if not self._lines:
+            return None
+        lines = self._lines[min(self._lines)]
+        if len(lines) == 1:
+            return next(iter(next(iter(lines.values()))))
+        first = [next(iter(line.values())) for line in lines.values()]
+        return min(first, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
+
+    def last(self) -> Request:
+        """Who goes when there are too many: of the least urgent, of the client with most of them, the last come.
+
+        Of two clients with as many it is the one that came last.
+        """
+        lines = self._lines[max(self._lines)].values()
+        longest = max(lines, key=lambda line: (len(line), next(reversed(line.values())).sequence))
+        return next(reversed(longest.values()))
+
+    def pass_over(self, request: RequestId) -> None:
+        """Leave the head out of `head` and `last` until `restore`; it still waits."""
+        assert self.head() == request, request
+        displaced = bool(self._displaced)
+        self._passed.append((self._waiting[request], displaced))
+        if displaced:
+            del self._displaced[0]
+        else:
+            self._leave_line(self._waiting[request])
+
+    def restore(self) -> None:
+        """All who were passed over have their places again."""
+        while self._passed:
+            request, displaced = self._passed.pop()
+            if displaced:
+                bisect.insort(self._displaced, (request.priority, request.sequence, request.id))
+            else:
+                self._line(request)[request.id] = request
+                self._line(request).move_to_end(request.id, last=False)
+
+    def _returns(self, client: str) -> None:
+        if client not in self._clients:
+            self.share.returns(client, self._clients)
+
+    def _line(self, request: Request) -> Line:
+        return self._lines.setdefault(request.priority, {}).setdefault(request.client, OrderedDict())
+
+    def _leave_line(self, request: Request) -> None:
+        lines = self._lines[request.priority]
+        line = lines[request.client]
+        del line[request.id]
+        if not line:
+            del lines[request.client]
+            if not lines:
+                del self._lines[request.priority]

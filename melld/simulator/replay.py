@@ -94,7 +94,7 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
 
 def is_decision(record: Record) -> bool:
     """Whether the scheduler, not the world, is the source of the record."""
-    return record["kind"] in DECISIONS or record.get("cause") == "refused"
+    return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
 
 
 def as_event(facts: list[Record]) -> AnyEvent:
@@ -111,7 +111,8 @@ def as_event(facts: list[Record]) -> AnyEvent:
         case "epoch":
             return events.EpochStarted(at_s)
         case "arrive":
-            return events.RequestArrived(at_s, request, fact["kv_bytes"], fact["prompt_tokens"], fact["priority"])
+            sizes = fact["kv_bytes"], fact["prompt_tokens"]
+            return events.RequestArrived(at_s, request, *sizes, fact["priority"], fact.get("client", ""))
         case "grow":
             return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
         case "finish":
@@ -124,9 +125,9 @@ def as_event(facts: list[Record]) -> AnyEvent:
             return events.MoveAborted(at_s, request, reason=fact["cause"])
         case "worker":
             return _worker_event(fact)
-        case "drain":
         case "wake":
             return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
+        case "drain":
             return events.WorkerDraining(at_s, worker)
         case "resume":
             return events.WorkerResumed(at_s, worker)

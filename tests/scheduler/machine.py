@@ -35,6 +35,7 @@ class Books:
         self.at: dict[str, str | None] = {}
         self.going: dict[str, str] = {}
         self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits is served in this order
+        self.client: dict[str, str] = {}
 
     def usable(self) -> list[str]:
         """Workers that may be given requests, asleep ones included."""
@@ -83,8 +84,7 @@ class Books:
                 assert self.at[request] is None, command
                 assert self.fits(worker, self.size[request]), command
                 rank = self.rank.pop(request)
-                overtaken = [r for r, other in self.rank.items() if other < rank and self.could_hold(self.size[r])]
-                assert not overtaken, command
+                assert not any(self.goes_before(r, request, rank) for r in self.rank), command
                 self.at[request] = worker
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
@@ -100,6 +100,24 @@ class Books:
             case e.RefuseRequest(request=request):
                 assert self.size[request] > max(self.capacity.values()), command
                 self.forget(request)
+            case e.ShedRequest(request=request):
+                assert self.rank[request][0], command  # it has never had a worker
+                self.forget(request)
+
+    def goes_before(self, other: str, request: str, rank: tuple[bool, int, int]) -> bool:
+        """Whether the other, who waits, should have been served first; of equal ones of two clients either may be."""
+        theirs = self.rank[other]
+        fair = theirs[:2] == rank[:2] and rank[0] and self.client[other] != self.client[request]
+        return theirs < rank and not fair and self.could_hold(self.size[other])
+
+    def heads(self) -> list[str]:
+        """Who may be next: of the first class in which somebody could be held, the first of each client."""
+        able = sorted((rank, name) for name, rank in self.rank.items() if self.could_hold(self.size[name]))
+        first: dict[str, str] = {}
+        for rank, name in able:
+            if rank[:2] == able[0][0][:2]:
+                first.setdefault(self.client[name] if rank[0] else "", name)
+        return list(first.values())
 
     def forget(self, request: str) -> None:
         """The request is gone."""
@@ -124,16 +142,26 @@ class PolicyMachine(RuleBasedStateMachine):
     def build(self) -> Scheduler:
         """A fresh scheduler with the settings of this run."""
         cluster = ClusterSettings(instant_moves=self.instant, horizon_s=self.horizon_s)
-        return Scheduler(POLICIES[self.policy], SchedulerSettings(cluster, retire_after_s=self.retire_after_s))
+        settings = SchedulerSettings(cluster, self.retire_after_s, self.max_waiting, self.wait_deadline_s)
+        return Scheduler(POLICIES[self.policy], settings)
 
     @initialize(
         workers=st.integers(1, 5),
         slots=st.sampled_from([1, 3, 1000]),
         horizon_s=st.sampled_from([0.0, 2.0]),
         retire_after_s=st.sampled_from([0.0, 3.0]),
+        limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
     )
-    def start(self, workers: int, slots: int, horizon_s: float, retire_after_s: float) -> None:
+    def start(
+        self,
+        workers: int,
+        slots: int,
+        horizon_s: float,
+        retire_after_s: float,
+        limits: tuple[int | None, float | None],
+    ) -> None:
         self.horizon_s, self.retire_after_s = horizon_s, retire_after_s
+        self.max_waiting, self.wait_deadline_s = limits
         self.scheduler = self.build()
         self.books = Books(self.instant)
         for name in NAMES[:workers]:
@@ -158,14 +186,19 @@ class PolicyMachine(RuleBasedStateMachine):
 
     # ---- requests
 
-    @rule(sizes=st.lists(SIZES, min_size=1, max_size=8), priority=st.sampled_from([0, 0, 0, 1]))
-    def arrive(self, sizes: list[int], priority: int) -> None:
+    @rule(
+        sizes=st.lists(SIZES, min_size=1, max_size=8),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        client=st.sampled_from(["", "", "key0", "key1"]),
+    )
+    def arrive(self, sizes: list[int], priority: int, client: str) -> None:
         for size in sizes:
             self.count += 1
             name = f"r{self.count}"
             self.books.size[name], self.books.at[name], self.books.rank[name] = size, None, (True, priority, self.count)
-            self.priority[name] = priority
-            self.tell(e.RequestArrived(self.now_s, name, size, prompt_tokens=size, priority=priority))
+            self.priority[name], self.books.client[name] = priority, client
+            event = e.RequestArrived(self.now_s, name, size, prompt_tokens=size, priority=priority, client=client)
+            self.tell(event)
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
@@ -270,14 +303,13 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         """The first of the queue that any worker could hold has found none; a horizon may hold room back, not sleep."""
-        for head in sorted(self.books.rank, key=self.books.rank.__getitem__):
-            size = self.books.size[head]
-            asleep = [name for name in self.books.usable() if name not in self.books.awake]
-            assert not any(size <= self.books.capacity[name] for name in asleep), head
-            if self.horizon_s == 0.0:
-                assert not self.books.has_room(size), head
-            if self.books.could_hold(size):
-                return
+        sizes = [self.books.size[name] for name in self.books.heads()]
+        asleep = [self.books.capacity[name] for name in self.books.usable() if name not in self.books.awake]
+        assert not sizes or any(size > max(asleep, default=-1) for size in sizes), self.books.heads()
+        if sizes and self.horizon_s == 0.0:
+            assert any(not self.books.has_room(size) for size in sizes), self.books.heads()
+        limit = self.scheduler.settings.max_waiting
+        assert limit is None or sum(rank[0] for rank in self.books.rank.values()) <= limit
 
     def the_drained_are_emptied(self) -> None:
         """Whoever is left on a worker that is to be emptied has nowhere to go (or those that wait go first)."""

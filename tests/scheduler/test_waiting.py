@@ -9,14 +9,34 @@ from melld.scheduler.waiting import WaitingQueue
 STEPS = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-1, 1), st.integers(0, 30)), max_size=60)
 
 
+def waiting(
+    queue: WaitingQueue, name: str, sequence: int, client: str = "", priority: int = 0, size: int = 1
+) -> Request:
+    """One more request that waits."""
+    request = Request(name, size, size, priority, sequence)
+    request.client = client
+    queue.add(request)
+    return request
+
+
+def order(queue: WaitingQueue, requests: dict[str, Request]) -> list[str]:
+    """Everyone is given room, one after the other."""
+    served = []
+    while (name := queue.head()) is not None:
+        queue.begin(requests[name])
+        served.append(name)
+    return served
+
+
 @given(STEPS)
 def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool, bool, int, int]]) -> None:
     """However requests come and give up, the order is displaced, priority, first come."""
     queue = WaitingQueue()
     expected: dict[str, tuple[bool, int, int]] = {}
+    requests = {}
     for number, (come, displaced, priority, victim) in enumerate(steps):
         if come or not expected:
-            request = Request(f"r{number}", 1, 1, priority, number)
+            request = requests[f"r{number}"] = Request(f"r{number}", 1, 1, priority, number)
             queue.add(request, displaced)
             expected[request.id] = (not displaced, priority, number)
         else:
@@ -24,17 +44,119 @@ def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool,
             queue.remove(name)
             del expected[name]
         ranked = sorted(expected, key=expected.__getitem__)
-        assert ranked == list(queue)
         assert (ranked[0] if ranked else None) == queue.head()
+        assert len(ranked) == len(queue)
+        assert {one.id for one in queue} == {name for name, rank in expected.items() if rank[0]}
+    assert order(queue, requests) == ranked if steps else True
 
 
 def test_who_is_passed_over_keeps_the_place() -> None:
     """Passing over is for one round of serving only."""
     queue = WaitingQueue()
-    for number, name in enumerate(("a", "b")):
-        queue.add(Request(name, 1, 1, 0, number))
-    queue.pass_over("a")
-    assert queue.head() == "b"
-    queue.restore("a")
-    assert queue.head() == "a"
-    assert len(queue) == 2
+    displaced = Request("lost", 1, 1, 3, 9)
+    requests = {name: waiting(queue, name, number) for number, name in enumerate("abc")} | {"lost": displaced}
+    queue.add(displaced, displaced=True)
+    for name in ("lost", "a", "b"):
+        queue.pass_over(name)
+    assert queue.head() == "c"
+    queue.restore()
+    assert len(queue) == 4
+    assert order(queue, requests) == ["lost", "a", "b", "c"]
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.sampled_from([0, 0, 1])), min_size=1, max_size=80
+)
+
+
+@given(ARRIVALS)
+def test_within_a_client_the_order_is_priority_then_first_come(arrivals: list[tuple[str, int, int]]) -> None:
+    """Fairness among clients never turns one client's own order round, and priority goes before fairness."""
+    queue = WaitingQueue()
+    requests = {
+        f"r{number}": waiting(queue, f"r{number}", number, client, priority, size)
+        for number, (client, size, priority) in enumerate(arrivals)
+    }
+    served = [requests[name] for name in order(queue, requests)]
+    assert len(served) == len(arrivals)
+    assert [request.priority for request in served] == sorted(request.priority for request in served)
+    for client in "abcd":
+        own = [(request.priority, request.sequence) for request in served if request.client == client]
+        assert own == sorted(own)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.data())
+def test_while_two_wait_neither_gets_more_than_a_request_ahead(sizes: list[int], data: st.DataObject) -> None:
+    """A client with a thousand requests in the line has no more of the machine than one with a few."""
+    queue = WaitingQueue()
+    names = [f"{client}{number}" for number in range(len(sizes)) for client in "ab"]
+    requests = {
+        name: waiting(queue, name, sequence, name[0], size=data.draw(st.integers(1, 50)))
+        for sequence, name in enumerate(data.draw(st.permutations(names)))
+    }
+    had = {"a": 0, "b": 0}
+    left = {"a": len(sizes), "b": len(sizes)}
+    for name in order(queue, requests):
+        client = name[0]
+        had[client] += requests[name].kv_bytes
+        left[client] -= 1
+        if all(left.values()):
+            assert abs(had["a"] - had["b"]) <= 50
+
+
+@given(st.integers(1, 200), st.integers(0, 30))
+def test_who_comes_last_waits_for_one_request_at_most_of_each_other(before: int, already_served: int) -> None:
+    """A newcomer is not behind a long line of somebody else's, and a long-served client owes no more than its share."""
+    queue = WaitingQueue()
+    requests = {f"a{number}": waiting(queue, f"a{number}", number, "a", size=10) for number in range(before)}
+    for _ in range(min(already_served, before)):
+        queue.begin(requests[str(queue.head())])
+    requests["b"] = waiting(queue, "b", 1000, "b", size=10)
+    assert "b" in order(queue, requests)[:2]
+
+
+def test_who_was_away_has_saved_nothing_up() -> None:
+    """A night alone on the machine is not held against anybody in the morning."""
+    queue = WaitingQueue()
+    for number in range(100):
+        alone = Request(f"night{number}", 1000, 1000, 0, number)
+        alone.client = "a"
+        queue.begin(alone)
+        queue.share.grow("a", 500)
+    requests = {}
+    for number in range(20):
+        for sequence, client in enumerate("ab"):
+            name = f"{client}{number}"
+            requests[name] = waiting(queue, name, 200 + 2 * number + sequence, client, size=1000)
+    served = order(queue, requests)
+    assert sum(name[0] == "a" for name in served[:10]) >= 4
+
+
+def test_growth_counts_as_service() -> None:
+    """Long answers are paid for like long prompts."""
+    queue = WaitingQueue()
+    requests = {
+        f"{c}{n}": waiting(queue, f"{c}{n}", 10 * n + i, c, size=10) for n in range(3) for i, c in enumerate("ab")
+    }
+    queue.begin(requests["a0"])
+    queue.share.grow("a", 25)
+    assert order(queue, requests) == ["b0", "b1", "b2", "a1", "a2"]
+
+
+def test_of_too_many_the_greediest_clients_last_goes() -> None:
+    """Who fills the line makes room for the others; the least urgent go first of all."""
+    queue = WaitingQueue()
+    for number in range(4):
+        waiting(queue, f"a{number}", number, "a")
+    waiting(queue, "b0", 4, "b")
+    assert queue.last().id == "a3"
+    waiting(queue, "c0", 5, "c", priority=1)
+    assert queue.last().id == "c0"
+
+
+def test_of_clients_with_as_many_the_newcomer_goes() -> None:
+    """Nobody who waits is sent away for one who has as much in the line."""
+    queue = WaitingQueue()
+    for number, name in enumerate(("a0", "b0", "b1", "a1")):
+        waiting(queue, name, number, name[0])
+    assert queue.last().id == "a1"
