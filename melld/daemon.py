@@ -29,6 +29,7 @@ from melld.control_messages import Drain, Drained, Migrate, Reload, Reloaded, Re
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
 from melld.daemon_watch import Identity, Watch
+from melld.daemon_why import Why
 from melld.decision_log import header_record
 from melld.decision_log_file import DecisionLogFile
 from melld.driver import Driver
@@ -124,7 +125,8 @@ class Daemon:
         )
         self._drains = Drains(self._driver, self._fleet, time.monotonic)
         identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
-        self.watch = Watch(self._fleet, self._driver, identity, nvml if gpus else None)
+        why = Why(self._driver, self._drains, time.monotonic)
+        self.watch = Watch(self._fleet, self._driver, why, identity, nvml if gpus else None)
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
         self.watch.url = url_of(listeners[0])
         return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ)), listeners

@@ -14,7 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from melld import __version__
+from melld.daemon_why import Why
 from melld.driver import Driver
+from melld.driver_drain import Drain, DrainState
 from melld.engine.fleet import Fleet, Live
 from melld.engine.pin import VLLM_VERSION
 from melld.engine.supervisor import Place
@@ -23,7 +25,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
 from melld.kvstore.process_meter import ProcessMeter
 from melld.migrate.snapshot import Phase
-from melld.status import DaemonState, DaemonStatus, RequestStatus, WorkerState, WorkerStatus
+from melld.status import DaemonState, DaemonStatus, MovingState, RequestStatus, WorkerState, WorkerStatus
 
 RATE_WINDOW = 5
 """Readings, a second apart, that `tokens_per_s` looks back over."""
@@ -40,7 +42,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Watch:
     """The daemon's eyes on itself."""
 
-    def __init__(self, fleet: Fleet, driver: Driver, identity: Identity, nvml: Nvml | None) -> None:
+    def __init__(self, fleet: Fleet, driver: Driver, why: Why, identity: Identity, nvml: Nvml | None) -> None:
         self.state = DaemonState.STARTING
         self.url = ""
         self.warnings: list[str] = []
@@ -48,6 +50,8 @@ class Watch:
         """Those that a reload of the configuration does not end."""
         self._fleet = fleet
         self._driver = driver
+        self._why = why
+        self._drains = why.drains
         self._identity = identity
         self._nvml = nvml
         self._poller = DevicePoller({})
@@ -101,6 +105,12 @@ class Watch:
             policy=self._driver.policy,
             queued_requests=len(queued),
             warnings=(*self.warnings, *self.lasting_warnings),
+            preemptions=self._driver.preemptions,
+            worker_seconds_awake=round(self._why.worker_seconds_awake, 3),
+            shadow_worker_seconds_awake=round(self._why.shadow_worker_seconds_awake, 3),
+            shadow_preemptions=self._why.shadow_preemptions,
+            gpu_hours_saved=round(self._why.gpu_hours_saved, 6),
+            moves=self._why.moves(),
             workers=tuple(self._worker(place) for place in self._fleet.supervisor.places.values()),
             requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
         )
@@ -111,7 +121,7 @@ class Watch:
         blocks = self._fleet.ledger.worker(worker)
         reading = self._readings.get(place.slot.device)
         phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
-        state, reason = _state_of(place)
+        state, reason = _state_of(place, self._drains.by_worker.get(worker))
         if not reason and reading is not None and reading.state is not DeviceState.OK:
             reason = f"device {reading.state}: {reading.reason}"
         return WorkerStatus(
@@ -137,6 +147,8 @@ class Watch:
             temperature_c=reading.temperature_c if reading else None,
             utilisation=reading.utilisation if reading else None,
             restarts=place.restarts,
+            size_class=self._why.size_class(worker),
+            why=self._why.why(worker),
         )
 
     def _tokens_per_s(self, worker: str) -> float:
@@ -171,6 +183,7 @@ class Watch:
         yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
         yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
         yield _gauge("melld_ready", "1 while the daemon takes requests.", float(status.state is DaemonState.READY))
+        yield from self._savings(status)
         dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
         dropped.add_metric([], self._fleet.dropped_outputs)
         yield dropped
@@ -185,6 +198,26 @@ class Watch:
         for worker in status.workers:
             up.add_metric([worker.worker, worker.device], float(worker.state is WorkerState.READY))
         yield up
+
+
+    def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
+        for name, text, count in (
+            ("melld_preemptions", "Requests that a worker pushed out for want of blocks.", status.preemptions),
+            ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
+            (
+                "melld_shadow_worker_awake_seconds",
+                "The same of best fit without migration, estimated.",
+                status.shadow_worker_seconds_awake,
+            ),
+            ("melld_shadow_preemptions", "Preemptions of that best fit, estimated.", status.shadow_preemptions),
+        ):
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], count)
+            yield family
+        yield _gauge("melld_gpu_hours_saved", "GPU-hours saved against that best fit.", status.gpu_hours_saved)
+        for state in MovingState:
+            moves = sum(move.state is state for move in status.moves)
+            yield _gauge(f"melld_moves_{state}", f"Moves that are {state} now.", moves)
 
 
 WORKER_METRICS = {
@@ -206,11 +239,9 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _state_of(place: Place) -> tuple[WorkerState, str]:
-    if place.is_ready:
-        return WorkerState.READY, ""
-    if place.given_up:
-        return WorkerState.FAILED, place.detail
-    if place.process is not None or not place.detail:
-        return WorkerState.STARTING, place.detail
-    return WorkerState.FAILED, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
+def _state_of(place: Place, drain: Drain | None) -> tuple[WorkerState, str]:
+    if drain is not None:
+        return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+    if place.state is WorkerState.FAILED and not place.given_up:
+        return place.state, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
+    return place.state, place.detail

@@ -17,6 +17,7 @@ from melld.ids import RequestId, WorkerId
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveReport
 from melld.migrate.migration import Migration
+from melld.migrate.migration_table import MoveState
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -102,6 +103,13 @@ class Driver:
         """How the moves among the commands, just obeyed, go; those that could not begin are left out."""
         moves = [self._executor.moves.get(one.request) for one in commands if isinstance(one, events.MoveRequest)]
         return {move.migration.wish.request: str(move.migration.via) for move in moves if move is not None}
+
+    def why_deferred(self, request: RequestId) -> str:
+        """Why the request's move has not begun; empty if it has, or if there is none."""
+        move = self._executor.moves.get(request)
+        if move is not None:
+            return "others go over the same link" if move.migration.state is MoveState.QUEUED else ""
+        return ""
 
     def migration_of(self, request: RequestId) -> Migration | None:
         """Its migration that is under way."""

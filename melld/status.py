@@ -33,6 +33,7 @@ class WorkerState(enum.StrEnum):
     ASLEEP = "asleep"  # has no requests and is not needed now; its process waits, and answers at once when it is
     STOPPING = "stopping"  # its process is ending, because it is not needed or because an operator wants its device
     WAKING = "waking"  # on its way from stopped to ready; requests that are placed on it wait
+    DRAINED = "drained"  # has no process because an operator wants its device; `melld resume` starts it
     STOPPED = "stopped"  # has no process; started when needed, or when asked for
     FAILED = "failed"  # its process died or would not start; the reason says what comes next
 
@@ -84,6 +85,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the last period in which the device had work, 0 to 1; on a CPU device, of one core."""
     restarts: int = 0
     """How often its process has been started again since the daemon started."""
+    size_class: str | None = None
+    """Its largest request against its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
+    why: str = ""
+    """Why it is awake, or is not: its requests and what it was woken for, when it sleeps, how far its drain is."""
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +118,36 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is being done for that now: `copying`, `freezing`; null while it stays."""
 
 
+class MovingState(enum.StrEnum):
+    """Where a move stands."""
+
+    RUNNING = "running"  # its KV is copied, or its tokens are computed anew
+    DEFERRED = "deferred"  # it waits, within the boundaries of links and workers, for its turn
+
+
+class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One move that the scheduler has decided on and that is not over.  Its request counts on both workers."""
+
+    request: str
+    """The request's id."""
+    source: str
+    """The worker that runs it."""
+    destination: str
+    """The worker that it goes to."""
+    state: MovingState
+    """Whether it has begun."""
+    via: str | None = None
+    """`kv` or `tokens`; null while it has not begun."""
+    kv_bytes: int
+    """The request's size."""
+    cause: str
+    """Why the scheduler wants it, in a word or two: `overload`, `drain`, `operator`."""
+    deferred_because: str = ""
+    """Why it has not begun; empty when it has."""
+    age_s: float
+    """Seconds since it was decided."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon as it is now."""
 
@@ -140,5 +175,17 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator should know, each in one sentence."""
     workers: tuple[WorkerStatus, ...] = ()
     """Every worker, in the order of the configuration."""
+    preemptions: int = 0
+    """How often a worker has pushed a request out for want of blocks, since the daemon started."""
+    worker_seconds_awake: float = 0.0
+    """Seconds in which workers were awake, summed over the workers, since the daemon started."""
+    shadow_worker_seconds_awake: float = 0.0
+    """What best fit without migration would have needed for the same requests: an estimate, by a shadow run of it."""
+    shadow_preemptions: int = 0
+    """How often best fit would have pushed a request out, in that shadow run."""
+    gpu_hours_saved: float = 0.0
+    """The difference of the two, in hours; negative where best fit would have needed less."""
+    moves: tuple[MoveStatus, ...] = ()
+    """Every move that has been decided on and is not over, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()
     """Every request that has not ended: those on workers first, then the queue in its order."""

@@ -14,16 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from melld.cli.render import bar_cells, duration_text, share_text, size_text
-from melld.status import DaemonState, DaemonStatus, RequestStatus, WorkerState, WorkerStatus
+from melld.status import DaemonState, DaemonStatus, MoveStatus, RequestStatus, WorkerState, WorkerStatus
 
 UNBOUNDED_WIDTH = 10_000
 UNKNOWN = "-"
+MOST_MOVES = 8
 
 STATE_STYLES: dict[str, str] = {
     DaemonState.READY: "green",
     DaemonState.STARTING: "yellow",
     DaemonState.DRAINING: "cyan",
     DaemonState.STOPPING: "cyan",
+    WorkerState.DRAINED: "dim",
     WorkerState.WAKING: "yellow",
     WorkerState.ASLEEP: "dim",
     WorkerState.STOPPED: "dim",
@@ -91,19 +93,40 @@ def _heading(status: DaemonStatus) -> RenderableType:
     )
     now = [f"{ready} of {len(status.workers)} workers ready", f"{running} running", f"{status.queued_requests} queued"]
     now += [f"{rate:,.0f} tokens/s"] + ([f"{sum(powers):,.0f} W"] if powers else [])
-    return Group(first, Text(", ".join(about), "dim"), Text(", ".join(now)), Text())
+    return Group(first, Text(", ".join(about), "dim"), Text(", ".join(now)), Text(_saved(status), "dim"), Text())
+
+
+def _saved(status: DaemonStatus) -> str:
+    """What packing has brought, in one line."""
+    awake_h, shadow_h = status.worker_seconds_awake / 3600, status.shadow_worker_seconds_awake / 3600
+    hours = f"awake {awake_h:.2f} worker-hours, about {shadow_h:.2f} with best fit"
+    return f"{hours}: {status.gpu_hours_saved:.2f} saved; {status.preemptions} preemptions"
 
 
 def _remarks(status: DaemonStatus) -> list[Text]:
     """Everything that needs words, below the table whose columns it would burst."""
     remarks = [
-        Text.assemble((f"{worker.worker}: ", "bold"), (worker.reason, "red" if failed else "dim"))
+        Text.assemble((f"{worker.worker}: ", "bold"), (said, "red" if failed else "dim"))
         for worker in status.workers
-        if worker.reason
+        if (said := "; ".join(filter(None, (worker.reason, _why(worker)))))
         for failed in [worker.state is WorkerState.FAILED]
     ]
+    remarks += [_move(move) for move in status.moves[:MOST_MOVES]]
+    remarks += [Text(f"and {more} more moves", "dim")] if (more := len(status.moves) - MOST_MOVES) > 0 else []
     remarks += [Text(f"! {warning}", "yellow") for warning in status.warnings]
     return [Text(), *remarks] if remarks else []
+
+
+def _why(worker: WorkerStatus) -> str:
+    return f"class {worker.size_class}, {worker.why}" if worker.size_class else worker.why
+
+
+def _move(move: MoveStatus) -> Text:
+    """One line: who goes where, what for, and how far that is."""
+    way = f"via {move.via}" if move.via else "deferred"
+    waits = f": {move.deferred_because}" if move.deferred_because else ""
+    what = f"{move.source} > {move.destination}, {size_text(move.kv_bytes)}, {move.cause}, {way}, {move.age_s:.1f} s"
+    return Text.assemble((f"{move.request} ", "bold"), (f"{what}{waits}", "yellow" if waits else "dim"))
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A daemon's status as it could be: three GPUs, one of them asleep and one with a story to tell."""
 
 from melld.migrate.snapshot import Phase
-from melld.status import DaemonState, DaemonStatus, RequestStatus, WorkerState, WorkerStatus
+from melld.status import DaemonState, DaemonStatus, MoveStatus, MovingState, RequestStatus, WorkerState, WorkerStatus
 
 GIB = 1 << 30
 BLOCK_BYTES = 2 << 20
@@ -37,8 +37,19 @@ BUSY = worker(
     power_w=612.4,
     temperature_c=64,
     utilisation=0.97,
+    size_class="L",
+    why="51 requests; awake for 840 s (arrival)",
 )
-ASLEEP = worker("w1", "cuda:1", WorkerState.ASLEEP, pid=4243, memory_bytes=3 * GIB, power_w=76.2, temperature_c=31)
+ASLEEP = worker(
+    "w1",
+    "cuda:1",
+    WorkerState.ASLEEP,
+    pid=4243,
+    memory_bytes=3 * GIB,
+    power_w=76.2,
+    temperature_c=31,
+    why="not needed for 12 s (empty)",
+)
 FAILED = worker(
     "w2",
     "cuda:2",
@@ -71,6 +82,27 @@ QUEUED = RequestStatus(
     request="chatcmpl-5b0e6a0e7c1d4d6c8f59a2b3c4d5e6f7", phase=Phase.WAITING, prompt_tokens=64, age_s=3.0
 )
 
+MOVING = MoveStatus(
+    request=RUNNING.request,
+    source="w0",
+    destination="w1",
+    state=MovingState.RUNNING,
+    via="kv",
+    kv_bytes=RUNNING.kv_bytes,
+    cause="overload",
+    age_s=0.05,
+)
+DEFERRED = MoveStatus(
+    request=PREFILLING.request,
+    source="w0",
+    destination="w1",
+    state=MovingState.DEFERRED,
+    kv_bytes=PREFILLING.kv_bytes,
+    cause="overload",
+    deferred_because="the link is taken",
+    age_s=0.2,
+)
+
 STATUS = DaemonStatus(
     melld_version="0.1.0",
     vllm_version="0.32.0",
@@ -83,5 +115,11 @@ STATUS = DaemonStatus(
     queued_requests=1,
     warnings=("SIGHUP: melld.toml was refused and the old configuration kept: [server.port] Expected `int`",),
     workers=(BUSY, ASLEEP, FAILED),
+    preemptions=2,
+    worker_seconds_awake=5400.0,
+    shadow_worker_seconds_awake=7200.0,
+    shadow_preemptions=3,
+    gpu_hours_saved=0.5,
+    moves=(MOVING, DEFERRED),
     requests=(RUNNING, PREFILLING, QUEUED),
 )

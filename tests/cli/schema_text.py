@@ -13,11 +13,21 @@ from enum import EnumMeta
 
 import msgspec
 
-from melld.status import SCHEMA, DaemonState, DaemonStatus, Phase, RequestStatus, WorkerState, WorkerStatus
+from melld.status import (
+    SCHEMA,
+    DaemonState,
+    DaemonStatus,
+    MoveStatus,
+    MovingState,
+    Phase,
+    RequestStatus,
+    WorkerState,
+    WorkerStatus,
+)
 from tests.cli.plausible import STATUS
 
-STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus)
-WORDS = (DaemonState, WorkerState, Phase)
+STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus)
+WORDS = (DaemonState, WorkerState, Phase, MovingState)
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 INTRODUCTION = f"""\

@@ -14,7 +14,7 @@ import pytest
 from melld.control_messages import CONTROL_SOCKET
 from melld.status import DaemonStatus
 from tests.api.control_daemon import ControlDaemon, Operated
-from tests.cli.plausible import QUEUED, RUNNING, STATUS
+from tests.cli.plausible import DEFERRED, MOVING, QUEUED, RUNNING, STATUS
 from tests.cli.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,11 @@ def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
     assert "its GPU has fallen off the bus" in rows["w2:"]
     assert STATUS.warnings[0] in rows["!"]
     assert "1 of 3 workers ready, 48 running, 1 queued, 1,843 tokens/s, 689 W" in done.stdout
+    assert "awake 1.50 worker-hours, about 2.00 with best fit: 0.50 saved; 2 preemptions" in done.stdout
+    assert "w0: class L, 51 requests; awake for 840 s (arrival)" in done.stdout
+    assert "w1: not needed for 12 s (empty)" in done.stdout
+    assert f"{MOVING.request} w0 > w1, 122 MiB, overload, via kv, 0.1 s" in done.stdout
+    assert f"{DEFERRED.request} w0 > w1, 1 GiB, overload, deferred, 0.2 s: the link is taken" in done.stdout
 
 
 def test_a_pipe_without_unicode_gets_ascii(daemon: ControlDaemon) -> None:
@@ -190,7 +195,7 @@ def test_eighty_columns_show_every_fact_of_a_worker(daemon: ControlDaemon) -> No
 def test_a_full_screen_counts_what_it_cannot_show(daemon: ControlDaemon) -> None:
     """A thousand requests do not push the workers off the screen."""
     many = tuple(msgspec.structs.replace(RUNNING, request=f"cmpl-{number:04}") for number in range(1000))
-    daemon.context.current = msgspec.structs.replace(STATUS, requests=many, warnings=())
+    daemon.context.current = msgspec.structs.replace(STATUS, requests=many, warnings=(), moves=())
     with Terminal("status", "--watch", "--runtime-directory", str(daemon.directory), lines=20) as terminal:
         terminal.read_until("more")
         terminal.press("\x03")

@@ -38,6 +38,6 @@ def test_no_field_is_ever_taken_away() -> None:
 
 def test_a_status_with_unknown_fields_is_read() -> None:
     """An older `melld status` shows what it knows of a newer daemon."""
-    newer = {**msgspec.to_builtins(STATUS), "gpu_hours_saved": 12.5}
-    newer["workers"] = [{**worker, "size_class": "L"} for worker in newer["workers"]]
+    newer = {**msgspec.to_builtins(STATUS), "joules_saved": 12.5}
+    newer["workers"] = [{**worker, "joules": 3.0} for worker in newer["workers"]]
     assert msgspec.json.decode(msgspec.json.encode(newer), type=DaemonStatus) == STATUS

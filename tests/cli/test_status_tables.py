@@ -70,11 +70,11 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     """Before the model is loaded there is no capacity, which is not the same as a capacity of nothing."""
     starting = (WorkerStatus(worker="w0", device="cpu:0", state=WorkerState.STARTING),)
     status = msgspec.structs.replace(STATUS, state=DaemonState.STARTING, workers=starting, warnings=(), requests=())
-    heading, row = drawn(status, 80)[4:6]
+    heading, row = drawn(status, 80)[5:7]
     assert heading.split() == ["Worker", "Device", "State", "KV", "Tok/s"]
     assert row.split() == ["w0", "cpu:0", "starting", "····················", "0"]
     status = msgspec.structs.replace(status, workers=(*starting, *STATUS.workers))
-    assert drawn(status, 90)[5].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
+    assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
 
 
 @settings(max_examples=30)
