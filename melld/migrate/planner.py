@@ -42,7 +42,10 @@ class PlannerSettings(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that is wanted.  `ways`: what its request and link allow.  `asked`: by an operator, who waits for it."""
+    """A move that is wanted.  `asked`: by an operator, who waits for it.
+
+    `ways`: what its request, its link and its destination allow now; while there is none, it waits.
+    """
 
     request: RequestId
     source: WorkerId
@@ -69,6 +72,7 @@ class Cause(enum.StrEnum):
     COMPUTE = "its destination computes as much for others as it may"
     BOTH = "the link is taken, and its destination computes as much for others as it may"
     ELDER = "another has waited longer"
+    NO_WAY = "its destination is not ready"
 
 
 class Deferred(msgspec.Struct, frozen=True):
@@ -111,7 +115,6 @@ class Planner:
 
     def ask(self, wanted: Wanted, now_s: float) -> None:
         """Take a move in; one that was asked for before for the same request is forgotten."""
-        assert wanted.ways, wanted.request
         self.waiting.pop(wanted.request, None)
         self.waiting[wanted.request] = Deferred(wanted, now_s)
 
@@ -146,11 +149,17 @@ class Planner:
         urgent = wanted.urgency_s <= settings.pressing * self.boundaries.epoch_s
         return urgent or wanted.asked or deferred.epochs >= settings.patience
 
-    def at_once(self, request: RequestId) -> Start | None:
+    def first_way(self, wanted: Wanted) -> Via:
+        """How it goes if nothing stands in its way: as is soonest over."""
+        ways = self._candidate(Deferred(wanted, 0.0)).ways
+        return Via(min(ways, key=lambda way: way.epochs).bin[0]) if ways else Via.KV
+
+    def at_once(self, request: RequestId, batches: Mapping[WorkerId, int]) -> Start | None:
         """Begin a waiting move between two epochs, if it cannot wait and what is left of this epoch allows."""
         deferred = self.waiting[request]
         if not self.is_pressing(deferred):
             return None
+        self._batches = batches
         (way,) = divide([self._candidate(deferred)], self._bins())
         if way is None:
             self._note(deferred, deferred.epochs, self._bins())
@@ -158,11 +167,12 @@ class Planner:
         return self._start(deferred, way)
 
     def epoch(self, batches: Mapping[WorkerId, int]) -> Plan:
-        """Divide all that wait.  `batches`: requests that decode on each worker now."""
+        """Begin an epoch and divide all that wait.  `batches`: requests that decode on each worker now."""
         self._turn(batches)
         starts: list[Start] = []
         groups: dict[WorkerId, list[Deferred]] = {}
-        for deferred in sorted(self.waiting.values(), key=self._order):
+        ready = [deferred for deferred in self.waiting.values() if deferred.wanted.ways]
+        for deferred in sorted(ready, key=self._order):
             groups.setdefault(deferred.wanted.destination, []).append(deferred)
         for group in groups.values():
             if group[0].epochs >= self.settings.patience:
@@ -215,7 +225,9 @@ class Planner:
         """Say why it waits."""
         request, ways = deferred.wanted.request, self._candidate(deferred).ways
         full = {way.bin[0] for way in ways if not bins.fits(way)}
-        if any(self._closed.get(way.bin, request) != request for way in ways):
+        if not ways:
+            cause = Cause.NO_WAY
+        elif any(self._closed.get(way.bin, request) != request for way in ways):
             cause = Cause.ELDER
         elif len(full) == 2:
             cause = Cause.BOTH

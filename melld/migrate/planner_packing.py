@@ -26,7 +26,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A move: its ways (at least one), and whether it cannot wait."""
+    """A move: its ways (none: it cannot go now), and whether it cannot wait."""
 
     ways: tuple[Way, ...]
     pressing: bool

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from melld.ids import RequestId, WorkerId
-from melld.simulator.links import Links, Via
+from melld.migrate.snapshot import Via
+from melld.simulator.links import Links
 from melld.simulator.run import Move, Run, RunState
 from melld.simulator.running import Integers, Running
 from melld.simulator.settings import SimulatorSettings
@@ -29,6 +30,7 @@ class Fleet:
         self.names: list[WorkerId] = []
         self._indexes: dict[WorkerId, int] = {}
         self._prefill_free_s: list[float] = []
+        self._computes_s: list[float] = []  # from when on
         self._counts: list[int] = []
         self._preempted: dict[int, list[Run]] = {}
         self._moving: dict[RequestId, Run] = {}
@@ -55,6 +57,7 @@ class Fleet:
             self._indexes[name] = index
             self.names.append(name)
             self._prefill_free_s.append(0.0)
+            self._computes_s.append(0.0)
             self._counts.append(0)
             added.append((name, index // self.settings.gpus_per_machine))
         self.running.add_workers(count)
@@ -64,7 +67,12 @@ class Fleet:
         """The worker will compute after its wake time."""
         index = self._indexes[worker]
         self.awake.add(index)
-        self._prefill_free_s[index] = now_s + self.settings.wake_s
+        self._prefill_free_s[index] = self._computes_s[index] = now_s + self.settings.wake_s
+
+    def computes(self, worker: WorkerId, now_s: float) -> bool:
+        """Whether the worker is awake and not on its way to it."""
+        index = self._indexes[worker]
+        return index in self.awake and self._computes_s[index] <= now_s
 
     def sleep(self, worker: WorkerId) -> None:
         """The worker computes no more."""
@@ -112,26 +120,30 @@ class Fleet:
 
     # ---- moves
 
-    def transfer(self, run: Run, destination: WorkerId, now_s: float) -> tuple[Via, float]:
-        """The way that ends sooner, and when; the link or the destination's compute is taken for it."""
+    def transfer(self, run: Run, destination: WorkerId, via: Via, now_s: float) -> float:
+        """When a move that begins now will be over; the link or the destination's compute is taken for it."""
         assert self._links is not None
-        target, ways = self._indexes[destination], self._links.settings.ways
-        self.running.advance_one(run.row, now_s)
-        tokens = self.running.tokens(run.row)
-        kv_end_s = self._links.kv_end_s(run.worker, target, self.kv_bytes(run), now_s)
-        start_s = max(now_s, self._prefill_free_s[target])
-        tokens_end_s = start_s + self._links.settings.delay_s + self.settings.latency.prefill_s(tokens)
-        recompute = run.state is RunState.PREEMPTED or Via.KV not in ways
-        if recompute or (Via.TOKENS in ways and tokens_end_s < kv_end_s):
-            self._prefill(target, tokens, now_s)
-            return Via.TOKENS, tokens_end_s
-        self._links.take(run.worker, target, kv_end_s)
-        return Via.KV, kv_end_s
+        target = self._indexes[destination]
+        if via is Via.TOKENS:
+            return self._prefill(target, self.tokens(run, now_s), now_s) + self._links.settings.delay_s
+        end_s = self._links.kv_end_s(run.worker, target, self.kv_bytes(run), now_s)
+        self._links.take(run.worker, target, end_s)
+        return end_s
 
-    def start_move(self, run: Run, destination: WorkerId, via: Via, fails: bool) -> Move:
-        """The destination reserves the request's blocks."""
+    def tokens(self, run: Run, now_s: float) -> int:
+        """Prompt and output of a placed request, as of now."""
+        if run.state is RunState.RUNNING:
+            self.running.advance_one(run.row, now_s)
+        return self.running.tokens(run.row)
+
+    def batches(self) -> dict[WorkerId, int]:
+        """Requests on each worker that is awake."""
+        return {self.names[index]: self._counts[index] for index in self.awake}
+
+    def expect(self, run: Run, destination: WorkerId, via: Via) -> Move:
+        """The request is to move: from now on it counts on its destination too.  `via` may become another."""
         run.moves += 1
-        run.move = Move(self._indexes[destination], via, fails, run.moves)
+        run.move = Move(self._indexes[destination], via, run.moves)
         self._moving[run.id] = run
         return run.move
 

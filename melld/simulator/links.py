@@ -1,32 +1,26 @@
-"""How long a migration takes: KV over the links, or tokens prefilled again at the destination, whichever ends sooner.
+"""How long KV takes over the links between workers.
 
-Owns when each worker's link is free.  One transfer at a time leaves a worker and one enters it; re-prefill takes its
-turn among the destination's prompts.
+Owns when each worker's link is free.  One transfer at a time leaves a worker and one enters it.
 """
-
-import enum
 
 import msgspec
 
+from melld.migrate.snapshot import Via
+
 GIB = 2**30
-
-
-class Via(enum.StrEnum):
-    """The way of a migration: its blocks, or its tokens."""
-
-    KV = "kv"
-    TOKENS = "tokens"
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
     """`bytes_per_s`: rate of a link between two workers.  `delay_s`: the fixed cost of any migration.
 
-    `ways`: what may be used; with both, each migration takes the one that ends sooner.
+    `ways`: what may be used; with both, the planner divides.  `prefill_share`: the part of a busy worker's time that
+    may go into prefill for others; it is what their boundary of tokens is made from.
     """
 
     bytes_per_s: float
     delay_s: float = 0.0
     ways: tuple[Via, ...] = (Via.KV, Via.TOKENS)
+    prefill_share: float = 0.1
 
 
 class Links:

@@ -7,9 +7,9 @@ that it looks at.  No wall-clock time enters: the same seed gives the same repor
 import msgspec
 import numpy as np
 
+from melld.migrate.snapshot import Via
 from melld.scheduler.bounds import lower_bound
 from melld.simulator.fleet import Fleet
-from melld.simulator.links import Via
 from melld.simulator.run import Run
 from melld.simulator.running import Floats
 from melld.simulator.settings import SimulatorSettings

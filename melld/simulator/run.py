@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from melld.errors import IllegalTransition
 from melld.ids import RequestId
-from melld.simulator.links import Via
+from melld.migrate.snapshot import Via
 
 
 class RunState(enum.IntEnum):
@@ -29,14 +29,14 @@ RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
 
 
 class Move:
-    """A migration under way; `version` tells its end from the end of an earlier one."""
+    """A migration that is decided or under way; `version` tells its end from the end of an earlier one."""
 
     __slots__ = ("destination", "fails", "version", "via")
 
-    def __init__(self, destination: int, via: Via, fails: bool, version: int) -> None:
+    def __init__(self, destination: int, via: Via, version: int) -> None:
         self.destination = destination
         self.via = via
-        self.fails = fails
+        self.fails = False
         self.version = version
 
 

@@ -26,11 +26,12 @@ from melld import events
 from melld.decision_log import Record, decision_record, fact_records, preempted_record
 from melld.errors import MelldError
 from melld.events import AnyCommand, AnyEvent, RequestArrived, RequestFinished
+from melld.migrate.snapshot import Via
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Fleet
-from melld.simulator.links import Via
 from melld.simulator.measures import Measures
-from melld.simulator.run import Run, RunState
+from melld.simulator.planning import MovePlanning
+from melld.simulator.run import Move, Run, RunState
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -60,6 +61,7 @@ class Simulation:
         self.fleet = Fleet(settings)
         self._runs = self.fleet.runs
         self.measures = Measures(settings, len(workload))
+        self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
         self.now_s = 0.0
         self._log = log
         self._decide = scheduler.handle
@@ -77,6 +79,7 @@ class Simulation:
             events.PlaceRequest: self._place,
             events.QueueRequest: self._queue,
             events.RefuseRequest: self._refuse,
+            events.ShedRequest: self._refuse,
             events.MoveRequest: self._move,
             events.ActivateWorker: self._activate,
             events.RetireWorker: self._retire,
@@ -144,6 +147,8 @@ class Simulation:
         now_s = self._last_progress_s = self.now_s
         self.measures.finished(run, now_s)
         self.fleet.drop(run)
+        if self._planning is not None:
+            self._planning.forget(run.id)
         self._handle(RequestFinished(now_s, run.id))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
@@ -192,17 +197,22 @@ class Simulation:
         if run.move.fails:
             self._abort(run, "injected fault")
             return
+        via = run.move.via
         self._commit(run)
-        self._handle(events.MoveCommitted(self.now_s, run.id))
+        self._handle(events.MoveCommitted(self.now_s, run.id, via=via))
 
     def _abort(self, run: Run, reason: str) -> None:
         self.fleet.abort(run)
         self.measures.aborted += 1
+        if self._planning is not None:
+            self._planning.forget(run.id)
         self._handle(events.MoveAborted(self.now_s, run.id, reason=reason))
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None
         self.measures.moved(run.move.via, self.fleet.kv_bytes(run))
+        if self._planning is not None:
+            self._planning.forget(run.id)
         self.fleet.commit(run, self.now_s)
         end_s = self.fleet.end_s(run)
         if end_s <= self._next_epoch_s:
@@ -214,8 +224,13 @@ class Simulation:
         self._step += 1
         if self._log is not None:
             self._log_fact(event)
-        for command in self._decide(event):
+        commands = self._decide(event)
+        if self._planning is not None:
+            self._planning.consider(event, commands)
+        for command in commands:
             self._apply[type(command)](command)
+        if self._planning is not None:
+            self._begin_moves(self._planning)
         if self._unbounded and (missing := self.fleet.missing_workers()):
             self._add_workers(missing)
 
@@ -233,22 +248,35 @@ class Simulation:
         self._log_decision(command)
         self.measures.queued += 1
 
-    def _refuse(self, command: events.RefuseRequest) -> None:
+    def _refuse(self, command: events.RefuseRequest | events.ShedRequest) -> None:
         self._log_decision(command)
         self.fleet.runs.pop(command.request).become(RunState.ENDED)
         self.measures.refused += 1
 
     def _move(self, command: events.MoveRequest) -> None:
         run = self.fleet.runs[command.request]
-        if self.settings.link is None:
-            via, end_s = Via.KV, self.now_s
-        else:
-            via, end_s = self.fleet.transfer(run, command.destination, self.now_s)
-        fails = self.settings.failure_rate > 0 and self._chance.random() < self.settings.failure_rate
-        if fails:
-            end_s = self.now_s + self._chance.random() * (end_s - self.now_s)
+        via = Via.KV if self._planning is None else self._planning.way_of(command.request)
         self._log_decision(command, via=via)
-        move = self.fleet.start_move(run, command.destination, via, fails)
+        move = self.fleet.expect(run, command.destination, via)
+        if self._planning is None:
+            self._begin_move(run, move, self.now_s)
+
+    def _begin_moves(self, planning: MovePlanning) -> None:
+        """What the planner lets go."""
+        plan = planning.take()
+        for start in plan.starts:
+            run = self.fleet.runs[start.wanted.request]
+            assert run.move is not None
+            run.move.via = start.via
+            end_s = self.fleet.transfer(run, start.wanted.destination, start.via, self.now_s)
+            self._begin_move(run, run.move, end_s)
+        for deferred in plan.given_up:
+            self._abort(self.fleet.runs[deferred.wanted.request], "deferred too long")
+
+    def _begin_move(self, run: Run, move: Move, end_s: float) -> None:
+        move.fails = self.settings.failure_rate > 0 and self._chance.random() < self.settings.failure_rate
+        if move.fails:
+            end_s = self.now_s + self._chance.random() * (end_s - self.now_s)
         if self.settings.instant_moves:  # the scheduler has counted it as done: it must not hear of it again
             self._commit(run)
             self._log_fact(events.MoveCommitted(self.now_s, run.id))

@@ -96,7 +96,7 @@ def test_what_cannot_wait_begins_at_once_if_there_is_room() -> None:
     planner.epoch(BUSY)
     ask(planner, wanted("asked", 60, ways=KV, asked=True), wanted("calm", 10, ways=KV))
     ask(planner, wanted("urgent", 30, ways=KV, urgency_s=0.1), wanted("late", 30, ways=KV, urgency_s=0.1))
-    begun = {name: planner.at_once(RequestId(name)) for name in ("asked", "calm", "urgent", "late")}
+    begun = {name: planner.at_once(RequestId(name), BUSY) for name in ("asked", "calm", "urgent", "late")}
     assert [name for name, start in begun.items() if start] == ["asked", "urgent"]
     assert {d.wanted.request: d.cause for d in planner.waiting.values()} == {"calm": Cause.EPOCH, "late": Cause.LINK}
 
@@ -108,7 +108,7 @@ def test_what_is_on_its_way_still_takes_its_place() -> None:
     assert names(planner.epoch(BUSY).starts) == ["a"]
     assert names(planner.epoch(BUSY).starts) == []
     planner.ended(RequestId("a"))
-    assert planner.at_once(RequestId("b")) is None  # this epoch's part of the link is spent
+    assert planner.at_once(RequestId("b"), BUSY) is None  # this epoch's part of the link is spent
     assert names(planner.epoch(BUSY).starts) == ["b"]
 
 
@@ -176,6 +176,20 @@ def test_a_move_is_planned_with_its_present_size() -> None:
     assert (start.wanted.kv_bytes, start.wanted.tokens, start.via) == (45, 6, Via.TOKENS)
 
 
+def test_a_destination_that_is_not_ready_is_waited_for() -> None:
+    """A worker that is still waking gets its requests when it is there, and others are not held up by that."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("a", 60, ways=()))
+    for _ in range(PlannerSettings().patience + 2):
+        assert planner.epoch(BUSY).starts == ()
+    assert planner.waiting[RequestId("a")].cause is Cause.NO_WAY
+    ask(planner, wanted("b", 60, ways=KV))
+    assert names(planner.epoch(BUSY).starts) == ["b"]
+    planner.ended(RequestId("b"))
+    planner.resize(RequestId("a"), 60, 5, KV)
+    assert names(planner.epoch(BUSY).starts) == ["a"]
+
+
 # -- any history -----------------------------------------------------------------------------------------------------
 
 MOVES = st.tuples(
@@ -225,7 +239,7 @@ class History:
                 ),
                 float(self.epochs),
             )
-            if (now := self.planner.at_once(request)) is not None:
+            if (now := self.planner.at_once(request, BUSY)) is not None:
                 self.note(now, lasting)
         self.epochs += 1
 

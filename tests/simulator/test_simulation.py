@@ -5,9 +5,10 @@ import pytest
 
 from melld import events
 from melld.events import AnyCommand, AnyEvent
+from melld.migrate.snapshot import Via
 from melld.scheduler.policies import POLICIES
 from melld.simulator.experiment import SchedulerChoices, run_policy
-from melld.simulator.links import LinkSettings, Via
+from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Measures, Report
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation, SimulationStuck

@@ -1,0 +1,115 @@
+"""The daemon's planner of moves, on simulated workers.
+
+Owns the boundaries that follow from the machines' settings, and what the planner is told of each request.  Never
+carries a move out: the simulation does.
+
+    commands ──consider──► Planner ──way_of──► the log
+                              └──────take────► Simulation: the moves that begin now, those that are given up
+"""
+
+from collections.abc import Sequence
+
+from melld.events import AnyCommand, AnyEvent, EpochStarted, MoveRequest
+from melld.ids import RequestId, WorkerId
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Plan, Planner, Wanted
+from melld.migrate.snapshot import Via
+from melld.simulator.fleet import Fleet
+from melld.simulator.latency import Latency
+from melld.simulator.links import LinkSettings
+from melld.simulator.run import Run, RunState
+from melld.simulator.settings import SimulatorSettings
+
+NOTHING = Plan()
+MOST_TOKENS = 1 << 20
+"""What a worker that prefills in no time at all may be asked for."""
+
+
+class MovePlanning:
+    """The moves of one simulation, where moves take time."""
+
+    def __init__(self, settings: SimulatorSettings, link: LinkSettings, fleet: Fleet) -> None:
+        self.planner = Planner(boundaries_of(settings, link))
+        self._ways = link.ways
+        self._plan = NOTHING
+        self._fleet = fleet
+
+    def consider(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+        """Take in the moves among what was decided on the event, and plan: an epoch's together, others at once."""
+        is_epoch = type(event) is EpochStarted
+        starts = []
+        for command in commands:
+            if type(command) is MoveRequest:
+                self.planner.ask(self._wanted(command, event.at_s), event.at_s)
+                if not is_epoch and (start := self.planner.at_once(command.request, self._fleet.batches())):
+                    starts.append(start)
+        if is_epoch:
+            for request, deferred in self.planner.waiting.items():
+                size = self._size(self._fleet.runs[request], deferred.wanted.destination, event.at_s)
+                self.planner.resize(request, *size)
+            self._plan = self.planner.epoch(self._fleet.batches())
+        elif starts:
+            self._plan = Plan(tuple(starts))
+
+    def way_of(self, request: RequestId) -> Via:
+        """The way that the move goes, or that it waits for."""
+        for start in self._plan.starts:
+            if start.wanted.request == request:
+                return start.via
+        for deferred in self._plan.given_up:
+            if deferred.wanted.request == request:
+                return self.planner.first_way(deferred.wanted)
+        return self.planner.first_way(self.planner.waiting[request].wanted)
+
+    def take(self) -> Plan:
+        """What is to be done now.  A second call finds nothing."""
+        plan, self._plan = self._plan, NOTHING
+        return plan
+
+    def forget(self, request: RequestId) -> None:
+        """The request has ended, wherever it was."""
+        self.planner.drop(request)
+        self.planner.ended(request)
+
+    def _wanted(self, command: MoveRequest, now_s: float) -> Wanted:
+        kv_bytes, tokens, ways = self._size(self._fleet.runs[command.request], command.destination, now_s)
+        return Wanted(
+            request=command.request,
+            source=command.source,
+            destination=command.destination,
+            kv_bytes=kv_bytes,
+            tokens=tokens,
+            urgency_s=command.urgency_s,
+            ways=ways,
+        )
+
+    def _size(self, run: Run, destination: WorkerId, now_s: float) -> tuple[int, int, tuple[Via, ...]]:
+        """Bytes, tokens and ways.  What was pushed out of memory has no KV; who is not awake yet computes nothing."""
+        kv = run.state is RunState.RUNNING and Via.KV in self._ways
+        tokens = self._fleet.computes(destination, now_s) and (not kv or Via.TOKENS in self._ways)
+        ways = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
+        return self._fleet.kv_bytes(run), self._fleet.tokens(run, now_s), ways
+
+
+def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries:
+    """What the machines can do in an epoch: the link's rate, and prefill for a share of the time."""
+    epoch_s = settings.epoch_s
+    alone = tokens_within(settings.latency, epoch_s)
+    beside_others = tokens_within(settings.latency, link.prefill_share * epoch_s)
+    return Boundaries(
+        epoch_s=epoch_s,
+        other_link_bytes=int(link.bytes_per_s * epoch_s),
+        other_prefill=((0, alone), (1, beside_others)),
+    )
+
+
+def tokens_within(latency: Latency, seconds: float) -> int:
+    """The longest prompt that is prefilled in so many seconds; one token at the least."""
+    fits, too_long = 1, MOST_TOKENS
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if latency.prefill_s(middle) <= seconds:
+            fits = middle
+        else:
+            too_long = middle
+    return fits
