@@ -6,7 +6,6 @@ Three workers on the CPU under mell-plus; long and short prompts of tokens, so t
 """
 
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ WORKER_TOKENS = 8192
 PARTS = (0.52, 0.3, 0.26, 0.21, 0.2, 0.14, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02)
 WIDTH, HEIGHT = 1100, 1000
 # A picture is worth taking when a request is on its way and several hold memory.
-WORTH_IT = "document.querySelectorAll('.part.leaving').length > 0 && document.querySelectorAll('.part').length > 8"
+WORTH_IT = "document.querySelector('.bar .part.leaving') && document.querySelectorAll('.bar .part').length > 8"
 
 
-async def main(light: Path, dark: Path) -> None:
-    """Load a daemon, wait for a move, take the pictures."""
+async def main() -> list[bytes]:
+    """Load a daemon, wait for a move, take the pictures: light and dark."""
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "demo"
         make_demo_model(model)
@@ -41,12 +40,11 @@ async def main(light: Path, dark: Path) -> None:
                 ]
                 await tab.open(daemon.url)
                 await tab.wait_until(WORTH_IT)
-                light.write_bytes(await tab.screenshot(WIDTH, HEIGHT))
-                dark.write_bytes(await tab.screenshot(WIDTH, HEIGHT, dark=True))
-                print(json.dumps(await tab.evaluate("latest"), indent=1)[:2000])
+                pictures = [await tab.screenshot(WIDTH, HEIGHT, dark=dark) for dark in (False, True)]
                 for task in asked:
                     task.cancel()
                 await asyncio.gather(*asked, return_exceptions=True)
+                return pictures
 
 
 async def ask(session: aiohttp.ClientSession, url: str, part: float, index: int) -> None:
@@ -70,4 +68,5 @@ def tokens(part: float, index: int) -> Sequence[int]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    for name, picture in zip(sys.argv[1:], asyncio.run(main()), strict=False):
+        Path(name).write_bytes(picture)
