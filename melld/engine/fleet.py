@@ -18,6 +18,7 @@ import msgspec
 
 from melld import events
 from melld.engine import wire
+from melld.engine.fleet_order import ReportOrder, Turn
 from melld.engine.fleet_presence import Offer, Presence
 from melld.engine.fleet_probation import PROOF_TOKENS, Probation
 from melld.engine.process import WorkerEnded
@@ -115,6 +116,7 @@ class WorkerFacts(msgspec.Struct):
     geometry: KvGeometry
     max_requests: int
     tokens: int = 0
+    reports: ReportOrder = msgspec.field(default_factory=ReportOrder)
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
 
@@ -348,6 +350,9 @@ class Fleet:
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
+        if (turn := facts.reports.turn(done.step)) is not Turn.NEXT:
+            self._out_of_turn(worker, done.step, turn)
+            return
         if done.step_s:
             facts.step_s.append(done.step_s)
         blocks = (done.used_blocks, done.total_blocks)
@@ -356,6 +361,13 @@ class Fleet:
             outputs = self.codec.decode_outputs(payload, facts.index)
             self._take_outputs(worker, done, outputs)
             self.outputs.put_nowait(outputs)
+
+    def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
+        """A report that came twice says nothing; after one that is missing, its requests go on from the log."""
+        log.error("%s: report %d is not the next one (%s)", worker, step, turn)
+        process = self.supervisor.process(worker)
+        if turn is Turn.GAP and process is not None:
+            process.kill()
 
     def _take_outputs(self, worker: WorkerId, done: wire.StepDone, outputs: Any) -> None:
         """Log the owner's tokens; take out of `outputs` what comes from anybody else."""
