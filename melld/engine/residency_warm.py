@@ -1,12 +1,14 @@
 """Live moves by tokens: the destination computes what the request has so far while the source still decodes.
 
-Owns shadow requests.  A shadow has the tokens of the request as its prompt, is prefilled in chunks like any other, ends
-after one token that nobody is told, and leaves its blocks in the prefix cache, where `reserve` finds them: what is then
-left to compute after the request was frozen is its last block and the tokens since, however long it is.
+Owns shadow requests.  A shadow has the first tokens of the request as its prompt, ends after one token that nobody is
+told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: a request is
+computed in slices, each as long as the other requests of this worker may be held up.  Where `reserve` then finds all
+blocks, what is left to compute after the freeze is the last block and the tokens since, however long the request is.
 
-    warm ──► chunks of prefill, among the others' steps ──► take_warmed ──► reserve (at once: nothing evicts between)
+    warm ──► slice, slice, ... among the others' steps ──► take_warmed ──► reserve (at once: nothing evicts between)
 """
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCore
 
+SLICE_S = 0.04
+"""How long one slice should hold up the requests that decode here."""
+FIRST_SLICE_TOKENS = 128
+MAX_SLICE_TOKENS = 8192
+
+
+class _Warming(msgspec.Struct):
+    """A request that is computed for: its full blocks' tokens, and how many of them are in hand or under way."""
+
+    original: Any
+    tokens: list[int]
+    begun_tokens: int = 0
+    slice_tokens: int = 0
+    slice_began_s: float = 0.0
+
 
 class Warmers:
     """The shadow requests of one engine."""
@@ -24,14 +41,14 @@ class Warmers:
     def __init__(self, engine: "EngineCore") -> None:
         self._engine = engine
         self._scheduler: Any = engine.scheduler
-        self._warming: set[str] = set()
+        self._warming: dict[str, _Warming] = {}
+        self._slice_tokens = FIRST_SLICE_TOKENS
 
     def __bool__(self) -> bool:
         return bool(self._warming)
 
     def begin(self, core_request: bytes, output_token_ids: list[int]) -> bool:
         """Start to compute the request's full blocks.  False where that is for nothing: no prefix cache, no block."""
-        from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.serial_utils import MsgpackDecoder
 
@@ -40,15 +57,12 @@ class Warmers:
         full = len(tokens) // self._scheduler.block_size * self._scheduler.block_size
         if not full or not self._scheduler.kv_cache_manager.enable_caching or original.request_id in self._warming:
             return False
-        shadow = msgspec.structs.replace(
-            original,
-            request_id=original.request_id + WARM_SUFFIX,
-            prompt_token_ids=tokens[:full],
-            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
-        )
-        prepared, _ = self._engine.preprocess_add_request(shadow)
-        self._engine.add_request(prepared)
-        self._warming.add(original.request_id)
+        warming = _Warming(original, tokens[:full])
+        warming.begun_tokens = self._cached_tokens(warming)
+        if warming.begun_tokens + self._scheduler.block_size >= full:  # the last block is computed in any case
+            return False
+        self._warming[original.request_id] = warming
+        self._next_slice(warming)
         return True
 
     def take(self, outputs: "EngineCoreOutputs | None") -> list[str]:
@@ -58,16 +72,54 @@ class Warmers:
         done, others = [], []
         for output in outputs.outputs:
             request_id = output.request_id.removesuffix(WARM_SUFFIX)
-            if request_id == output.request_id or request_id not in self._warming:
+            warming = self._warming.get(request_id) if request_id != output.request_id else None
+            if warming is None:
                 others.append(output)
             elif output.finish_reason is not None:
-                self._warming.discard(request_id)
-                done.append(request_id)
+                self._adapt(warming)
+                if warming.begun_tokens < len(warming.tokens):
+                    self._next_slice(warming)
+                else:
+                    del self._warming[request_id]
+                    done.append(request_id)
         outputs.outputs = others
         return done
 
     def cancel(self, request_id: str) -> None:
         """Stop to compute for this request, if it is being computed for."""
-        if request_id in self._warming:
-            self._warming.discard(request_id)
+        if self._warming.pop(request_id, None) is not None:
             self._engine.abort_requests([request_id + WARM_SUFFIX])
+
+    def _next_slice(self, warming: _Warming) -> None:
+        """Add a shadow with so many more tokens; those of the one before are in the prefix cache."""
+        warming.slice_tokens = min(self._slice_tokens, len(warming.tokens) - warming.begun_tokens)
+        warming.begun_tokens += warming.slice_tokens
+        self._engine.add_request(self._shadow(warming, warming.begun_tokens))
+        warming.slice_began_s = time.monotonic()
+
+    def _shadow(self, warming: _Warming, tokens: int) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        shadow = msgspec.structs.replace(
+            warming.original,
+            request_id=warming.original.request_id + WARM_SUFFIX,
+            prompt_token_ids=warming.tokens[:tokens],
+            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
+        )
+        return self._engine.preprocess_add_request(shadow)[0]
+
+    def _cached_tokens(self, warming: _Warming) -> int:
+        shadow = self._shadow(warming, len(warming.tokens))
+        _, tokens, _ = self._scheduler.kv_cache_manager.get_computed_blocks(shadow)
+        return int(tokens) // int(self._scheduler.block_size) * int(self._scheduler.block_size)
+
+    def _adapt(self, ended: _Warming) -> None:
+        """The next slice as long as this one's pace allows; whole blocks, for those are what is kept.
+
+        A step has its own cost beside a slice's: one that was cut short says nothing of what a longer one would take.
+        """
+        block = int(self._scheduler.block_size)
+        pace = ended.slice_tokens / max(time.monotonic() - ended.slice_began_s, 1e-6)
+        tokens = int(min(pace * SLICE_S, 2 * self._slice_tokens, MAX_SLICE_TOKENS))
+        if ended.slice_tokens == self._slice_tokens or tokens > self._slice_tokens:
+            self._slice_tokens = max(block, tokens // block * block)

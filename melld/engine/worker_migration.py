@@ -200,9 +200,12 @@ class Moves:
     # -- the destination --------------------------------------------------------------------------------------------
 
     def _expect(self, expected: Expected) -> None:
+        request = expected.command.request
         warm = isinstance(expected.command, say.WarmRequest)
+        if warm and self._plans.pop(request, None):  # once more: what was computed stays in the prefix cache
+            self._residency.cancel(request)
         if warm and self._residency.warm(expected.core_request, expected.output_token_ids):
-            self.warming[expected.command.request] = expected
+            self.warming[request] = expected
         else:
             self._reserve(expected)
 

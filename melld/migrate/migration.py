@@ -3,7 +3,7 @@
 Owns who may do what when, and the roll-back, which is a path through the same table.  Pure: no I/O, no clock.
 
     QUEUED ─► LOOKING ─► RESERVING ─► COPYING ⇄ CHECKING ─► FREEZING ─► ATTACHING ─► RELEASING ─► ENDED   by KV
-                   └───► WARMING ─────────────────────────►                                               by tokens
+                   └────────────────► WARMING ⇄ CHECKING ─► FREEZING ─► ...                               by tokens
 
     anything goes wrong, before FREEZING:  CANCELLING ─► ENDED                        (the source never noticed)
                           after it:        THAWING ─► CANCELLING ─► ENDED             (the source goes on)
@@ -29,6 +29,8 @@ HEADROOM_TOKENS = 64
 """Room reserved beyond the tokens that a request has: it grows while it is copied."""
 FEW_BLOCKS = 2
 """So many full blocks may be left for after the freeze."""
+FEW_TOKENS = 48
+"""So many tokens may be left to compute after the freeze: little more than the last block, which always is."""
 MAX_ROUNDS = 6
 
 
@@ -115,6 +117,8 @@ class Migration:
         self._described: say.RequestDescribed | None = None
         self._sent_blocks = 0
         self._sent_epoch = -1
+        self._sent_tokens = 0
+        self._warmed = 0
 
     def answered(self, answer: say.MoveAnswer, now_s: float) -> list[Action]:
         """A worker's answer.  One that belongs to a command that was given up says nothing."""
@@ -167,6 +171,9 @@ class Migration:
     def _sign_of(self, answer: say.MoveAnswer) -> Sign:
         if isinstance(answer, say.RequestDescribed) and self.state is MoveState.LOOKING:
             return self._way(answer)
+        if isinstance(answer, say.RoomReserved) and self.state is MoveState.WARMING:
+            self._warmed += 1
+            return Sign.WARMED
         if isinstance(answer, say.RequestDescribed | say.RoomReserved):
             return self._how_much()
         return _SIGNS[type(answer)]
@@ -183,8 +190,11 @@ class Migration:
 
     def _how_much(self) -> Sign:
         described = self._described
-        if self.via is Via.TOKENS or described is None:
+        if described is None:
             return Sign.ENOUGH
+        if self.via is Via.TOKENS:
+            behind = described.num_tokens - self._sent_tokens
+            return Sign.BEHIND if behind > FEW_TOKENS and self._warmed < MAX_ROUNDS else Sign.ENOUGH
         full = sum(len(group) for group in described.block_ids)
         left = full if described.block_epoch != self._sent_epoch else full - self._sent_blocks
         allowed = 0 if self.state is MoveState.RESERVING else FEW_BLOCKS
@@ -226,5 +236,6 @@ class Migration:
                 block_epoch=described.block_epoch,
                 token_capacity=capacity,
             )
+        self._sent_tokens = described.num_tokens
         make_room = say.ReserveBlocks if self.state is MoveState.RESERVING else say.WarmRequest
         return make_room(**names, token_capacity=capacity)

@@ -40,7 +40,7 @@ class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
 class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
     """To the destination: compute its blocks from its tokens, then keep room.  `RoomReserved`.
 
-    Payload: as for `ReserveBlocks`.
+    Said again with the tokens that have come since, until few are left.  Payload: as for `ReserveBlocks`.
     """
 
     token_capacity: int

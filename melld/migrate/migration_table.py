@@ -13,7 +13,7 @@ class MoveState(enum.StrEnum):
     QUEUED = "queued"  # its link has enough to do
     LOOKING = "looking"  # the source is asked what there is
     RESERVING = "reserving"  # the destination makes room
-    WARMING = "warming"  # the destination computes the blocks itself
+    WARMING = "warming"  # the destination computes the blocks itself; the source decodes on
     COPYING = "copying"  # full blocks are pulled; the source decodes on
     CHECKING = "checking"  # the source is asked what has come since
     FREEZING = "freezing"  # the source stops
@@ -32,7 +32,9 @@ class Sign(enum.StrEnum):
     BY_KV = "can go by kv"
     BY_TOKENS = "can go by tokens"
     MORE = "has blocks to copy"
-    ENOUGH = "has little left to copy"
+    ENOUGH = "has little left to do"
+    WARMED = "computed"
+    BEHIND = "has tokens to compute"
     COPIED = "copied"
     FROZEN = "frozen"
     ATTACHED = "attached"
@@ -75,12 +77,13 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.RESERVING, _E.MORE): _S.COPYING,
     (_S.RESERVING, _E.ENOUGH): _S.FREEZING,
     (_S.RESERVING, _E.REFUSED): _S.ENDED,
-    (_S.WARMING, _E.ENOUGH): _S.FREEZING,
-    (_S.WARMING, _E.REFUSED): _S.ENDED,
+    (_S.WARMING, _E.WARMED): _S.CHECKING,
+    (_S.WARMING, _E.REFUSED): _S.CANCELLING,
     (_S.COPYING, _E.COPIED): _S.CHECKING,
     (_S.COPYING, _E.REFUSED): _S.CANCELLING,
     (_S.COPYING, _E.COPY_FAILED): _S.CANCELLING,
     (_S.CHECKING, _E.MORE): _S.COPYING,
+    (_S.CHECKING, _E.BEHIND): _S.WARMING,
     (_S.CHECKING, _E.ENOUGH): _S.FREEZING,
     (_S.CHECKING, _E.REFUSED): _S.CANCELLING,
     **{
