@@ -1,15 +1,16 @@
 """What the daemon's log keeps is enough: any history of a scheduler can be had again from its records alone."""
 
 import json
+import typing
 from typing import Any
 
 import msgspec
 import pytest
 
 from melld import events as e
-from melld.decision_log import Record, encode, header_record
+from melld.decision_log import Record, decision_record, encode, header_record
 from melld.decision_recorder import Recorder
-from melld.simulator.replay import Choice, Replayed, UnusableLog, replay
+from melld.simulator.replay import Choice, Replayed, UnusableLog, as_event, is_decision, replay
 from tests.scheduler.driving import scheduler_with
 from tests.scheduler.machine import PolicyMachine, machine_of
 
@@ -103,3 +104,44 @@ def test_an_operators_wish_is_part_of_the_log() -> None:
     assert [record["kind"] for record in records[-4:]] == ["ask", "activate", "move", "moved"]
     assert (records[-2]["cause"], records[-1]["via"]) == ("operator", "tokens")
     assert replayed(records).difference is None
+
+
+SAMPLES: tuple[e.AnyEvent, ...] = (
+    e.WorkerUp(1.0, "w0", 1000, 4, 2),
+    e.WorkerUp(1.0, "w1", 1000, 4, 2),
+    e.WorkerWakeTimeChanged(1.0, "w1", 2.5),
+    e.RequestArrived(2.0, "r1", 100, 90, 1, "alice"),
+    e.RequestArrived(2.0, "r2", 100, 90, 0, ""),
+    e.RequestsGrew(3.0, {"r1": 200, "r2": 300}),
+    e.EpochStarted(4.0),
+    e.MoveAsked(5.0, "r1", "w1"),
+    e.MoveCommitted(6.0, "r1"),
+    e.MoveAsked(7.0, "r2", "w1"),
+    e.MoveAborted(8.0, "r2", "lost"),
+    e.RequestPreempted(9.0, "r1"),
+    e.WorkerCapacityChanged(10.0, "w1", 900),
+    e.WorkerSlotsChanged(11.0, "w1", 3),
+    e.WorkerDraining(12.0, "w0"),
+    e.WorkerResumed(13.0, "w0"),
+    e.RequestFinished(14.0, "r1"),
+    e.WorkerDown(15.0, "w1"),
+)
+
+
+def test_every_event_can_be_had_again_from_its_records() -> None:
+    """A new kind of event that the log does not tell would make replays part from it, long after it was forgotten."""
+    assert {type(event) for event in SAMPLES} == set(typing.get_args(e.AnyEvent))
+    scheduler, recorder = scheduler_with(0), Recorder()
+    for event in SAMPLES:
+        records = [json.loads(encode(record)) for record in recorder.take(event, scheduler.handle(event))]
+        assert as_event([record for record in records if not is_decision(record)]) == event
+
+
+def test_every_decision_has_its_record() -> None:
+    """Nothing that the scheduler decides is left out of what an outsider can see."""
+    names = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5, "capacity_bytes": 4}
+    for kind in typing.get_args(e.AnyCommand):
+        known = {field: names[field] for field in kind.__struct_fields__ if field in names}
+        record = decision_record(1.0, kind(cause="why", **known))
+        assert is_decision(record)
+        assert {**known, "cause": record["cause"]}.items() <= {**names, **record}.items()
