@@ -79,12 +79,14 @@ class Tab:
         await self.evaluate(script)
 
     async def screenshot(self, width: int, height: int, *, dark: bool = False) -> bytes:
-        """A picture of the page (PNG), at twice the size for sharpness."""
+        """A picture of the page (PNG) at rest, at twice the size for sharpness."""
         await self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2, mobile=False
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        await self.command("Emulation.setEmulatedMedia", features=[scheme])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        await self.command("Emulation.setEmulatedMedia", features=[scheme, still])
+        await self.command("Emulation.setScrollbarsHidden", hidden=True)
         shot = await self.command("Page.captureScreenshot", format="png")
         return base64.b64decode(shot["data"])
 
