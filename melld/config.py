@@ -51,7 +51,13 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     body_timeout_s: PositiveSeconds = 30.0
     """How long a client may take for a request's body; then 408."""
     max_concurrent_requests: Positive = 1024
-    """Calls that are worked on or wait at a time; beyond it 429 with Retry-After."""
+    """Calls that are worked on or wait at a time; beyond it 429 with Retry-After.  Several keys share them."""
+    max_queued_requests: Positive = 1024
+    """Requests that wait for room at a time; beyond it the last of the client with most of them gets a 429."""
+    queue_deadline_s: PositiveSeconds = 300.0
+    """How long a request may wait for room; then 503 with Retry-After.  One that has begun is never ended for this."""
+    min_priority: int | None = None
+    """The most urgent `priority` that clients may ask for (lower goes first).  Default: 0 with several keys."""
     max_prompts_per_call: Positive = 256
     """The most prompts in one call."""
     max_choices: Positive = 128

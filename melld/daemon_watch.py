@@ -181,6 +181,7 @@ class Watch:
         """The `melld_*` metrics, for prometheus_client's registry."""
         status = self.status()
         yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
+        yield self._driver.line.collect()
         yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
         yield _gauge("melld_ready", "1 while the daemon takes requests.", float(status.state is DaemonState.READY))
         yield from self._savings(status)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from melld import events
+from melld.driver_line import WaitingLine
 from melld.engine.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
@@ -44,7 +45,7 @@ class Driver:
         self.policy = policy
         self.scheduler = Scheduler(POLICIES[policy], SchedulerSettings())
         self.awake: set[str] = set()
-        self.queued: dict[str, float] = {}
+        self.line = WaitingLine(fleet, clock)
         self.preemptions = 0
         self._pushed_out: set[RequestId] = set()
         self._early: dict[RequestId, int] = {}
@@ -71,6 +72,7 @@ class Driver:
                 commands = self.scheduler.handle(event)
                 for command in commands:
                     self._obey(command)
+                self.line.heard(event)
                 for tap in self.taps:
                     tap(event, commands)
         finally:
@@ -161,11 +163,13 @@ class Driver:
         log.debug("%s", command)
         match command:
             case events.PlaceRequest():
-                self.queued.pop(command.request, None)
+                self.line.goes_on(command.request)
                 if command.request in self._fleet.live:
                     self._fleet.place(command.request, command.worker)
             case events.QueueRequest():
-                self.queued[command.request] = self._clock()
+                self.line.waits(command.request)
+            case events.ShedRequest():
+                self.line.send_away(command)
             case events.RefuseRequest():
                 self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
             case events.ActivateWorker():

@@ -43,6 +43,28 @@ class RequestTooLarge(MelldError):
         self.capacity_bytes = capacity_bytes
 
 
+class QueueFull(MelldError):
+    """Too many wait already, and of them the request's client has as many as anybody."""
+
+    status = 429
+    code = "queue_full"
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"{waiting} requests wait for room already: try again later")
+        self.retry_after_s = retry_after_s
+
+
+class WaitedTooLong(MelldError):
+    """The request has waited for as long as a request may, and has not begun."""
+
+    status = 503
+    code = "waited_too_long"
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"there was no room for the request in time ({waiting} others wait): try again later")
+        self.retry_after_s = retry_after_s
+
+
 class IllegalTransition(MelldError):
     """A lifecycle was asked for a step that its table does not have.  Nothing has changed."""
 

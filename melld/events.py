@@ -12,7 +12,6 @@ import msgspec
 
 from melld.ids import RequestId, WorkerId
 
-
 QUEUE_FULL = "queue full"
 WAITED_TOO_LONG = "waited too long"
 """Why a request is shed: the causes of a `ShedRequest`."""

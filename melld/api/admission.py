@@ -1,6 +1,7 @@
 """Who may come in: how many calls run at once, and whether any may begin.
 
-Owns the count of the calls that wait for an engine, their tasks, and the lifecycle of the door:
+Owns the count of the calls that wait for an engine, their tasks, each client's share of the places, and the lifecycle
+of the door:
 
     open ──begin_drain──► draining ──abort──► aborted
 
@@ -8,6 +9,7 @@ It never waits for an engine itself; `wait_idle` waits for the calls.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -28,11 +30,18 @@ class Door(Enum):
 class Admission:
     """Counts calls in and out.  One per daemon."""
 
-    def __init__(self, max_concurrent: Callable[[], int], why_not_ready: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        max_concurrent: Callable[[], int],
+        why_not_ready: Callable[[], str | None],
+        known_clients: Callable[[], int] = lambda: 1,
+    ) -> None:
         """`why_not_ready` says in a few words why no request can be served now, or None when it can."""
         self._max_concurrent = max_concurrent
         self._why_not_ready = why_not_ready
+        self._known_clients = known_clients
         self._calls: set[asyncio.Task[object]] = set()
+        self._calls_of: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
         self.door = Door.OPEN
@@ -46,11 +55,11 @@ class Admission:
         """Why a new request would be refused, or None: what `/ready` answers."""
         return "draining" if self.door is not Door.OPEN else self._why_not_ready()
 
-    def check(self) -> None:
+    def check(self, client: str = "") -> None:
         """Refuse, as `call` would, before anything has been read.
 
         Raises:
-            Refusal: 503 while draining or not ready, 429 when as many run as may.
+            Refusal: 503 while draining or not ready, 429 when as many run as may, in all or of this client.
         """
         why_not = self.why_not_ready()
         if why_not is not None:
@@ -58,24 +67,35 @@ class Admission:
         if len(self._calls) >= self._max_concurrent():
             message = f"{len(self._calls)} requests are running already"
             raise Refusal(429, message, code="too_many_requests", headers=RETRY_AFTER)
+        if self._calls_of[client] >= self.share(client):
+            message = f"{self._calls_of[client]} requests of this key are running already"
+            raise Refusal(429, message, code="too_many_requests_of_key", headers=RETRY_AFTER)
+
+    def share(self, client: str) -> int:
+        """How many places the client may hold: there is always room for one more client than there are now."""
+        others = sum(count > 0 and name != client for name, count in self._calls_of.items())
+        parts = max(1, min(others + 2, self._known_clients()))
+        return max(1, self._max_concurrent() // parts)
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """Hold a place for the current task.
+    def call(self, client: str = "") -> Iterator[None]:
+        """Hold a place for the current task, which is this client's.
 
         Raises:
             Refusal: 503 while draining or not ready, 429 when as many run as may.
         """
-        self.check()
+        self.check(client)
         task = asyncio.current_task()
         assert task is not None
         assert task not in self._calls
         self._calls.add(task)
+        self._calls_of[client] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self._calls.discard(task)
+            self._calls_of[client] -= 1
             if not self._calls:
                 self._idle.set()
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -29,9 +29,10 @@ from melld.api.http_metrics import HttpMetrics
 from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, presented_key
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
-from melld.api.request_guard import Trust, check_request, check_request_id
+from melld.api.request_guard import Trust, check_priority, check_request, check_request_id
 from melld.api.streams import HEADERS, make_streams_raise
 from melld.config import ServerConfig
+from melld.engine.fleet_caller import called_by
 from melld.status import DaemonState, DaemonStatus
 
 log = logging.getLogger("melld.api")
@@ -88,6 +89,7 @@ class Exchange:
         self.request = request
         self.request_id = uuid.uuid4().hex
         self.route = "other"
+        self.client = ""
         self.dialect = Dialect.OPENAI
         self.parameters: frozenset[str] = frozenset()
         self.response: web.StreamResponse | None = None
@@ -102,7 +104,11 @@ class Api:
         self._context = context
         self._trust: Trust = trust_of(context.state)
         self._counts = HttpMetrics(context.registry)
-        self.admission = Admission(lambda: context.config().max_concurrent_requests, self._phase_but_ready)
+        self.admission = Admission(
+            lambda: context.config().max_concurrent_requests,
+            self._phase_but_ready,
+            lambda: len(context.keys().digests),
+        )
         make_streams_raise(context.state)
         make_messages_honest(context.state)
 
@@ -156,14 +162,14 @@ class Api:
         request = exchange.request
         call, rest = self._route(exchange)
         if exchange.route not in WITHOUT_KEY:
-            self._check_key(request)
+            exchange.client = self._check_key(request)
         if call is None:
             page = await PAGES[exchange.route](self, rest)
             headers = {"Content-Type": page.content_type} | page.headers
             return web.Response(status=page.status, body=page.body, headers=headers)
-        self.admission.check()
+        self.admission.check(exchange.client)
         body = await read_body(request, self._context.config())
-        with self.admission.call(), self._counts.in_flight.track_inprogress():
+        with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
             return await self._serve(exchange, call, body)
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
@@ -185,14 +191,25 @@ class Api:
             raise Refusal(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
         return call, rest
 
-    def _check_key(self, request: web.BaseRequest) -> None:
-        keys = self._context.keys()
-        if not keys:
-            return
+    def _check_key(self, request: web.BaseRequest) -> str:
+        """Whose key it is, by its short name."""
         headers = request.headers
-        if not keys.open_to(presented_key(headers.get("Authorization"), headers.get("x-api-key"))):
+        presented = presented_key(headers.get("Authorization"), headers.get("x-api-key"))
+        client = self._context.keys().client_of(presented)
+        if client is None:
             asked = {"WWW-Authenticate": "Bearer"}
             raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
+        return client
+
+    @contextlib.contextmanager
+    def _called_by(self, client: str) -> Iterator[None]:
+        with self.admission.call(client), called_by(client):
+            yield
+
+    def _least_priority(self) -> int | None:
+        """With several keys nobody pushes in before the others, unless the operator lets them."""
+        least = self._context.config().min_priority
+        return 0 if least is None and len(self._context.keys().digests) > 1 else least
 
     async def _serve(self, exchange: Exchange, call: Call, body: bytes) -> web.StreamResponse:
         config = self._context.config()
@@ -201,6 +218,7 @@ class Api:
         fields = parse_object(body, config.max_json_depth)
         exchange.parameters = frozenset(fields)
         check_request(fields, config, self._trust)
+        check_priority(fields, self._least_priority())
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")

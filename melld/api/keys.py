@@ -27,13 +27,21 @@ class Keys(msgspec.Struct, frozen=True):
         return bool(self.digests)
 
     def open_to(self, presented: str | None) -> bool:
-        """Whether `presented` is one of the keys.  Every key is compared, in constant time."""
+        """Whether `presented` is one of the keys, or none is asked for."""
+        return self.client_of(presented) is not None
+
+    def client_of(self, presented: str | None) -> str | None:
+        """The name of the key: its number among the keys, empty where none is asked for; None for a wrong one.
+
+        Every key is compared, in constant time.
+        """
         if not self.digests:
-            return True
+            return ""
         if presented is None:
-            return False
+            return None
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
-        return sum(hmac.compare_digest(digest, known) for known in self.digests) > 0
+        matches = [hmac.compare_digest(digest, known) for known in self.digests]
+        return f"key{matches.index(True)}" if any(matches) else None
 
 
 def load_keys(config: ServerConfig, read_file: Callable[[str], str]) -> Keys:

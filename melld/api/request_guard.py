@@ -64,6 +64,17 @@ def check_request_id(name: object, param: str) -> None:
         raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
 
 
+def check_priority(body: dict[str, Any], least: int | None) -> None:
+    """Refuse a `priority` below `least`: lower goes first, and nobody is to push in before others.
+
+    Raises:
+        Refusal: 400.
+    """
+    priority = body.get("priority")
+    if least is not None and isinstance(priority, int) and priority < least:
+        raise Refusal(400, f"priority must be {least} or more here: lower goes first", param="priority")
+
+
 def _check_refused(body: dict[str, Any], trust: Trust) -> None:
     for name, why in REFUSED.items():
         if body.get(name) is not None:

@@ -106,7 +106,9 @@ class Live(msgspec.Struct):
     """Its worker has it: only then its death may be the request's doing."""
     proven_tokens: int = 0
     """With so many output tokens it is acquitted of those deaths."""
-    refusal: RequestTooLarge | None = None
+    admitted: bool = False
+    refusal: MelldError | None = None
+    """Why it is not admitted."""
 
 
 class WorkerFacts(msgspec.Struct):
@@ -145,11 +147,11 @@ class Fleet:
 
     # -- from above: the front end ----------------------------------------------------------------------------------
 
-    def admit(self, core_request: Any) -> None:
-        """Take a request (vLLM's `EngineCoreRequest`); its tokens come through `outputs`.
+    def admit(self, core_request: Any, client: str = "") -> None:
+        """Take a request (vLLM's `EngineCoreRequest`) of that client; its tokens come through `outputs`.
 
         Raises:
-            RequestTooLarge: it fits no worker; nothing has been kept.
+            RequestTooLarge, QueueFull: it fits no worker, or too many wait; nothing has been kept.
         """
         request = RequestId(core_request.request_id)
         prompt_tokens = len(core_request.prompt_token_ids or core_request.prompt_embeds or ())
@@ -168,11 +170,13 @@ class Fleet:
                 kv_bytes=self._kv_bytes(prompt_tokens + 1),
                 prompt_tokens=prompt_tokens,
                 priority=core_request.priority,
+                client=client,
             )
         )
         if live.refusal is not None:
             del self.live[request]
             raise live.refusal
+        live.admitted = True
 
     def abort(self, requests: Iterable[str]) -> None:
         """Forget these requests and free their blocks wherever they are; unknown ones are ignored."""
@@ -270,8 +274,16 @@ class Fleet:
         self.send(worker, wire.ResumeRequest(request=request, lease=live.lease), [snapshot.encode()])
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
-        """The request fits nowhere: `admit` raises, or, had it been admitted, it ends with an error."""
-        self.live[request].refusal = RequestTooLarge(request, kv_bytes, capacity_bytes)
+        """The request fits nowhere."""
+        self.end(request, RequestTooLarge(request, kv_bytes, capacity_bytes))
+
+    def end(self, request: RequestId, error: MelldError) -> None:
+        """It ends with this error: `admit` raises it, or, had it been admitted, whoever reads its outputs."""
+        live = self.live.get(request)
+        if live is not None and not live.admitted:
+            live.refusal = error
+        else:
+            self._fail(request, error)
 
     def take_grown(self) -> dict[RequestId, int]:
         """The sizes of placed requests that have grown since the last call."""

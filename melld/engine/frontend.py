@@ -30,6 +30,7 @@ from melld.config import Config
 from melld.engine import wire
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
+from melld.engine.fleet_caller import caller
 from melld.errors import ConfigError, MelldError
 
 # vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
@@ -78,8 +79,8 @@ class FleetClient(EngineCoreClient):
         return self._supported_tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Raises `melld.errors.RequestTooLarge` for a request that fits no worker."""
-        self._fleet.admit(request)
+        """Raises `melld.errors.RequestTooLarge` for one that fits no worker, `QueueFull` when too many wait."""
+        self._fleet.admit(request, caller())
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Frees the requests at once."""
