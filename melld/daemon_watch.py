@@ -20,6 +20,8 @@ from melld.driver_drain import Drain, DrainState
 from melld.engine.fleet import Fleet, Live
 from melld.engine.pin import VLLM_VERSION
 from melld.engine.supervisor import Place
+from melld.ids import WorkerId
+from melld.kvstore.capacity import CapacityRule
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
@@ -56,6 +58,7 @@ class Watch:
         self._nvml = nvml
         self._poller = DevicePoller({})
         self._metered: dict[str, int] = {}
+        self._capacities: dict[WorkerId, CapacityRule] = {}
         self._readings: dict[str, DeviceReading] = {}
         self._tokens: dict[str, deque[tuple[float, int]]] = {}
 
@@ -64,6 +67,7 @@ class Watch:
         while True:
             self._set_sources()
             self._readings = await self._poller.read()
+            self._follow_capacities()
             now_s = time.monotonic()
             for worker, facts in self._fleet.workers.items():
                 seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
@@ -78,13 +82,33 @@ class Watch:
             if not pid or self._metered.get(place.slot.device) == pid:
                 continue
             self._metered[place.slot.device] = pid
+            self._capacities.pop(place.slot.worker, None)
             self._poller.set_source(place.slot.device, self._reader(place, pid))
 
     def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
         device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
         if uuid is None or nvml is None:
             return ProcessMeter(device, pid).read
-        return lambda: nvml.read(device, uuid, [pid])
+        return lambda: nvml.read(device, uuid, self._own_pids(uuid))
+
+    def _own_pids(self, uuid: str) -> list[int]:
+        """Of all workers on that device: what one of ours takes is not taken by others."""
+        places = self._fleet.supervisor.places.values()
+        processes = [place.process for place in places if place.slot.uuid == uuid]
+        return [process.pid for process in processes if process is not None and process.pid]
+
+    def _follow_capacities(self) -> None:
+        """Readings tell what others hold of GPUs alone: a CPU device's memory is the machine's."""
+        for place in self._fleet.supervisor.places.values():
+            worker, reading = place.slot.worker, self._readings.get(place.slot.device)
+            blocks = self._fleet.ledger.worker(worker)
+            if blocks is None or reading is None or place.slot.uuid is None or not self._fleet.is_ready(worker):
+                continue
+            rule = self._capacities.get(worker)
+            if rule is None:
+                rule = self._capacities[worker] = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
+            if (capacity_bytes := rule.seen(reading)) is not None:
+                self._fleet.limit_capacity(worker, capacity_bytes)
 
     # -- status -----------------------------------------------------------------------------------------------------
 

@@ -182,7 +182,9 @@ class Drains:
         drain = self.by_worker[worker] = Drain(worker, self._clock())
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
         log.info("%s is drained of %d requests", worker, len(drain.left))
-        if worker in self._driver.scheduler.cluster.workers:
+        if not self._fleet.is_ready(worker):  # nothing of it has begun
+            self._fleet.withdraw(worker)
+        elif worker in self._driver.scheduler.cluster.workers:
             self._driver.handle(events.WorkerDraining(self._clock(), worker=worker))
         self._stop_if_empty(drain)
         return drain

@@ -302,6 +302,19 @@ class Fleet:
             if (live := self.live.get(request)) is not None and live.worker == worker
         ]
 
+    def withdraw(self, worker: WorkerId) -> None:
+        """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
+        self.moves.worker_lost(worker)
+        for live in self.live.values():
+            if live.worker == worker:
+                live.worker = None
+                live.lease = self.new_lease(live.request)
+        self._tell_all(self._presence.lost(worker, self._clock()))
+
+    def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
+        """Have the scheduler reckon with so much on the worker, until it is told another number."""
+        self._tell_all(self._presence.resize(worker, capacity_bytes, self._clock()))
+
     # -- from below: the supervisor's listener ----------------------------------------------------------------------
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:

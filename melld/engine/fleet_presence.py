@@ -46,6 +46,13 @@ class Presence:
             self._offers[worker] = Offer(known.capacity_bytes, slots)
             yield events.WorkerSlotsChanged(now_s, worker=worker, slots=slots)
 
+    def resize(self, worker: WorkerId, capacity_bytes: int, now_s: float) -> Iterator[events.AnyEvent]:
+        """Others have taken from its device, or given back: it holds so much."""
+        known = self._offers.get(worker)
+        if known is not None and known.capacity_bytes != capacity_bytes:
+            self._offers[worker] = Offer(capacity_bytes, known.slots)
+            yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=capacity_bytes)
+
     def stopped(self, worker: WorkerId, wake_s: float, now_s: float) -> Iterator[events.AnyEvent]:
         """Its process has ended on purpose.  What is held for it stays held."""
         if worker in self._offers:
