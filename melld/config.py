@@ -19,6 +19,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +117,8 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """One of `melld simulate --help`'s policies."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
+    itl_target_ms: PositiveMilliseconds | None = None
+    """A worker whose median step takes longer is full: it gets no more requests.  Default: steps may take any time."""
     decision_log: str | None = None
     """A file in which every decision and the facts behind it are written: docs/decision-log.md."""
 
@@ -138,6 +141,21 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
         return float(parse_bytes(self.link_bytes_per_s, "migration.link_bytes_per_s"))
 
 
+class IdleConfig(_Table, frozen=True, kw_only=True):
+    """`[idle]`: what becomes of a worker that is not needed.
+
+    It first sleeps: its process stays warm, it is given nothing while others do, and it answers at once when it is
+    needed.  Then its process ends, and its memory and power are free; requests that need it wait for its start, which
+    costs little more than the loading of the weights.  (vLLM's own sleep mode is not used: KV in the memory that it
+    manages cannot be shared with other workers.)
+    """
+
+    sleep_after_s: Seconds = 60.0
+    """Seconds without requests after which a worker sleeps.  `inf`: never."""
+    stop_after_s: Seconds = 240.0
+    """Seconds asleep after which its process ends; longer where it was of late needed again soon.  `inf`: never."""
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """All of it."""
 
@@ -146,6 +164,7 @@ class Config(_Table, frozen=True, kw_only=True):
     devices: DevicesConfig = DevicesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     migration: MigrationConfig = MigrationConfig()
+    idle: IdleConfig = IdleConfig()
 
 
 def parse_bytes(size: int | str, where: str) -> int:

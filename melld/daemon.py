@@ -34,6 +34,7 @@ from melld.decision_log import header_record
 from melld.decision_log_file import DecisionLogFile
 from melld.driver import Driver
 from melld.driver_drain import Drains
+from melld.driver_idle import IdleWorkers
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet import Fleet
 from melld.engine.pin import check_vllm_version
@@ -43,7 +44,9 @@ from melld.kvstore.nvml import Nvml
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveMeters, MoveReport
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
+from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import SchedulerSettings
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.status import DaemonState
 
@@ -121,8 +124,20 @@ class Daemon:
         )
         scheduler = config.scheduler
         self._driver = Driver(
-            self._fleet, self._executor, scheduler.policy, time.monotonic, epoch_s=scheduler.epoch_ms / 1e3
+            self._fleet,
+            self._executor,
+            scheduler.policy,
+            time.monotonic,
+            epoch_s=scheduler.epoch_ms / 1e3,
+            settings=SchedulerSettings(
+                retire_after_s=config.idle.sleep_after_s,
+                max_waiting=config.server.max_queued_requests,
+                wait_deadline_s=config.server.queue_deadline_s,
+            ),
         )
+        self._fleet.itl_target_s = scheduler.itl_target_ms / 1e3 if scheduler.itl_target_ms else None
+        idle = IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s)
+        self._idle = IdleWorkers(self._fleet, self._driver, idle, time.monotonic)
         self._drains = Drains(self._driver, self._fleet, time.monotonic)
         identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
         why = Why(self._driver, self._drains, time.monotonic)
@@ -201,6 +216,7 @@ class Daemon:
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
         self._watch_over(self._driver.run(), "epochs")
+        self._watch_over(self._idle.run(), "idle workers")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
             state=await serving_state(frontend, arguments),

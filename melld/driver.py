@@ -40,10 +40,16 @@ class Driver:
     """One model's scheduler at work on its fleet."""
 
     def __init__(
-        self, fleet: Fleet, executor: Executor, policy: str, clock: Callable[[], float], epoch_s: float
+        self,
+        fleet: Fleet,
+        executor: Executor,
+        policy: str,
+        clock: Callable[[], float],
+        epoch_s: float,
+        settings: SchedulerSettings,
     ) -> None:
         self.policy = policy
-        self.scheduler = Scheduler(POLICIES[policy], SchedulerSettings())
+        self.scheduler = Scheduler(POLICIES[policy], settings)
         self.awake: set[str] = set()
         self.line = WaitingLine(fleet, clock)
         self.preemptions = 0
@@ -178,8 +184,10 @@ class Driver:
                 self.awake.discard(command.worker)
             case events.MoveRequest():
                 self._move(command)
+                self._fleet.supervisor.wake(command.worker)
 
     def _move(self, command: events.MoveRequest) -> None:
+                self._fleet.supervisor.sleep(command.worker)
         via = self._asked.get(command.request)
         try:
             self._executor.start(command.request, command.destination, via)

@@ -29,6 +29,7 @@ from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
 from melld.migrate.migration_messages import MoveMessage
 from melld.migrate.snapshot import RequestSnapshot
+from melld.scheduler.pace import Pace
 
 log = logging.getLogger("melld.fleet")
 MAX_DEATHS = 2
@@ -140,10 +141,12 @@ class Fleet:
         self._probation = Probation()
         self._presence = Presence()
         self._geometry: KvGeometry | None = None
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call = 0
+        self.itl_target_s: float | None = None
+        self._paces: dict[WorkerId, Pace] = {}
         self._indices = {slot.worker: index for index, slot in enumerate(slots)}
         self._clock = clock
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._next_call = 0
 
     # -- from above: the front end ----------------------------------------------------------------------------------
 
@@ -254,8 +257,26 @@ class Fleet:
         """Whether it takes requests at once; those placed on one that does not are held until it is ready."""
         return worker in self.workers and self.supervisor.process(worker) is not None
 
-    def limit_slots(self, worker: WorkerId, slots: int) -> None:
-        """Have the scheduler give the worker at most so many requests at once, until it is told another number."""
+    def stop_worker(self, worker: WorkerId) -> None:
+        """End the process of a worker that runs nothing.  The scheduler goes on to know it, and may have it woken.
+
+        For one that still has requests: they go on elsewhere from their tokens when it is gone.
+        """
+        self.supervisor.stop_worker(worker)
+        self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
+
+    def start_worker(self, worker: WorkerId) -> None:
+        """Start it again; nothing where it has a process."""
+        self.supervisor.start_worker(worker)
+
+    def _keep_pace(self, worker: WorkerId, step_s: float, running: int) -> None:
+        """With a target for the steps' time: have the scheduler give a slow worker fewer requests at once."""
+        if self.itl_target_s is None or not step_s:
+            return
+        pace = self._paces.get(worker)
+        if pace is None:
+            pace = self._paces[worker] = Pace(self.itl_target_s, self.workers[worker].max_requests)
+        slots = pace.stepped(step_s, running)
         self._tell_all(self._presence.limit(worker, slots, self._clock()))
 
     def _give(self, live: Live, worker: WorkerId) -> None:
@@ -338,6 +359,7 @@ class Fleet:
         """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
         worker = slot.worker
         self.ready.pop(worker, None)
+        self._paces.pop(worker, None)
         if self.workers.pop(worker, None) is not None:
             self.ledger.close_worker(worker)
             self.moves.worker_lost(worker)
@@ -384,6 +406,7 @@ class Fleet:
         self.ledger.blocks_changed(worker, done.step, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
         if payload:
             outputs = self.codec.decode_outputs(payload, facts.index)
+            self._keep_pace(worker, done.step_s, len(outputs.outputs))
             self._take_outputs(worker, done, outputs)
             self.outputs.put_nowait(outputs)
 

@@ -25,6 +25,7 @@ class Presence:
     def __init__(self) -> None:
         self._offers: dict[WorkerId, Offer] = {}
         self._held: dict[WorkerId, list[RequestId]] = {}
+        self._cold: set[WorkerId] = set()
 
     def ready(self, worker: WorkerId, offer: Offer, now_s: float) -> Iterator[events.AnyEvent]:
         """Its process has produced a token.  Yields what the scheduler does not know yet."""
@@ -37,7 +38,9 @@ class Presence:
             yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=offer.capacity_bytes)
         if known.slots != offer.slots:
             yield events.WorkerSlotsChanged(now_s, worker=worker, slots=offer.slots)
-        yield events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=0.0)
+        if worker in self._cold:
+            self._cold.discard(worker)
+            yield events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=0.0)
 
     def limit(self, worker: WorkerId, slots: int, now_s: float) -> Iterator[events.AnyEvent]:
         """It shall run at most so many requests at once."""
@@ -54,13 +57,15 @@ class Presence:
             yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=capacity_bytes)
 
     def stopped(self, worker: WorkerId, wake_s: float, now_s: float) -> Iterator[events.AnyEvent]:
-        """Its process has ended on purpose.  What is held for it stays held."""
-        if worker in self._offers:
+        """Its process ends on purpose.  What is held for it stays held."""
+        if worker in self._offers and worker not in self._cold:
+            self._cold.add(worker)
             yield events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=wake_s)
 
     def lost(self, worker: WorkerId, now_s: float) -> Iterator[events.AnyEvent]:
         """It has died, or did not wake: its requests, the held ones too, are placed anew."""
         self._held.pop(worker, None)
+        self._cold.discard(worker)
         if self._offers.pop(worker, None) is not None:
             yield events.WorkerDown(now_s, worker=worker)
 

@@ -130,11 +130,12 @@ class Supervisor:
         place = self.places[worker]
         if place.state in (WorkerState.STOPPING, WorkerState.STOPPED):
             return
+        had_failed = place.state is WorkerState.FAILED
         place.step("stop")
         place.detail = ""
         if place.process is not None:
             self._own(place.process.stop(STOP_DEADLINE_S), f"stop {worker}")
-        elif place.state is WorkerState.STOPPING:
+        elif not had_failed:  # it was about to be started
             place.step("ended")
         self.on_change()
 
