@@ -27,7 +27,7 @@ from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, is_known
 from melld.api.http_metrics import HttpMetrics
 from melld.api.json_guard import parse_object
-from melld.api.keys import Keys, presented_key
+from melld.api.keys import Keys, names_this_machine, presented_key
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.request_guard import Trust, check_priority, check_request, check_request_id
 from melld.api.streams import HEADERS, make_streams_raise
@@ -193,13 +193,21 @@ class Api:
 
     def _check_key(self, request: web.BaseRequest) -> str:
         """Whose key it is, by its short name."""
-        headers = request.headers
+        headers, keys = request.headers, self._context.keys()
+        if not keys and not self._context.config().allow_remote_without_key:
+            self._check_host(headers.get("Host"))
         presented = presented_key(headers.get("Authorization"), headers.get("x-api-key"))
-        client = self._context.keys().client_of(presented)
+        client = keys.client_of(presented)
         if client is None:
             asked = {"WWW-Authenticate": "Bearer"}
             raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
         return client
+
+    def _check_host(self, host: str | None) -> None:
+        """Where there is no key, no web page may reach the daemon through its reader's browser."""
+        if not names_this_machine(host):
+            message = "without an API key this server answers to localhost and to addresses, not to other names"
+            raise Refusal(403, message, code="unknown_host")
 
     @contextlib.contextmanager
     def _called_by(self, client: str) -> Iterator[None]:

@@ -78,6 +78,22 @@ def refuse_open_listen(config: ServerConfig, keys: Keys) -> None:
     )
 
 
+def names_this_machine(host: str | None) -> bool:
+    """Whether a `Host` header is localhost or an address, as of somebody who means this machine.
+
+    A web page whose own name was made to point here (DNS rebinding) has its reader's browser send that name instead.
+    """
+    name = (host or "localhost").strip().lower()
+    bracketed = name.startswith("[")
+    name = name[1:].partition("]")[0] if bracketed else name.partition(":")[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).version == (6 if bracketed else 4)
+    except ValueError:
+        return False
+
+
 def presented_key(authorization: str | None, x_api_key: str | None) -> str | None:
     """The key in `Authorization: Bearer KEY` (OpenAI's clients) or in `x-api-key: KEY` (Anthropic's)."""
     scheme, _, key = (authorization or "").partition(" ")

@@ -59,7 +59,7 @@ def talk(url: str, *pieces: bytes) -> bytes:
 
 def head(*lines: str, method: str = "POST", path: str = CHAT, key: str = API_KEY) -> bytes:
     """The head of a request that wants its connection closed."""
-    fixed = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+    fixed = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}", "Content-Type: application/json"]
     return "\r\n".join([*fixed, "Connection: close", *lines, "", ""]).encode()
 
 
