@@ -180,14 +180,14 @@ class Driver:
                 self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
             case events.ActivateWorker():
                 self.awake.add(command.worker)
+                self._fleet.supervisor.wake(command.worker)
             case events.RetireWorker():
                 self.awake.discard(command.worker)
+                self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
                 self._move(command)
-                self._fleet.supervisor.wake(command.worker)
 
     def _move(self, command: events.MoveRequest) -> None:
-                self._fleet.supervisor.sleep(command.worker)
         via = self._asked.get(command.request)
         try:
             self._executor.start(command.request, command.destination, via)
