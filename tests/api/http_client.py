@@ -59,8 +59,8 @@ def talk(url: str, *pieces: bytes) -> bytes:
 
 def head(*lines: str, method: str = "POST", path: str = CHAT, key: str = API_KEY) -> bytes:
     """The head of a request that wants its connection closed."""
-    fixed = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}", "Content-Type: application/json"]
-    return "\r\n".join([*fixed, "Connection: close", *lines, "", ""]).encode()
+    fixed = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}"]
+    return "\r\n".join([*fixed, "Content-Type: application/json", "Connection: close", *lines, "", ""]).encode()
 
 
 def post(body: Any, path: str = CHAT) -> bytes:
