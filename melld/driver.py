@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from melld import events
 from melld.driver_line import WaitingLine
+from melld.driver_moves import WantedMoves
 from melld.engine.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
+from melld.migrate.boundaries import Boundaries
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveReport
 from melld.migrate.migration import Migration
-from melld.migrate.migration_table import MoveState
+from melld.migrate.planner import Planner
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -64,6 +66,8 @@ class Driver:
         self.taps: list[Callable[[events.AnyEvent, Sequence[events.AnyCommand]], None]] = []
         """Who hears of every event and of what was decided on it, after it was done."""
         self._executor = executor
+        planner = Planner(Boundaries().for_epochs_of(epoch_s))
+        self.moves = WantedMoves(fleet, executor, planner, clock, self.handle)
         fleet.on_event = self.handle
 
     def handle(self, event: events.AnyEvent) -> None:
@@ -76,9 +80,13 @@ class Driver:
             while self._events:
                 event = self._events.popleft()
                 commands = self.scheduler.handle(event)
-                for command in commands:
-                    self._obey(command)
+                is_epoch = isinstance(event, events.EpochStarted)
+                self.moves.heard(event)
                 self.line.heard(event)
+                for command in commands:
+                    self._obey(command, is_epoch)
+                if is_epoch:
+                    self.moves.plan()
                 for tap in self.taps:
                     tap(event, commands)
         finally:
@@ -102,22 +110,18 @@ class Driver:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
         finally:
             del self._asked[request]
-        move = self._executor.moves.get(request)
-        if move is None:
+        if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
-        return await self._executor.report(move)
+        return await self._executor.report(await self.moves.begun(request))
 
     def ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
-        """How the moves among the commands, just obeyed, go; those that could not begin are left out."""
-        moves = [self._executor.moves.get(one.request) for one in commands if isinstance(one, events.MoveRequest)]
-        return {move.migration.wish.request: str(move.migration.via) for move in moves if move is not None}
+        """How the moves among the commands, just obeyed, go or will go; those that are off already are left out."""
+        ways = {one.request: self.moves.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
+        return {request: str(via) for request, via in ways.items() if via is not None}
 
     def why_deferred(self, request: RequestId) -> str:
         """Why the request's move has not begun; empty if it has, or if there is none."""
-        move = self._executor.moves.get(request)
-        if move is not None:
-            return "others go over the same link" if move.migration.state is MoveState.QUEUED else ""
-        return ""
+        return self.moves.why_deferred(request)
 
     def migration_of(self, request: RequestId) -> Migration | None:
         """Its migration that is under way."""
@@ -165,7 +169,7 @@ class Driver:
                 news[name] = kv_bytes
         return news
 
-    def _obey(self, command: events.AnyCommand) -> None:
+    def _obey(self, command: events.AnyCommand, is_epoch: bool) -> None:
         log.debug("%s", command)
         match command:
             case events.PlaceRequest():
@@ -185,14 +189,5 @@ class Driver:
                 self.awake.discard(command.worker)
                 self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
-                self._move(command)
-
-    def _move(self, command: events.MoveRequest) -> None:
-        via = self._asked.get(command.request)
-        try:
-            self._executor.start(command.request, command.destination, via)
-        except MelldError as error:
-            aborted = events.MoveAborted(
-                self._clock(), request=command.request, reason=str(error), destination=command.destination
-            )
-            self.handle(aborted)
+                asked = command.request in self._asked
+                self.moves.want(command, asked, self._asked.get(command.request), is_epoch)

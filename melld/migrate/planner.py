@@ -111,6 +111,11 @@ class Planner:
         self._used: dict[Bin, int] = {}
         self._closed: dict[Bin, RequestId] = {}  # for whom
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, and nothing is on its way."""
+        return not self.waiting and not self._flights
+
     # -- asked for ---------------------------------------------------------------------------------------------------
 
     def ask(self, wanted: Wanted, now_s: float) -> None:
