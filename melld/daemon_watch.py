@@ -172,7 +172,7 @@ class Watch:
             utilisation=reading.utilisation if reading else None,
             restarts=place.restarts,
             size_class=self._why.size_class(worker),
-            why=self._why.why(worker),
+            why=self._why.why(place),
         )
 
     def _tokens_per_s(self, worker: str) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from melld import events
 from melld.driver import Driver
 from melld.driver_drain import Drains, DrainState
+from melld.engine.supervisor_place import Place
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.mell.classes import Limits, T
 from melld.scheduler.shadow import AwakeSeconds, Shadow
@@ -49,8 +50,9 @@ class Why:
         largest_bytes = max(request.kv_bytes for request in known.requests.values())
         return max(Limits.of(known.capacity_bytes).class_of(largest_bytes), T).name
 
-    def why(self, worker: WorkerId) -> str:
+    def why(self, place: Place) -> str:
         """Why the worker is awake, or is not; empty while it is not known to the scheduler for other reasons."""
+        worker = place.slot.worker
         drain = self.drains.by_worker.get(worker)
         known = self._driver.scheduler.cluster.workers.get(worker)
         if drain is not None and drain.state is not DrainState.DRAINING:
@@ -62,7 +64,8 @@ class Why:
             case WorkerState.DRAINING | WorkerState.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
             case WorkerState.ASLEEP:
-                return f"not needed{self._since(worker)}"
+                wakes = f"; wakes in about {place.wake_s:.1f} s" if place.process is None and place.wake_s else ""
+                return f"not needed{self._since(worker)}{wakes}"
         if known.count:
             coming = f", {len(known.arriving)} on their way here" if known.arriving else ""
             return f"{_requests(len(known.requests))}{coming}; awake{self._since(worker)}"
