@@ -154,7 +154,7 @@ class Drains:
         if worker in self._driver.scheduler.cluster.workers:
             self._driver.handle(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
-        self._fleet.supervisor.start_worker(worker)
+        self._fleet.start_worker(worker)
         log.info("%s is in service again", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
@@ -260,9 +260,8 @@ class Drains:
         drain.stopping = loop.create_task(self._end_process(drain), name=f"drain {drain.worker}")
 
     async def _end_process(self, drain: Drain) -> None:
-        supervisor = self._fleet.supervisor
-        process = supervisor.places[drain.worker].process
-        supervisor.stop_worker(drain.worker)
+        process = self._fleet.supervisor.places[drain.worker].process
+        self._fleet.stop_worker(drain.worker)
         if process is not None:
             await process.wait_ended()
         drain.step("stopped")
