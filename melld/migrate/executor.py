@@ -234,7 +234,7 @@ class Executor:
         log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
         now_s, committed = self._clock(), outcome is Outcome.COMMITTED
         self._fleet.on_event(
-            events.MoveCommitted(now_s, request=wish.request, destination=wish.destination)
+            events.MoveCommitted(now_s, request=wish.request, destination=wish.destination, via=str(migration.via))
             if committed
             else events.MoveAborted(now_s, request=wish.request, reason=outcome, destination=wish.destination)
         )
