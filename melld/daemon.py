@@ -141,6 +141,7 @@ class Daemon:
         self._drains = Drains(self._driver, self._fleet, time.monotonic)
         identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
         why = Why(self._driver, self._drains, time.monotonic)
+        why.outlook = self._idle.outlook
         self.watch = Watch(self._fleet, self._driver, why, identity, nvml if gpus else None)
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
         self.watch.url = url_of(listeners[0])

@@ -35,6 +35,8 @@ class Why:
         self._clock = clock
         self._switched: dict[WorkerId, Because] = {}
         """When each worker was last woken or put to sleep."""
+        self.outlook: Callable[[WorkerId], str] = lambda _worker: ""
+        """What becomes of a worker that is not needed."""
         self._moving: dict[RequestId, Because] = {}
         self._awake = AwakeSeconds()
         self._shadow = Shadow(driver.scheduler.settings)
@@ -64,8 +66,9 @@ class Why:
             case WorkerState.DRAINING | WorkerState.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
             case WorkerState.ASLEEP:
-                wakes = f"; wakes in about {place.wake_s:.1f} s" if place.process is None and place.wake_s else ""
-                return f"not needed{self._since(worker)}{wakes}"
+                cold = place.process is None and place.wake_s > 0
+                then = f"wakes in about {place.wake_s:.1f} s" if cold else self.outlook(worker)
+                return f"not needed{self._since(worker)}{f'; {then}' if then else ''}"
         if known.count:
             coming = f", {len(known.arriving)} on their way here" if known.arriving else ""
             return f"{_requests(len(known.requests))}{coming}; awake{self._since(worker)}"

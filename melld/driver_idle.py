@@ -5,6 +5,7 @@ Owns the looking.  `scheduler.idle` decides; the fleet acts.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from melld.driver import Driver
@@ -53,6 +54,14 @@ class IdleWorkers:
             wake_s = self._fleet.supervisor.places[worker].wake_s
             log.info("%s ends: it is not needed; its last start took %.1f s", worker, wake_s)
             self._fleet.stop_worker(worker)
+
+    def outlook(self, worker: WorkerId) -> str:
+        """When a sleeping worker's process will end, in words; empty where that is not in sight."""
+        ending = self._idle.endings.get(worker)
+        if ending is None or math.isinf(ending.at_s):
+            return ""
+        kept = ", kept as it was needed again soon of late" if ending.kept else ""
+        return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
 
     def _is_in_use(self, worker: WorkerId) -> bool:
         return worker in self._cluster.active or worker in self._cluster.draining

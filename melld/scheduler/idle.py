@@ -69,12 +69,23 @@ class Rest(msgspec.Struct, frozen=True):
     stop: tuple[WorkerId, ...] = ()
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """When a sleeping worker's process ends if nothing happens.
+
+    `kept`: that is later than `stop_after_s`, as it is likely to be needed before.
+    """
+
+    at_s: float
+    kept: bool
+
+
 class Idle:
-    """The rule."""
+    """The rule.  `endings`: what it says of those that sleep, as of its last look."""
 
     def __init__(self, settings: IdleSettings) -> None:
         self.settings = settings
         self.need = Need()
+        self.endings: dict[WorkerId, Ending] = {}
         self._since_s: dict[tuple[WorkerId, bool], float] = {}
 
     def look(self, in_use: int, at_rest: Sequence[WorkerAtRest], now_s: float) -> Rest:
@@ -84,13 +95,16 @@ class Idle:
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in known}
         warm = in_use + len(at_rest)
         sleep, stop = [], []
+        self.endings = {}
         for one in sorted(at_rest, key=lambda one: -one.rank):
             rested_s = now_s - self._since_s.setdefault((one.worker, one.asleep), now_s)
             if not one.asleep and rested_s >= self.settings.sleep_after_s:
                 sleep.append(one.worker)
-            elif one.asleep and rested_s >= self.stop_delay_s(warm, one.wake_s):
+            elif one.asleep and rested_s >= (delay_s := self.stop_delay_s(warm, one.wake_s)):
                 stop.append(one.worker)
                 warm -= 1
+            elif one.asleep:
+                self.endings[one.worker] = Ending(now_s - rested_s + delay_s, delay_s > self.settings.stop_after_s)
         return Rest(tuple(sleep), tuple(stop))
 
     def stop_delay_s(self, warm: int, wake_s: float) -> float:
