@@ -274,6 +274,12 @@ class PolicyMachine(RuleBasedStateMachine):
             self.books.slots[name] = slots
             self.tell(e.WorkerSlotsChanged(self.now_s, name, slots))
 
+    @rule(name=st.sampled_from(NAMES), wake_s=st.sampled_from([0.0, 2.5, 30.0]))
+    def change_wake_time(self, name: str, wake_s: float) -> None:
+        """A process ends or is there again: an order of waking, and nothing else."""
+        if name in self.books.capacity:
+            self.tell(e.WorkerWakeTimeChanged(self.now_s, name, wake_s))
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]), growth=st.integers(0, 30))
     def epoch(self, seconds: float, growth: int) -> None:
         """Time passes: all that run grow alike, as decoding does, and the scheduler plans anew."""

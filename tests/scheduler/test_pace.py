@@ -1,0 +1,51 @@
+"""The limit of a worker whose steps are slow: the rule alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.scheduler.pace import STEPS, Pace
+
+
+def run(pace: Pace, seconds_per_request: float, offered: int, steps: int) -> int:
+    """So many steps of a worker that has as many requests as the limit lets it have; the limit after them."""
+    for _ in range(steps):
+        running = min(offered, pace.slots)
+        pace.stepped(seconds_per_request * running, running)
+    return pace.slots
+
+
+def test_a_worker_that_is_fast_enough_is_not_limited() -> None:
+    """Without a reason nothing changes."""
+    assert run(Pace(0.1, 64), 0.001, 50, 1000) == 64
+
+
+def test_a_slow_worker_is_given_no_more_than_it_can_do_in_time() -> None:
+    """A hundred milliseconds at ten a request: ten requests, and not one more."""
+    assert 5 <= run(Pace(0.1, 64), 0.01, 64, 20 * STEPS) <= 10
+
+
+def test_the_limit_is_lifted_when_the_steps_are_fast_again() -> None:
+    """A passing load does not halve a worker for ever."""
+    pace = Pace(0.1, 64)
+    run(pace, 0.01, 64, 20 * STEPS)
+    assert run(pace, 0.0001, 64, 100 * STEPS) == 64
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    """A long prefill is not a slow worker."""
+    pace = Pace(0.1, 64)
+    for _ in range(STEPS):
+        pace.stepped(0.01, 8)
+    assert pace.stepped(20.0, 8) == 64
+
+
+@given(
+    target_s=st.floats(0.001, 1.0),
+    most=st.integers(1, 300),
+    steps=st.lists(st.tuples(st.floats(1e-5, 10.0), st.integers(0, 300)), max_size=300),
+)
+def test_the_limit_is_always_possible(target_s: float, most: int, steps: list[tuple[float, int]]) -> None:
+    """Never none, or the worker's requests would wait for ever; never more than vLLM was told."""
+    pace = Pace(target_s, most)
+    for step_s, running in steps:
+        assert 1 <= pace.stepped(step_s, min(running, most)) <= most
