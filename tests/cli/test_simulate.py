@@ -42,6 +42,24 @@ def test_the_decision_log_can_be_audited(tmp_path: pathlib.Path) -> None:
     assert auditor.kinds["finish"] > 50
 
 
+def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the flags that made it, a log gives its decisions again; with another policy, the first difference."""
+    log, flags = tmp_path / "decisions.jsonl", ["--link-rate", "1GiB", "--policy"]
+    assert main([*LOAD, *flags, "mell-plus", "--decision-log", str(log)]) == 0
+    capsys.readouterr()
+    replay = ["simulate", "--replay", str(log), *flags]
+    assert main([*replay, "mell-plus"]) == 0
+    assert "decisions of mell-plus: all decided again as logged" in capsys.readouterr().out
+    assert main([*replay, "best-fit", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["difference"]["step"] > 0
+    assert main([*replay, "best-fit,mell-plus"]) == 2
+    capsys.readouterr()
+    for broken in ('{"at": 1', '{"at": 1}', '{"at": 1, "kind": "worker", "step": 1}', ""):
+        log.write_text(broken)
+        assert main([*replay, "best-fit"]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_the_figures_are_drawn(tmp_path: pathlib.Path) -> None:
     """PNG to look at and SVG to keep, of the paper's figures."""
     assert main([*LOAD, "--policy", "best-fit,load-balance", "--plot", str(tmp_path / "plots")]) == 0
