@@ -6,6 +6,7 @@ daemon to talk to, 130 interrupted).  A sub-command is a module with `add_argume
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -41,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[name].module)
         parser = argparse.ArgumentParser(prog=f"melld {name}")
         module.add_arguments(parser)
-        return int(module.run(parser.parse_args(words[1:])))
+        code = int(module.run(parser.parse_args(words[1:])))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `melld check-config | head -n 1`: the reader has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE if name != "serve" else FAILED
     except SystemExit as exited:  # argparse has said why
         return exited.code if isinstance(exited.code, int) else BAD_USAGE
     except KeyboardInterrupt:
