@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.remove:
             return _remove(directory, act, user=arguments.user)
         return _install(directory, act, user=arguments.user)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"melld install-service: {error.filename}: {error.strerror}", file=sys.stderr)
         return FAILED

@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"melld simulate: {error}", file=sys.stderr)
         return BAD_USAGE if error.where.startswith("--") else FAILED
+    except BrokenPipeError:
+        raise
     except (MelldError, OSError) as error:
         print(f"melld simulate: {error}", file=sys.stderr)
         return FAILED
