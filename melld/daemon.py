@@ -27,7 +27,16 @@ from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
 from melld.control_messages import Drain, Drained, Migrate, Reload, Reloaded, Resume, Resumed
 from melld.daemon_devices import find_gpus, make_slots
-from melld.daemon_open import bind, changed_keys, check_model, model_name, read_text, ready_text, url_of
+from melld.daemon_open import (
+    bind,
+    changed_keys,
+    check_model,
+    model_name,
+    read_text,
+    ready_text,
+    scheduler_settings,
+    url_of,
+)
 from melld.daemon_watch import Identity, Watch
 from melld.daemon_why import Why
 from melld.decision_log import header_record
@@ -46,7 +55,6 @@ from melld.migrate.executor_report import MoveMeters, MoveReport
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
 from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies import POLICIES
-from melld.scheduler.scheduler import SchedulerSettings
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.status import DaemonState
 
@@ -129,11 +137,7 @@ class Daemon:
             scheduler.policy,
             time.monotonic,
             epoch_s=scheduler.epoch_ms / 1e3,
-            settings=SchedulerSettings(
-                retire_after_s=config.idle.sleep_after_s,
-                max_waiting=config.server.max_queued_requests,
-                wait_deadline_s=config.server.queue_deadline_s,
-            ),
+            settings=scheduler_settings(config),
         )
         self._fleet.itl_target_s = scheduler.itl_target_ms / 1e3 if scheduler.itl_target_ms else None
         idle = IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s)

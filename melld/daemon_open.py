@@ -14,6 +14,18 @@ import msgspec
 
 from melld.config import Config
 from melld.errors import ConfigError
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.scheduler import SchedulerSettings
+
+
+def scheduler_settings(config: Config) -> SchedulerSettings:
+    """What the configuration asks of the scheduler."""
+    return SchedulerSettings(
+        cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s),
+        retire_after_s=config.idle.sleep_after_s,
+        max_waiting=config.server.max_queued_requests,
+        wait_deadline_s=config.server.queue_deadline_s,
+    )
 
 
 def model_name(config: Config) -> str:
