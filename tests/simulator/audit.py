@@ -37,6 +37,7 @@ class Auditor:
         self.moving: dict[str, str] = {}
         self.held: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
         self.touched: set[str] = set()
+        self.swollen: set[str] = set()
         self.kinds: dict[str, int] = defaultdict(int)
         self.seen: set[str] = set()
 
@@ -55,6 +56,8 @@ class Auditor:
         if at < self.at:
             self.fault(record, f"time runs backwards from {self.at}")
         if at > self.at:
+            self.touched |= self.swollen
+            self.swollen.clear()
             self.judge(record)
         self.at = at
         handler = getattr(self, f"on_{kind}", None)
@@ -62,15 +65,19 @@ class Auditor:
             self.fault(record, "unknown kind")
             return
         handler(record)
-        if not self.by_instant:
+        if kind == "grow":  # what was told together counts together, and moves that it ends are ended at that instant
+            self.swollen |= self.touched
+            self.touched.clear()
+        elif not self.by_instant:
             self.judge(record)
 
     def close(self) -> None:
         """The log is over: nothing may be left."""
+        self.touched |= self.swollen
         self.judge({"kind": "end"})
         for request in self.owner:
             self.faults.append(f"request {request} never finished")
-        for worker in self.awake:
+        for worker in () if self.of_a_daemon else self.awake:  # a daemon may be stopped at any time
             self.faults.append(f"worker {worker} is still awake")
 
     def judge(self, record: Record) -> None:
@@ -131,6 +138,11 @@ class Auditor:
 
     def on_ask(self, record: Record) -> None:
         self.expect(record, "request" in record, "asks for nothing")
+
+    def on_wake(self, record: Record) -> None:
+        """How long it takes to wake it."""
+        if str(record["worker"]) not in self.capacity:
+            self.fault(record, "the worker is not known")
 
     def on_drain(self, record: Record) -> None:
         self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
