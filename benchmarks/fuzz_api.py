@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=240)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schemathesis", default="schemathesis", metavar="PROGRAM")
+    parser.add_argument(
+        "--phases", default="fuzzing", help="coverage,fuzzing; coverage runs to its end, whatever --seconds"
+    )
     parser.add_argument("--only", metavar="REGEX", help="only the paths that fit this")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -52,7 +55,7 @@ def fuzz(daemon: DaemonProcess, arguments: argparse.Namespace) -> int:
     command = [arguments.schemathesis, "run", f"{daemon.url}/openapi.json", "--checks", CHECKS, "--workers", "2"]
     command += ["--max-time", str(arguments.seconds), "--seed", str(arguments.seed), "--max-examples", "100000"]
     command += ["--request-timeout", str(ANSWER_DEADLINE_S), "--continue-on-failure", "--no-color", "--no-shrink"]
-    command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"]
+    command += ["--phases", arguments.phases, "--suppress-health-check", "all"]
     if arguments.only:
         command += ["--include-path-regex", arguments.only]
     hooks = {"PYTHONPATH": str(Path(__file__).parent), "SCHEMATHESIS_HOOKS": "fuzz_hooks"}
