@@ -6,7 +6,7 @@ environment (the command line does, see `melld.cli`).
 
 import re
 import tomllib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -132,6 +132,12 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
     """Compare the bytes of every copied block at the destination with the source's; a move that fails it is off."""
     link_bytes_per_s: int | str | None = None
     """The most that one link (one worker to one other) may copy in a second, such as `"2GiB"`.  Default: no limit."""
+    boundaries: Literal["auto", "saved", "default"] = "auto"
+    """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; at the first
+    start with a policy that moves requests it is measured in the background, while nobody is there.  `saved`: as
+    measured by `melld profile`.  `default`: generous figures that fit no machine in particular."""
+    step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
+    """By what part the steps of a worker may become longer, in the median, while it computes tokens for moves."""
     max_moves_per_link: Positive = 4
     """Migrations under way from one worker to one other at a time; more wait their turn.  Their copies take turns."""
 

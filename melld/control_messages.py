@@ -4,11 +4,13 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 `ControlErrorBody` with an HTTP status of 400 or more.
 """
 
+import datetime
 import enum
 from typing import Annotated
 
 import msgspec
 
+from melld.migrate.boundaries import Boundaries
 from melld.migrate.snapshot import Via
 
 CONTROL_SOCKET = "control.sock"
@@ -101,6 +103,52 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it had been drained, or was being drained."""
     started: bool
     """Whether its process had to be started: it is ready when `melld status` says so."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The boundaries of migrations.  Answered by `Profiled`."""
+
+    measure: bool = False
+    """Measure them now, at most a minute, and save them; not while requests run."""
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True):
+    """The boundaries that are in force, and where they come from."""
+
+    boundaries: Boundaries
+    """Links in bytes per epoch, prefill in tokens per epoch; what is not named has the defaults."""
+    fingerprint: dict[str, str]
+    """What they depend on: hardware, model, versions, settings."""
+    file: str
+    """Where they are saved."""
+    measured_unix_s: float | None = None
+    """When they were measured; null for the defaults."""
+    took_s: float | None = None
+    """How long that took."""
+    notes: tuple[str, ...] = ()
+    """What could not be measured, and why."""
+
+    @property
+    def when(self) -> str:
+        """When they were measured, for people."""
+        if self.measured_unix_s is None:
+            return "defaults: not measured on this machine"
+        at = datetime.datetime.fromtimestamp(self.measured_unix_s, datetime.UTC)
+        return f"measured {at:%Y-%m-%d %H:%M} UTC"
+
+    def in_one_line(self) -> str:
+        """For `melld status`."""
+        limits = self.boundaries
+        rates = [count / limits.epoch_s / 2**30 for row in limits.links.values() for count in row.values()]
+        parts = [self.when]
+        if rates:
+            parts.append(f"links {min(rates):.2f} to {max(rates):.2f} GiB/s")
+        if limits.prefill:
+            alone = min(limits.prefill_tokens(worker, 0) for worker in limits.prefill)
+            beside = min(limits.prefill_tokens(worker, 1) for worker in limits.prefill)
+            per_epoch = f"{limits.epoch_s * 1e3:g} ms"
+            parts.append(f"prefill for moves in {per_epoch}: {alone:,} tokens idle, {beside:,} beside a request")
+        return "; ".join(parts)
 
 
 class ControlErrorBody(msgspec.Struct, frozen=True, kw_only=True):

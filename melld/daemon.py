@@ -25,7 +25,8 @@ from melld.api.control import Operation, serve_control
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
-from melld.control_messages import Drain, Drained, Migrate, Reload, Reloaded, Resume, Resumed
+from melld.control_messages import Drain, Drained, Migrate, Profile, Profiled, Reload, Reloaded, Resume, Resumed
+from melld.daemon_boundaries import keep_boundaries
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import (
     bind,
@@ -77,6 +78,7 @@ class Daemon:
         self.operations: Mapping[str, Operation] = {
             "reload": Operation(Reload, self._on_reload),
             "migrate": Operation(Migrate, self._on_migrate),
+            "profile": Operation(Profile, self._on_profile),
             "drain": Operation(Drain, self._on_drain),
             "resume": Operation(Resume, self._on_resume),
         }
@@ -147,6 +149,8 @@ class Daemon:
         why = Why(self._driver, self._drains, time.monotonic)
         why.outlook = self._idle.outlook
         self.watch = Watch(self._fleet, self._driver, why, identity, nvml if gpus else None)
+        self._boundaries = keep_boundaries(config, self._fleet, self._driver, gpus, os.environ)
+        self.watch.boundaries = self._boundaries.line
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
         self.watch.url = url_of(listeners[0])
         return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ)), listeners
@@ -222,6 +226,7 @@ class Daemon:
         probe = LoopProbe(registry)
         self._watch_over(self._driver.run(), "epochs")
         self._watch_over(self._idle.run(), "idle workers")
+        self._watch_over(self._boundaries.run(), "boundaries")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
             state=await serving_state(frontend, arguments),
@@ -288,6 +293,9 @@ class Daemon:
 
     async def _on_migrate(self, asked: Migrate) -> MoveReport:
         return await self._driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
+
+    async def _on_profile(self, asked: Profile) -> Profiled:
+        return await self._boundaries.measure() if asked.measure else self._boundaries.report()
 
     async def _on_drain(self, asked: Drain) -> Drained:
         return await self._drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)

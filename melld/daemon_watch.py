@@ -50,6 +50,7 @@ class Watch:
         self.warnings: list[str] = []
         self.lasting_warnings: list[str] = []
         """Those that a reload of the configuration does not end."""
+        self.boundaries: Callable[[], str] = lambda: ""
         self._fleet = fleet
         self._driver = driver
         self._why = why
@@ -127,6 +128,7 @@ class Watch:
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self.url,
             policy=self._driver.policy,
+            boundaries=self.boundaries(),
             queued_requests=len(queued),
             warnings=(*self.warnings, *self.lasting_warnings),
             preemptions=self._driver.preemptions,
@@ -223,7 +225,6 @@ class Watch:
         for worker in status.workers:
             up.add_metric([worker.worker, worker.device], float(worker.state is WorkerState.READY))
         yield up
-
 
     def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
         for name, text, count in (

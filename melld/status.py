@@ -185,6 +185,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often best fit would have pushed a request out, in that shadow run."""
     gpu_hours_saved: float = 0.0
     """The difference of the two, in hours; negative where best fit would have needed less."""
+    boundaries: str = ""
+    """How much links and workers may do for moves, in one line; `melld profile --show --json` has the figures."""
     moves: tuple[MoveStatus, ...] = ()
     """Every move that has been decided on and is not over, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()

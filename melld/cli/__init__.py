@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
+    "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
     "resume": SubCommand("melld.cli.resume", "take a drained worker into service again"),
     "check-config": SubCommand("melld.cli.check_config", "say whether a configuration can be used"),
     "simulate": SubCommand("melld.cli.simulate", "try scheduling policies on a trace, without GPUs"),

@@ -111,6 +111,7 @@ def _remarks(status: DaemonStatus) -> list[Text]:
         if (said := "; ".join(filter(None, (worker.reason, _why(worker)))))
         for failed in [worker.state is WorkerState.FAILED]
     ]
+    remarks += [Text(f"boundaries: {status.boundaries}", "dim")] if status.boundaries else []
     remarks += [_move(move) for move in status.moves[:MOST_MOVES]]
     remarks += [Text(f"and {more} more moves", "dim")] if (more := len(status.moves) - MOST_MOVES) > 0 else []
     remarks += [Text(f"! {warning}", "yellow") for warning in status.warnings]

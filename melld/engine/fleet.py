@@ -215,6 +215,22 @@ class Fleet:
             futures.append(future)
         return list(await asyncio.gather(*futures))
 
+    async def ask(self, worker: WorkerId, make: Callable[[int], msgspec.Struct], deadline_s: float) -> Any:
+        """The result of one call of one worker; `make` makes the message from the call's number.
+
+        Raises:
+            RuntimeError: it failed, with the worker's words.
+            TimeoutError: the worker did not answer, or is no more.
+        """
+        self._next_call += 1
+        call, future = self._next_call, asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        self.send(worker, make(call))
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        finally:
+            self._calls.pop(call, None)
+
     # -- from beside: the commands of the driver and of migrations --------------------------------------------------
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:

@@ -83,6 +83,28 @@ class CallUtility(Message, frozen=True, tag=True):
     arguments: list[Any]
 
 
+class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
+    """How much foreign prefill is bearable while `batch` requests decode?  One `UtilityDone` of `PrefillMeasured`.
+
+    `share`: by how much the median step may become longer.  `seconds`: begin nothing more after so long.
+    """
+
+    call: int
+    batch: int
+    share: float
+    seconds: float
+
+
+class MeasureLink(Message, frozen=True, tag=True, kw_only=True):
+    """Copy blocks of this sibling for so long, into blocks that nobody holds.  One `UtilityDone` of `LinkMeasured`."""
+
+    call: int
+    peer: str
+    blocks: int
+    """How many the sibling has."""
+    seconds: float
+
+
 class OpenLink(Message, frozen=True, tag=True):
     """Open this sibling's KV memory, for copies from there to here.  Payload: its `WorkerReady.kv_handle`."""
 
@@ -150,6 +172,21 @@ class UtilityDone(Message, frozen=True, tag=True):
     error: str | None = None
 
 
+class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    """So many tokens of prefill in so many seconds; `step_s` is a step without them, 0 where nobody decoded."""
+
+    tokens: float
+    seconds: float
+    step_s: float
+
+
+class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    """So many bytes came in so many seconds."""
+
+    nbytes: int
+    seconds: float
+
+
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
     """Copies from that sibling are possible, or `failure` says why not."""
 
@@ -181,7 +218,18 @@ class WorkerFailed(Message, frozen=True, tag=True):
     traceback: str
 
 
-ToWorker = AddRequest | ResumeRequest | AbortRequests | CallUtility | OpenLink | MoveCommand | Ping | StopWorker
+ToWorker = (
+    AddRequest
+    | ResumeRequest
+    | AbortRequests
+    | CallUtility
+    | MeasurePrefill
+    | MeasureLink
+    | OpenLink
+    | MoveCommand
+    | Ping
+    | StopWorker
+)
 ToDaemon = (
     WorkerReady
     | StepDone

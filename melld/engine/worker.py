@@ -81,6 +81,7 @@ class Worker:
         from melld.engine.residency import Residency
         from melld.engine.worker_links import LinkOpener, Links, LinkTried, share_memory
         from melld.engine.worker_migration import Book, Moves
+        from melld.engine.worker_profile import Profiler
         from melld.migrate.transports.copies import CopyDone
 
         memory, self._kv_handle = share_memory(self._engine)
@@ -92,6 +93,9 @@ class Worker:
         opener = LinkOpener(memory, spec.copy_rules, self._faults)
         self._links = Links(opener, self._residency, self._inbox.put, self._say)
         self._moves = Moves(self._residency, self._links, self._book, self._faults, self._say)
+        self._profiler = Profiler(
+            self._engine, self._residency, self._links, lambda: not self._inbox.empty(), self._say
+        )
         self._deferred: list[_Resumed] = []
         self._last_used_blocks = -1
         self._steps = 0
@@ -104,6 +108,8 @@ class Worker:
             wire.AbortRequests: self._on_abort,
             wire.CallUtility: self._on_utility,
             wire.StopWorker: self._on_stop,
+            wire.MeasurePrefill: self._profiler.measure_prefill,
+            wire.MeasureLink: self._profiler.measure_link,
             _OpenLink: lambda link: self._links.open(link.peer, link.handle),
             LinkTried: self._links.tried,
             CopyDone: self._on_copied,
@@ -155,6 +161,8 @@ class Worker:
             self._faults.reach("resumed")
 
     def _on_copied(self, done: Any) -> None:
+        if self._profiler.copied(done):
+            return
         self._moves.copied(done)
         deferred, self._deferred = self._deferred, []
         for resumed in deferred:

@@ -1,0 +1,76 @@
+"""`melld profile`: measure how much links and workers may do for moves, or show what was measured.
+
+Owns the asking, the words and the exit codes.
+"""
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
+from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.render import size_text
+from melld.control_messages import Profile, Profiled
+from melld.errors import ConfigError
+
+DEADLINE_S = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = (
+        "Measure, on the running daemon and while nobody uses it, how many bytes each link carries in an epoch, and "
+        "how many tokens each worker can compute for moves without slowing its own requests: at most a minute. The "
+        "figures are saved, and count from then on."
+    )
+    parser.epilog = (
+        "Exit codes: 0 measured or shown, 1 not measured, such as while requests run, 2 bad usage, "
+        "3 no daemon to talk to."
+    )
+    parser.add_argument("--show", action="store_true", help="measure nothing: print the figures that are in force")
+    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    add_daemon_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, wait and tell; the exit code."""
+    try:
+        client = ControlClient(daemon_directories(arguments, os.environ))
+        text = client.operate("profile", Profile(measure=not arguments.show), DEADLINE_S)
+        profiled = msgspec.json.decode(text, type=Profiled)
+    except ConfigError as error:
+        return _fail(error, BAD_USAGE)
+    except NoDaemon as error:
+        return _fail(error, NO_DAEMON)
+    except (ControlRefused, msgspec.MsgspecError) as error:
+        return _fail(error, FAILED)
+    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(profiled))
+    return DONE
+
+
+def in_words(profiled: Profiled) -> str:
+    """The figures for people."""
+    limits = profiled.boundaries
+    per_epoch = f"{limits.epoch_s * 1e3:g} ms"
+    took = "" if profiled.took_s is None else f", in {profiled.took_s:.1f} s"
+    lines = [f"{profiled.when}{took}"]
+    if profiled.measured_unix_s is not None:
+        lines.append(f"saved in {profiled.file}")
+    lines += ["", f"Links, in an epoch of {per_epoch}"]
+    for source, row in limits.links.items():
+        for destination, count in row.items():
+            rate = size_text(int(count / limits.epoch_s))
+            lines.append(f"  {source} > {destination}  {size_text(count):>9}  ({rate}/s)")
+    lines.append(f"  others   {size_text(limits.other_link_bytes):>9}")
+    lines += ["", f"Tokens computed for moves in an epoch of {per_epoch}, by requests that decode meanwhile"]
+    for worker, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
+        lines.append(f"  {worker:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))
+    return "\n".join([*lines, *(f"! {note}" for note in profiled.notes)])
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"melld profile: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,73 @@
+"""Where the boundaries of this daemon lie, and what they depend on.
+
+Owns the fingerprint: figures that were measured on another machine, with another model or otherwise, do not count.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld import __version__
+from melld.config import Config
+from melld.driver import Driver
+from melld.driver_boundaries import BoundaryKeeper, BoundarySettings
+from melld.engine.fleet import Fleet
+from melld.engine.pin import VLLM_VERSION
+from melld.kvstore.device_reading import Device
+from melld.runtime_directory import runtime_directory
+
+
+def keep_boundaries(
+    config: Config, fleet: Fleet, driver: Driver, gpus: Sequence[Device], environment: Mapping[str, str]
+) -> BoundaryKeeper:
+    """The keeper of the fleet's boundaries; what was saved on such a machine is in force already."""
+    migration = config.migration
+    runtime = runtime_directory(config.server.runtime_directory, environment)
+    engines = [place.slot.spec.engine_arguments for place in fleet.supervisor.places.values()]
+    depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
+    settings = BoundarySettings(
+        directory=state_directory(environment, runtime),
+        fingerprint=fingerprint_of(", ".join(gpu.uuid for gpu in gpus) or cpu_name(), config.model.path, depends_on),
+        epoch_s=config.scheduler.epoch_ms / 1e3,
+        share=migration.step_slowdown,
+        read=migration.boundaries != "default",
+        measure_unasked=migration.boundaries == "auto",
+    )
+    keeper = BoundaryKeeper(fleet, driver, settings, time.monotonic)
+    keeper.load()
+    return keeper
+
+
+def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:
+    """Where figures outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
+    managed = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(managed) if managed else runtime
+
+
+def fingerprint_of(hardware: str, model: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the figures depend on.  A model that is a directory counts by its description, not by its place."""
+    described = Path(model) / "config.json"
+    what = described.read_bytes() if described.is_file() else model.encode()
+    return {
+        "hardware": hardware,
+        "model": hashlib.sha256(what).hexdigest()[:16],
+        "melld": __version__,
+        "vllm": VLLM_VERSION,
+        "settings": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16],
+    }
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, and how many there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{os.cpu_count()} x {name}"
