@@ -1,180 +1,81 @@
 """What a live migration costs: the client's gap, the copy's rate, the neighbours' pace; `PYTHONPATH=. python FILE`.
 
-Two workers on the CPU.  Moves as melld makes them stand beside two baselines, made by a daemon whose lifecycle table is
-changed: stop-and-copy (no round before the freeze) and re-prefill (nothing computed ahead of the freeze).
+Parts, each by itself (`--parts`), everything through the HTTP API but `copy`:
 
-    gap   the longest time between two chunks around the move, less the median of the same run, as the client sees it
+    kv          the gap of live moves by KV, beside stop-and-copy and re-prefill, by length
+    tokens      the gap of live moves by tokens, beside a re-prefill, by length; requests that decode on both workers
+    neighbours  how others on the two workers fare with one move a second, beside none
+    copy        the rate of a pull of many blocks, beside one large copy over the same mapping
+
+The machine may be busy with other things: what is compared is measured in turns, move by move, window by window.
+
+    gap   the longest time between two chunks around a move, less the median of that stream, as the client sees it
+    idle  the same of a window of the same length in which nothing moved
 """
 
 import argparse
 import json
 import os
-import platform
-import random
-import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from benchmarks.migration_copy import copy_rates
+from benchmarks.migration_parts import Served, gaps_by_kv, gaps_by_tokens, neighbours
 from melld.demo_model import make_demo_model
-from tests.migrate.live import Operator, Stream
 
-AS_IT_IS = ""
 BASELINE = """
 import melld.migrate.migration as m, melld.migrate.migration_table as t
 m.MAX_ROUNDS = 0
 t.TRANSITIONS[t.MoveState.LOOKING, t.Sign.BY_TOKENS] = t.MoveState.RESERVING
 """
-WAYS = {("kv", AS_IT_IS): "kv", ("tokens", AS_IT_IS): "tokens"}
-BASELINES = {("kv", BASELINE): "stop-and-copy", ("tokens", BASELINE): "re-prefill"}
+"""The lifecycle of a daemon without what makes a move live: no copy, and nothing computed, ahead of the freeze."""
+NO_CACHE = ("--set", "model.vllm.enable_prefix_caching=false")
+"""So that a request can be moved there and back, again and again, and every block is copied, or computed, each time."""
 
 
-class Served:
-    """`melld serve` with two workers, in a process of its own that runs `change` first."""
+def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of one part."""
+    with ExitStack() as stack:
 
-    def __init__(self, model: Path, run: Path, change: str) -> None:
-        self.runtime_directory = run
-        words = ["serve", "--model", str(model), "--name", "demo", "--port", "0", "--device", "cpu:2"]
-        words += ["--kv-bytes", "192MiB", "--runtime-directory", str(run), "--set", 'scheduler.policy="most-free"']
-        code = f"{change}\nimport sys\nfrom melld.cli import main\nsys.exit(main({words!r}))"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "/v1" in line:
-                self.url = line.split()[-1].removesuffix("/v1")
-                break
-        threading.Thread(target=self._process.stdout.read, daemon=True).start()
-        time.sleep(2.0)  # both links
+        def served(name: str, *flags: str, change: str = "") -> Served:
+            return stack.enter_context(Served(model, directory / f"{part}-{name}", change, flags))
 
-    def __enter__(self) -> "Served":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(30)
-
-
-def gap_of(daemon: Any, tokens: int, via: str, chance: random.Random) -> tuple[float, float, Any]:
-    """(gap, median, report) of one move in mid-answer of a request with a prompt of so many tokens."""
-    prompt = [chance.randrange(10, 250) for _ in range(tokens)]
-    body = {"prompt": prompt, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-    stream, operator = Stream(daemon, body), Operator(daemon)
-    stream.wait_chunks(40)
-    began_s = time.monotonic()
-    reports = operator.move(stream, via)
-    stream.result()
-    if not reports:  # the machine had no time for us, and the request ended first
-        return gap_of(daemon, tokens, via, chance)
-    [report] = reports
-    pairs = list(zip(stream.arrivals_s, stream.arrivals_s[1:], strict=False))
-    median_s = statistics.median(after - before for before, after in pairs)
-    around = [after - before for before, after in pairs if after >= began_s]
-    end_s = began_s + report["total_s"] + 10 * median_s
-    around = [after - before for before, after in pairs if after >= began_s and before <= end_s]
-    return max(around) - median_s, median_s, report
-
-
-def measure_gaps(daemon: Any, ways: dict[Any, str], lengths: list[int], repeats: int) -> list[dict[str, Any]]:
-    """A row for each way and length: medians over the repeats."""
-    chance, rows = random.Random(1), []
-    for tokens in lengths:
-        for (via, _), name in ways.items():
-            gap_of(daemon, tokens, via, chance)  # the first of its size also warms the worker up
-            runs = [gap_of(daemon, tokens, via, chance) for _ in range(repeats)]
-            reports = [report for *_, report in runs if report["outcome"] == "committed"]
-            moved = [report for report in reports if report["copy_s"]]
-            row = {
-                "way": name,
-                "tokens": tokens,
-                "moves": len(reports),
-                "gap_ms": statistics.median(gap_s for gap_s, *_ in runs) * 1e3,
-                "step_ms": statistics.median(median_s for _, median_s, _ in runs) * 1e3,
-                "daemon_gap_ms": statistics.median(report["gap_s"] or 0.0 for report in reports) * 1e3,
-                "mib": statistics.median(report["copied_bytes"] for report in reports) / 2**20,
-                "gib_per_s": statistics.median([r["copied_bytes"] / r["copy_s"] for r in moved] or [0.0]) / 2**30,
-            }
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    return rows
-
-
-def copy_limit_gib_per_s(nbytes: int = 64 << 20) -> float:
-    """One large copy of memory by one thread."""
-    import torch
-
-    source, destination = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    torch.set_num_threads(1)
-    times = []
-    for _ in range(9):
-        began_s = time.perf_counter()
-        destination.copy_(source)
-        times.append(time.perf_counter() - began_s)
-    return nbytes / statistics.median(times) / 2**30
-
-
-def neighbours(daemon: Any, seconds: float, *, moving: bool) -> tuple[float, float]:
-    """Median and 99th percentile of six streams' time between chunks, while a seventh moves each second or not."""
-    body = {"prompt": list(range(10, 210)), "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
-    streams, operator = [Stream(daemon, body) for _ in range(7)], Operator(daemon)
-    for stream in streams:
-        stream.wait_chunks(20)
-    began_s = time.monotonic()
-    while time.monotonic() < began_s + seconds:
-        turn_s = time.monotonic()
-        if moving:
-            operator.move(streams[0], "kv")
-        time.sleep(max(0.0, turn_s + 1.0 - time.monotonic()))
-    end_s = time.monotonic()
-    for stream in streams:
-        stream.leave()
-    operator.wait_idle()
-    gaps = [
-        after - before
-        for stream in streams[1:]
-        for before, after in zip(stream.arrivals_s, stream.arrivals_s[1:], strict=False)
-        if before > began_s and after < end_s
-    ]
-    return statistics.median(gaps) * 1e3, statistics.quantiles(gaps, n=100)[98] * 1e3
+        if part == "copy":
+            yield from copy_rates(asked.repeats)
+        elif part == "kv":
+            live, baseline = served("live", *NO_CACHE), served("baseline", *NO_CACHE, change=BASELINE)
+            ways = {"live": (live, "kv"), "stop-and-copy": (baseline, "kv"), "re-prefill": (baseline, "tokens")}
+            for tokens in asked.lengths:
+                yield from gaps_by_kv({way: ways[way] for way in asked.ways}, tokens, asked.repeats)
+        elif part == "tokens":
+            live, baseline = served("live"), served("baseline", change=BASELINE)
+            for tokens in asked.lengths:
+                yield from gaps_by_tokens({"live": live, "re-prefill": baseline}, tokens, asked.repeats)
+        else:
+            yield from neighbours(served("live", *NO_CACHE), asked.seconds, asked.repeats)
 
 
 def main() -> int:
-    """Measure, print, and write the rows to a file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 15800])
+    """Measure, and print a row at a time, as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=["copy", "kv", "tokens", "neighbours"])
+    parser.add_argument("--ways", nargs="+", default=["live", "stop-and-copy", "re-prefill"], help="of the part kv")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--out", type=Path, default=Path("migration.json"))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each window of `neighbours`")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
         make_demo_model(model)
-        with Served(model, Path(directory) / "run", AS_IT_IS) as daemon:
-            rows = measure_gaps(daemon, WAYS, asked.lengths, asked.repeats)
-            pairs = [[neighbours(daemon, asked.seconds, moving=moving) for moving in (False, True)] for _ in range(2)]
-        with Served(model, Path(directory) / "run2", BASELINE) as daemon:
-            rows += measure_gaps(daemon, BASELINES, asked.lengths, asked.repeats)
-    result = {
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "copy_limit_gib_per_s": copy_limit_gib_per_s(),
-        "neighbours_ms": pairs,
-        "rows": rows,
-    }
-    asked.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
-    print(json.dumps({key: value for key, value in result.items() if key != "rows"}))
+        for part in asked.parts:
+            for row in measure(part, model, Path(directory), asked):
+                at = time.strftime("%H:%M:%S")
+                print(json.dumps({"part": part, **row, "load": round(os.getloadavg()[0], 1), "at": at}), flush=True)
     return 0
 
 

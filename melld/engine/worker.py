@@ -9,7 +9,6 @@ Owns the engine and the order of what happens to it.  Three threads:
 so that nothing is serialised on the step path.  The only process that imports vLLM's engine.
 """
 
-import ctypes
 import os
 import queue
 import signal
@@ -24,7 +23,7 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.worker_faults import VARIABLE, FaultPoints
-from melld.engine.worker_start import block_bytes_of, build_engine, ready_of, warm_up
+from melld.engine.worker_start import block_bytes_of, build_engine, die_with_parent, ready_of, warm_up
 from melld.errors import MelldError
 from melld.migrate import migration_messages as say
 from melld.migrate.snapshot import WARM_SUFFIX, MoveRefused, RequestSnapshot
@@ -32,11 +31,9 @@ from melld.migrate.snapshot import WARM_SUFFIX, MoveRefused, RequestSnapshot
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
-PR_SET_PDEATHSIG = 1
-
 
 def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
-    """Where the process begins (`torch.multiprocessing`, spawn).
+    """Where the process begins, forked from the template (`worker_template`).
 
     Args:
         spec_bytes: a `wire.WorkerSpec` as MessagePack.
@@ -44,7 +41,7 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
         log: the file descriptor of a pipe: whatever the process prints, its libraries and a dying interpreter included.
     """
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
-    _die_with(spec.daemon_pid)
+    die_with_parent(spec.parent_pid)
     os.dup2(log, 1)
     os.dup2(log, 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then ends us in good order
@@ -61,13 +58,6 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
     os._exit(0)  # not through vLLM's and torch's destructors, which can hang
 
 
-def _die_with(daemon_pid: int) -> None:
-    """Have the kernel kill this process when the daemon is gone, whatever killed it."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != daemon_pid:  # it died before the line above
-        os._exit(1)
-
-
 class Worker:
     """One engine and its loop."""
 
@@ -80,7 +70,8 @@ class Worker:
         from melld.engine.block_report import BlockReporter
         from melld.engine.residency import Residency
         from melld.engine.worker_links import LinkOpener, Links, LinkTried, share_memory
-        from melld.engine.worker_migration import Book, Moves
+        from melld.engine.worker_migration import Moves
+        from melld.engine.worker_migration_book import Book
         from melld.engine.worker_profile import Profiler
         from melld.migrate.transports.copies import CopyDone
 
@@ -239,7 +230,7 @@ class Worker:
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.serial_utils import MsgpackDecoder
 
-        from melld.engine.worker_migration import Attaching
+        from melld.engine.worker_migration_book import Attaching
 
         requests = MsgpackDecoder(EngineCoreRequest)
         frames = wire.FrameDecoder(wire.ToWorker)
@@ -268,7 +259,7 @@ class Worker:
         os._exit(0)  # the daemon is gone, and with it everyone who could want this process
 
     def _expect(self, command: say.ReserveBlocks | say.WarmRequest, payload: list[bytes]) -> None:
-        from melld.engine.worker_migration import Expected
+        from melld.engine.worker_migration_book import Expected
 
         core_request, tokens = payload[0], msgspec.msgpack.decode(payload[1], type=list[int])
         try:

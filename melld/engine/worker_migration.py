@@ -7,15 +7,14 @@ between two steps.  Never decides: the daemon does; never touches vLLM: `engine/
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from melld.engine.residency import Arrival, Residency, Stillness
+from melld.engine.residency import Residency, Stillness
 from melld.engine.worker_faults import FaultPoints
 from melld.engine.worker_links import Links
+from melld.engine.worker_migration_book import Attaching, Book, Expected, Job
 from melld.errors import MelldError
 from melld.migrate import migration_messages as say
 from melld.migrate.migration_order import CommandOrder
-from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, RequestSnapshot, Via
+from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, Via
 from melld.migrate.transports.copies import CopyDone
 
 if TYPE_CHECKING:
@@ -23,49 +22,6 @@ if TYPE_CHECKING:
 
 LAST_COPY_S = 0.003
 """How long the next step waits for a frozen request's last blocks, so that it can take the request along."""
-
-
-class Expected(msgspec.Struct, frozen=True):
-    """`ReserveBlocks` or `WarmRequest`, with what the reader thread has made of its payload."""
-
-    command: Any
-    arrival: Arrival
-    core_request: bytes
-    output_token_ids: list[int]
-
-
-class Attaching(msgspec.Struct, frozen=True):
-    """`AttachRequest` with its payload."""
-
-    command: say.AttachRequest
-    snapshot: RequestSnapshot
-
-
-class _Job(msgspec.Struct, frozen=True):
-    """A pull under way: for the command, of these places of the request; what then is attached, if anything."""
-
-    command: Any
-    places: frozenset[tuple[int, int]]
-    block_epoch: int
-    attaching: Attaching | None
-
-
-class Book(msgspec.Struct):
-    """The worker's own book of whose outputs bear which lease."""
-
-    leases: dict[str, int] = {}
-    gone: list[str] = []
-
-    def came(self, request: str, lease: int) -> None:
-        """The request is here, and its outputs bear this lease."""
-        self.leases[request] = lease
-        if request in self.gone:  # it was here before, since the last report
-            self.gone.remove(request)
-
-    def left(self, request: str) -> None:
-        """The request is here no more."""
-        if self.leases.pop(request, None) is not None:
-            self.gone.append(request)
 
 
 class Moves:
@@ -87,7 +43,7 @@ class Moves:
         self._answer = answer
         self._order = CommandOrder()
         self._plans: dict[str, CopyPlan] = {}
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._settling: dict[str, say.FreezeRequest | say.ThawRequest] = {}
         self.handlers: dict[type, Callable[[Any], None]] = {
             say.DescribeRequest: self._describe,
@@ -252,7 +208,7 @@ class Moves:
             return False
         self._faults.reach("copying")
         name = f"{command.move}.{command.number}"
-        self._jobs[name] = _Job(command, places, block_epoch, attaching)
+        self._jobs[name] = Job(command, places, block_epoch, attaching)
         self._residency.copy_began(request)
         copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None)
         return True

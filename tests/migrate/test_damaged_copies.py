@@ -23,7 +23,7 @@ def checked(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     faults = tmp_path_factory.mktemp("faults")
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "migration.checksum=true", "--set", "migration.max_moves_per_link=1"]
-    flags += ["--set", 'migration.link_bytes_per_s="64MiB"']
+    flags += ["--set", "idle.sleep_after_s=inf", "--set", 'migration.link_bytes_per_s="64MiB"']
     with DaemonProcess(demo_model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
         bench = Bench(daemon.wait_ready(), faults)
         bench.operator.wait_linked(daemon)
