@@ -188,6 +188,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
     for schema in components.values():
         _leave_out_refused(schema)
+        _name_the_encoding(schema)
     return schemas, components  # type: ignore[return-value]
 
 
@@ -195,6 +196,17 @@ def _leave_out_refused(schema: dict[str, Any]) -> None:
     """A field that melld refuses in every request is not offered."""
     for name in REFUSED:
         schema.get("properties", {}).pop(name, None)
+
+
+def _name_the_encoding(schema: Any) -> None:
+    """Bytes within JSON are base64, which pydantic calls by a word of OpenAPI 3.0's that JSON Schema does not know."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "string" and schema.get("format") == "binary":
+            del schema["format"]
+            schema["contentEncoding"] = "base64"
+        schema = list(schema.values())
+    for inner in schema if isinstance(schema, list) else ():
+        _name_the_encoding(inner)
 
 
 def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:

@@ -92,6 +92,13 @@ def test_every_schema_is_one(document: Document) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
+def test_bytes_are_described_as_base64(document: Document) -> None:
+    """A generated client would send raw bytes for `binary`, which JSON cannot hold."""
+    text = json.dumps(document)
+    assert '"binary"' not in text
+    assert '"contentEncoding": "base64"' in text
+
+
 def test_fields_that_are_refused_are_not_offered(document: Document) -> None:
     """Nobody is invited to send what gets a 400."""
     offered = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
