@@ -53,7 +53,6 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
             visible_devices=(own, *(uuid for uuid in uuids if uuid != own)) if own else (),
             engine_arguments=arguments,
             environment=settings,
-            daemon_pid=os.getpid(),
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),

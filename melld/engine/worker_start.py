@@ -3,7 +3,9 @@
 Owns what is done once.  Runs on the worker's main thread, before its loop.
 """
 
+import ctypes
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,16 @@ from melld.engine import wire
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent is gone, whatever killed it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
 
 
 def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":

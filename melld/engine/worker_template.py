@@ -10,7 +10,6 @@ The kernel kills the template when the daemon is gone, and the workers when the 
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -19,13 +18,19 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 import msgspec
 
 from melld.engine import wire
 from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.worker_start import die_with_parent
 
-PR_SET_PDEATHSIG = 1
+# For a worker that has to import everything itself.
+ANEW = (
+    "import socket, sys; sys.path[:] = {path!r}; from melld.engine.worker import main; "
+    "main(bytes.fromhex(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))"
+)
 # What a worker imports before and while it loads a model.  A name that a version of vLLM lacks costs a worker the time
 # to import its successor, and nothing else.
 IMPORTS = (
@@ -77,11 +82,16 @@ def preload(device_kind: str) -> None:
             importlib.import_module(name)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent is gone, whatever killed it."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
+def has_one_thread() -> bool:
+    """Whether a fork of this process takes all of it along: a child has the thread that forked and no other."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def may_use_gpu() -> bool:
+    """In a child: whether the parent has kept away from CUDA."""
+    import torch
+
+    return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
 
 
 class Template:
@@ -108,10 +118,11 @@ class Template:
     def _fork(self, asked: SpawnWorker, descriptors: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        template_pid = os.getpid()
+        spec = msgspec.structs.replace(asked.spec, parent_pid=os.getpid())
+        is_whole = has_one_thread()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(asked.spec, descriptors, template_pid)
+            self._become_worker(spec, descriptors, is_whole)
         for descriptor in descriptors:
             os.close(descriptor)
         end = os.pidfd_open(pid)
@@ -119,7 +130,7 @@ class Template:
         self._selector.register(end, selectors.EVENT_READ)
         self._tell(WorkerForked(number=asked.number, pid=pid))
 
-    def _become_worker(self, spec: wire.WorkerSpec, descriptors: list[int], template_pid: int) -> None:
+    def _become_worker(self, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
         """In the child; never returns."""
         try:
             from melld.engine import worker
@@ -128,9 +139,13 @@ class Template:
             self._control.close()
             for end in self._children:
                 os.close(end)
-            connection = socket.socket(fileno=descriptors[0])
-            spec = msgspec.structs.replace(spec, daemon_pid=template_pid)  # whom it must not outlive
-            worker.main(msgspec.msgpack.encode(spec), connection, descriptors[1])
+            told = msgspec.msgpack.encode(spec)
+            if not is_whole or not may_use_gpu():  # what was imported made a thread or a context: slower, and right
+                for descriptor in descriptors:
+                    os.set_inheritable(descriptor, True)
+                code = ANEW.format(path=sys.path)
+                os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), *map(str, descriptors)])  # noqa: S606
+            worker.main(told, socket.socket(fileno=descriptors[0]), descriptors[1])
         except BaseException:  # noqa: BLE001  a child must never go on as a second template
             traceback.print_exc()
         finally:
