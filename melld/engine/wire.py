@@ -84,6 +84,10 @@ class CallUtility(Message, frozen=True, tag=True):
     arguments: list[Any]
 
 
+WANTED = "the worker was wanted"
+"""Why a measurement was given up: requests come first."""
+
+
 class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
     """How much foreign prefill is bearable while `batch` requests decode?  One `UtilityDone` of `PrefillMeasured`.
 

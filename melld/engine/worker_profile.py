@@ -77,7 +77,7 @@ class Profiler:
     def _clean(self) -> Iterator[None]:
         """Refuse where there is work; afterwards nothing is left of what was measured with."""
         if self._engine.scheduler.has_requests():
-            raise Interrupted("the worker is at work")
+            raise Interrupted(wire.WANTED)
         try:
             yield
         finally:
@@ -142,7 +142,7 @@ class Profiler:
     def _step(self) -> float:
         """Seconds of one step.  Its outputs are for nobody."""
         if self._is_wanted():
-            raise Interrupted("the worker was wanted")
+            raise Interrupted(wire.WANTED)
         began_s = time.perf_counter()
         _, executed = self._engine.step_fn()
         self._engine.post_step(model_executed=executed)
@@ -179,7 +179,7 @@ class Profiler:
         """Begin to copy from the sibling; `wire.LinkMeasured` is the answer when the time is over."""
         copies = self._links.to(ask.peer)
         if copies is None or self._link is not None or self._engine.scheduler.has_requests():
-            why = "the worker is at work" if copies is not None else f"there is no link to {ask.peer}"
+            why = wire.WANTED if copies is not None else f"there is no link to {ask.peer}"
             self._say(wire.UtilityDone(call=ask.call, error=why))
             return
         scratch = self._residency.borrow_scratch(min(COPY_BLOCKS, ask.blocks))
@@ -198,7 +198,7 @@ class Profiler:
             return True
         self._link = None
         self._residency.return_scratch(trial.scratch)
-        failure = done.failure or ("the worker was wanted" if busy else "")
+        failure = done.failure or (wire.WANTED if busy else "")
         if failure:
             self._say(wire.UtilityDone(call=trial.ask.call, error=failure))
         else:
