@@ -3,7 +3,6 @@
 Owns the choice of devices.  Asks NVML (no CUDA context) and nothing else.
 """
 
-import os
 from collections.abc import Mapping
 
 from melld.config import Config, CpuDevices, DevicesConfig
