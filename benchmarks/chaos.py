@@ -1,56 +1,96 @@
 """The long random history: `make chaos`, or `PYTHONPATH=. python benchmarks/chaos.py --requests 1000 --workers 4`.
 
-Prints what happened, and every answer that was lost, altered or late; 0 when there is none.
+Prints what happened, and every answer that was lost, altered or late; 0 when there is none.  With `--matrix`: a worker
+killed, or stopped, at each step of a move instead, one after the other (`tests/migrate/matrix.py`).
 """
 
 import argparse
+import json
 import math
+import os
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from melld.demo_model import make_demo_model
 from tests.daemon_process import DaemonProcess
 from tests.migrate.chaos import History, orphans
-from tests.migrate.live import Operator
+from tests.migrate.live import Bench, Operator
+from tests.migrate.matrix import MATRIX, suffer
+
+
+def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """(what happened, what should not have)."""
+    played = History(daemon, faults, asked.seed, asked.harm_every_s)
+    played.play(asked.requests, asked.clients, asked.seconds)
+    counted = [line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")]
+    back_s = sorted(played.back_s)
+    if len(back_s) > 1:
+        middle_s, longest_s = statistics.median(back_s), back_s[-1]
+        print(f"kill to next token, {len(back_s)} times: median {middle_s:.3f} s, longest {longest_s:.3f} s")
+    moves = {line.split("{")[1].split("}")[0]: float(line.split()[-1]) for line in counted}
+    return {"tally": dict(sorted(played.tally.items())), "moves": moves, "back_s": back_s}, played.wrong
+
+
+def matrix(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """(what happened, what should not have); from the `--first`th loss on, as long as there is time."""
+    bench = Bench(daemon, faults)
+    bench.operator.wait_linked(daemon)
+    end_s = time.monotonic() + asked.seconds
+    passed, wrong = [], []
+    for number, loss in list(enumerate(MATRIX))[asked.first :]:
+        if time.monotonic() > end_s:
+            break
+        began_s = time.monotonic()
+        found = suffer(bench, loss)
+        took_s = time.monotonic() - began_s
+        print(f"{number:3d} {'wrong' if found else 'exact'} {took_s:5.1f} s  {loss.name}", flush=True)
+        passed += [] if found else [loss.name]
+        wrong += [f"{number} {loss.name}: {what}" for what in found]
+    return {"passed": len(passed), "of": len(MATRIX)}, wrong
 
 
 def main() -> int:
-    """The long history; 0 when nothing went wrong."""
+    """Play; 0 when nothing went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no request after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so long")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="mell-plus", help="its own moves come on top")
     parser.add_argument("--harm-every-s", type=float, default=3.0)
+    parser.add_argument("--matrix", action="store_true", help="every loss at every step, on two workers")
+    parser.add_argument("--first", type=int, default=0, help="the number of the loss to begin the matrix with")
+    parser.add_argument("--out", type=Path, help="a file for what happened, as JSON")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model, faults = Path(directory) / "model", Path(directory) / "faults"
         make_demo_model(model)
         faults.mkdir()
-        flags = ["--device", f"cpu:{asked.workers}", "--kv-bytes", "64MiB"]
-        flags += ["--set", f'scheduler.policy="{asked.policy}"']
+        workers, policy = (2, "most-free") if asked.matrix else (asked.workers, asked.policy)
+        flags = ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB", "--set", f'scheduler.policy="{policy}"']
+        if asked.matrix:
+            flags += ["--set", "migration.checksum=true", "--set", "idle.sleep_after_s=inf"]
         with DaemonProcess(model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
             daemon.wait_ready()
             print("ready", flush=True)
-            history = History(daemon, faults, asked.seed, asked.harm_every_s)
             began_s = time.monotonic()
-            history.play(asked.requests, asked.clients, asked.seconds)
+            happened, wrong = (matrix if asked.matrix else history)(daemon, faults, asked)
             took_s = time.monotonic() - began_s
             pids = [worker["pid"] for worker in Operator(daemon).status()["workers"]]
-            counted = [
-                line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")
-            ]
             ended = daemon.stop()
-    for what, count in sorted(history.tally.items()):
-        print(f"{count:6d}  {what}")
-    print("as the daemon counted, the policy's own moves included:", *counted, sep="\n")
-    print(f"{took_s:.0f} s; exit code {ended}; orphans {orphans(pids)}; wrong: {len(history.wrong)}")
-    print(*history.wrong[:20], sep="\n")
-    return int(bool(history.wrong) or ended != 0 or bool(orphans(pids)))
+    left = orphans(pids)
+    for kind, found in happened.items():
+        print(kind, json.dumps(found) if kind != "back_s" else len(found))
+    print(f"{took_s:.0f} s; exit code {ended}; orphans {left}; load {os.getloadavg()[0]:.1f}; wrong: {len(wrong)}")
+    print(*wrong[:20], sep="\n")
+    if asked.out:
+        asked.out.write_text(json.dumps({**happened, "took_s": took_s, "exit": ended, "orphans": left, "wrong": wrong}))
+    return int(bool(wrong) or ended != 0 or bool(left))
 
 
 if __name__ == "__main__":

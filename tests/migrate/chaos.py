@@ -19,13 +19,19 @@ from typing import Any
 from melld.api.control_client import ControlRefused
 from melld.engine.worker_faults import POINTS, SIGNALS
 from tests.daemon_process import DaemonProcess
-from tests.migrate.live import CASES, Answer, Operator, Stream
+from tests.migrate.live import CALM, CASES, Answer, Operator, Stream
 
 BODIES = 20
+UNMET_S = 5.0
+"""A fault that nothing runs into for so long is taken back: another point has its turn."""
 
 
 class History:
-    """One history on one daemon.  `tally` counts what happened, `wrong` says what should not have."""
+    """One history on one daemon.
+
+    `tally` counts what happened, `wrong` says what should not have, and `back_s` has the time from each kill (-9) to
+    the next chunk of each stream that was with the killed worker.
+    """
 
     def __init__(self, daemon: DaemonProcess, faults: Path, seed: int, harm_every_s: float) -> None:
         self.tally: Counter[str] = Counter()
@@ -38,6 +44,10 @@ class History:
         self._bodies = [self._body() for _ in range(BODIES)]
         self._expected: list[Answer] = []
         self._over = threading.Event()
+        self._running: set[Stream] = set()
+        self._homes: dict[str, str] = {}
+        self.back_s: list[float] = []
+        self._orphaned: list[tuple[float, Stream]] = []
 
     def _body(self) -> dict[str, Any]:
         body = dict(self._chance.choice([case for name, case in CASES.items() if name != "long"]))
@@ -63,6 +73,8 @@ class History:
         self._over.set()
         for thread in others:
             thread.join()
+        for killed_s, stream in self._orphaned:
+            self.back_s += [at_s - killed_s for at_s in stream.arrivals_s if at_s > killed_s][:1]
         for left in self._faults.iterdir():
             left.unlink()
         self._operator.wait_ready()
@@ -76,6 +88,8 @@ class History:
                 return
             which, leaves = turn
             stream = Stream(self._daemon, self._bodies[which])
+            if not leaves and "n" not in self._bodies[which]:
+                self._running.add(stream)
             try:
                 if leaves:
                     stream.wait_chunks(5)
@@ -86,6 +100,8 @@ class History:
             except AssertionError as error:
                 self.wrong.append(f"hung: {error}")
                 continue
+            finally:
+                self._running.discard(stream)
             if answer == self._expected[which]:
                 self.tally["exact"] += 1
             else:
@@ -111,20 +127,55 @@ class History:
     def _harmer(self) -> None:
         """Now and then, when all workers are well: one dies, or stops, somewhere in a migration or anywhere."""
         chance = random.Random(self._chance.random())
+        points = [point for point in POINTS if point not in ("step", "resumed")]
         while not self._over.wait(self._harm_every_s):
-            workers = self._operator.status()["workers"]
-            if any(worker["state"] != "ready" for worker in workers) or list(self._faults.iterdir()):
+            workers = self._look()
+            ready = [worker for worker in workers if worker["state"] == "ready"]
+            if any(worker["state"] not in CALM for worker in workers) or len(ready) < 2:
                 continue
-            victim = chance.choice(workers)
-            name = "STOP" if chance.random() < 0.15 else "KILL"
+            victim = chance.choice(ready)
+            name = "STOP" if chance.random() < 0.2 else "KILL"
             if chance.random() < 0.2:
+                self._noted(victim["worker"], name, "anywhere")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim["pid"], SIGNALS[name])
-                self.tally[f"{name} anywhere"] += 1
             else:
-                point = chance.choice([point for point in POINTS if point not in ("step", "resumed")])
-                (self._faults / f"{victim['worker']}.{point}.{name}").touch()
-                self.tally[f"{name} at {point}"] += 1
+                self._lay(victim["worker"], chance.choice(points), name)
+
+    def _lay(self, worker: str, point: str, name: str) -> None:
+        """A fault at this point, until it is met or for so long."""
+        file = self._faults / f"{worker}.{point}.{name}"
+        file.touch()
+        end_s = time.monotonic() + UNMET_S
+        for turn in itertools.count():
+            if not file.exists() or time.monotonic() > end_s or self._over.is_set():
+                break
+            if turn % 20 == 0:
+                self._look()
+            time.sleep(0.002)  # another process takes it away: there is nothing to wait on
+        try:
+            file.unlink()
+        except FileNotFoundError:
+            self._noted(worker, name, f"at {point}")
+
+    def _look(self) -> list[Any]:
+        """The workers; and whose requests are whose, as it is now."""
+        status = self._operator.status()
+        self._homes = {one["request"]: one["worker"] for one in status["requests"] if one["worker"] is not None}
+        workers: list[Any] = status["workers"]
+        return workers
+
+    def _noted(self, worker: str, name: str, where: str) -> None:
+        """It happens now: count it, and remember whose streams it cuts off."""
+        self.tally[f"{name} {where}"] += 1
+        if name == "KILL":
+            homes, now_s = self._homes, time.monotonic()
+            theirs = [request for request, home in homes.items() if home == worker]
+            self._orphaned += [
+                (now_s, stream)
+                for stream in list(self._running)
+                if stream.id and any(stream.id in request for request in theirs)
+            ]
 
 
 def orphans(pids: list[int]) -> list[int]:

@@ -20,6 +20,7 @@ from melld.migrate.snapshot import Via
 from tests.daemon_process import DaemonProcess
 
 PATIENCE_S = 120.0
+CALM = ("ready", "asleep", "stopped")
 STORY = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 8}]
 SCHEMA = {
     "type": "object",
@@ -156,8 +157,8 @@ class Operator:
         ]
 
     def wait_ready(self, deadline_s: float = 170.0) -> None:
-        """Until every worker is ready."""
-        self._wait(lambda status: all(worker["state"] == "ready" for worker in status["workers"]), deadline_s)
+        """Until every worker is ready, or rests because nothing needs it."""
+        self._wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
 
     def wait_linked(self, daemon: DaemonProcess) -> None:
         """Until KV can be copied both ways between both workers, as the log says."""

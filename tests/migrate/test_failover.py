@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from melld.api.control_client import ControlRefused
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
+from tests.migrate.matrix import FEW, Loss, suffer
 
 
 @pytest.fixture(autouse=True)
@@ -48,32 +48,10 @@ def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
     assert dict(zip(names, answers, strict=True)) == dict(zip(names, unmoved, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("point", "at", "number"),
-    [("frozen", "source", "KILL"), ("attached", "destination", "KILL"), ("copied", "destination", "STOP")],
-)
-def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, point: str, at: str, number: str) -> None:
-    """Killed between freeze and commit, killed with the commit unsaid, hung in a copy: one owner, the same answer."""
-    unmoved = bench.unmoved("long")
-    stream = bench.stream("long")
-    [one] = bench.operator.requests_of(stream)
-    there = "w1" if one["worker"] == "w0" else "w0"
-    (bench.faults / f"{one['worker'] if at == 'source' else there}.{point}.{number}").touch()
-    mover = threading.Thread(target=suffer, args=(bench, one["request"], there))
-    mover.start()
-    answer = stream.result()
-    mover.join()
-    assert answer == unmoved
-    assert not list(bench.faults.iterdir()), "the fault was never met"
-
-
-def suffer(bench: Bench, request: str, worker: str) -> None:
-    """A move that is not expected to succeed."""
-    try:
-        report = bench.operator.migrate(request, worker, "kv")
-    except ControlRefused:
-        return
-    assert report["outcome"] != "committed"
+@pytest.mark.parametrize("loss", FEW, ids=lambda loss: loss.name)
+def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, loss: Loss) -> None:
+    """Killed, or hung, at a step of a move that has been seen to meet it: one owner, the same answer, no block held."""
+    assert suffer(bench, loss) == []
 
 
 def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]]) -> None:

@@ -1,0 +1,146 @@
+"""Workers that are lost at every step of a move: what is done to whom, and what must then be so.
+
+The suite plays a few of the losses; `make chaos ARGS="--matrix"` plays them all.  A loss that did not happen is a
+failure: the fault's file must be gone, and the migration's story must tell of it.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld.api.control_client import ControlRefused
+from tests.migrate.live import CASES, Bench, Stream
+
+DIED = {"source": "source died", "destination": "destination died"}
+LATE = "deadline passed"
+SOURCE_POINTS = ("described", "freezing", "frozen", "releasing")
+DESTINATION_POINTS = ("reserved", "copying", "copied", "attaching", "attached")
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Faults, each (who, at which point, what); whoever is killed the moment the first is met; what the story tells."""
+
+    faults: tuple[tuple[str, str, str], ...]
+    told: tuple[frozenset[str], ...]
+    """Of each set, one at least."""
+    via: str = "kv"
+    then_killed: str | None = None
+    committed: bool = False
+
+    @property
+    def name(self) -> str:
+        """For a test's id and for a line of the long form."""
+        done = " and ".join(f"{role} {point} {what}" for role, point, what in self.faults)
+        return f"{self.via}: {done}" + (f", then {self.then_killed} KILL" if self.then_killed else "")
+
+
+def _killed(role: str, point: str, via: str = "kv") -> Loss:
+    return Loss(((role, point, "KILL"),), (frozenset({DIED[role]}),), via, None, point == "releasing")
+
+
+def _stopped(role: str, point: str) -> Loss:
+    """Whether its patience or the worker ends first does not matter."""
+    return Loss(((role, point, "STOP"),), (frozenset({DIED[role], LATE}),), "kv", None, point == "releasing")
+
+
+def _both(role: str, point: str) -> Loss:
+    other = "source" if role == "destination" else "destination"
+    told = (frozenset(DIED.values()),)
+    return Loss(((role, point, "KILL"),), told, "kv", other, point == "releasing")
+
+
+MATRIX = (
+    *(_killed("source", point) for point in SOURCE_POINTS),
+    *(_killed("destination", point) for point in DESTINATION_POINTS),
+    *(_killed("source", point, "tokens") for point in SOURCE_POINTS),
+    *(_killed("destination", point, "tokens") for point in ("warmed", "reserved", "attaching", "attached")),
+    # Rolled back, and then lost as well.
+    Loss(
+        (("destination", "attaching", "KILL"), ("source", "thawing", "KILL")),
+        (frozenset({DIED["destination"]}), frozenset({DIED["source"]})),
+    ),
+    Loss(
+        (("destination", "attached", "STOP"), ("source", "thawing", "KILL")),
+        (frozenset({LATE}), frozenset({DIED["source"]})),
+    ),
+    Loss(
+        (("destination", "pulled", "CORRUPT"), ("destination", "cancelling", "KILL")),
+        (frozenset({"copy failed"}), frozenset({DIED["destination"]})),
+    ),
+    *(_both("destination", point) for point in DESTINATION_POINTS),
+    _both("source", "releasing"),
+    *(_stopped("source", point) for point in SOURCE_POINTS),
+    *(_stopped("destination", point) for point in DESTINATION_POINTS),
+)
+"""For a daemon that checks what it copies."""
+
+
+FEW = (
+    _killed("source", "frozen"),
+    _killed("destination", "warmed", "tokens"),
+    _killed("destination", "attached"),
+    Loss(
+        (("destination", "attaching", "KILL"), ("source", "thawing", "KILL")),
+        (frozenset({DIED["destination"]}), frozenset({DIED["source"]})),
+    ),
+    _stopped("destination", "copied"),
+)
+"""The suite's share: after the freeze, computing ahead, with the commit unsaid, both, hung in a copy."""
+
+
+def suffer(bench: Bench, loss: Loss) -> list[str]:
+    """Play the loss; what was not as it must be."""
+    unmoved = bench.unmoved("long")
+    stream = Stream(bench.daemon, CASES["long"] | {"cache_salt": loss.name})  # its blocks are nowhere else
+    stream.wait_chunks(12)
+    [one] = bench.operator.requests_of(stream)
+    workers = {"source": one["worker"], "destination": "w1" if one["worker"] == "w0" else "w0"}
+    pids = {worker["worker"]: int(worker["pid"]) for worker in bench.operator.status()["workers"]}
+    files = [bench.faults / f"{workers[role]}.{point}.{what}" for role, point, what in loss.faults]
+    for file in files:
+        file.touch()
+    follower = None
+    if loss.then_killed is not None:
+        follower = threading.Thread(target=_follow, args=(files[0], pids[workers[loss.then_killed]]))
+        follower.start()
+    wrong = _moved(bench, one["request"], workers["destination"], loss)
+    if stream.result() != unmoved:
+        wrong.append(f"another answer: {stream.answer} instead of {unmoved}")
+    wrong += [f"never met: {file.name}" for file in files if file.exists()]
+    for file in files:
+        file.unlink(missing_ok=True)
+    if follower is not None:
+        follower.join()
+    bench.operator.wait_ready()
+    bench.operator.wait_idle()
+    return wrong
+
+
+def _moved(bench: Bench, request: str, worker: str, loss: Loss) -> list[str]:
+    try:
+        report: Any = bench.operator.migrate(request, worker, loss.via)
+    except ControlRefused as refused:
+        return [f"the move was not begun: {refused}"]
+    wrong = [f"{set(signs)} not in {report}" for signs in loss.told if not signs & _signs(report)]
+    if (report["outcome"] == "committed") != loss.committed:
+        wrong.append(f"ended otherwise: {report}")
+    return wrong
+
+
+def _signs(report: Any) -> set[str]:
+    """`12.3 ms source died` without its time."""
+    return {line.split(" ms ", 1)[1] for line in report["story"]}
+
+
+def _follow(file: Path, pid: int) -> None:
+    end_s = time.monotonic() + 30.0
+    while file.exists() and time.monotonic() < end_s:
+        time.sleep(0.0005)  # another process takes it away: there is nothing to wait on
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
