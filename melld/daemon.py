@@ -235,6 +235,7 @@ class Daemon:
             phase=lambda: self.watch.state,
             status=self.watch.status,
             registry=registry,
+            check_line=self._driver.check_line,
         )
         async with start_api(context, listeners) as self.admission:
             probe.start()

@@ -114,6 +114,15 @@ class Driver:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(await self.moves.begun(request))
 
+    def check_line(self, client: str, priority: int) -> None:
+        """Refuse a request that would be sent away at once.
+
+        Raises:
+            QueueFull
+        """
+        if self.scheduler.would_shed(client, priority):
+            self.line.refuse()
+
     def ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
         """How the moves among the commands, just obeyed, go or will go; those that are off already are left out."""
         ways = {one.request: self.moves.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}

@@ -47,6 +47,16 @@ class WaitingLine:
         if isinstance(event, events.RequestFinished):
             self._since_s.pop(event.request, None)
 
+    def refuse(self) -> None:
+        """Refuse one that would be sent away as soon as it arrived, before anything has been done for it.
+
+        Raises:
+            QueueFull
+        """
+        self.sent_away[events.QUEUE_FULL] += 1
+        self._tell(events.QUEUE_FULL)
+        raise self._error(events.QUEUE_FULL)
+
     def send_away(self, command: events.ShedRequest) -> None:
         """End it, with an answer that says when to come again."""
         self._since_s.pop(command.request, None)

@@ -55,6 +55,8 @@ class ApiContext:
     """For /status and the page that shows it."""
     registry: CollectorRegistry
     """Whose metrics /metrics shows, and where the API's own are registered."""
+    check_line: Callable[[str, int], None] = lambda _client, _priority: None
+    """Raises for a client whose request of that priority would be sent away as soon as it arrived."""
 
 
 @contextlib.asynccontextmanager
@@ -227,6 +229,9 @@ class Api:
         exchange.parameters = frozenset(fields)
         check_request(fields, config, self._trust)
         check_priority(fields, self._least_priority())
+        if call.engine:
+            priority = fields.get("priority", 0)
+            self._context.check_line(exchange.client, priority if isinstance(priority, int) else 0)
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")

@@ -48,6 +48,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     """What it is called where it is missing."""
     dialect: Dialect = Dialect.OPENAI
+    engine: bool = True
+    """Whether a worker computes for it."""
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
 
@@ -89,6 +91,7 @@ CALLS = {
     "/v1/messages/count_tokens": Call(
         serving="anthropic_serving_messages",
         method="count_tokens",
+        engine=False,
         parse=AnthropicCountTokensRequest.model_validate,
         api="Messages",
         dialect=Dialect.ANTHROPIC,
@@ -103,12 +106,14 @@ CALLS = {
     "/tokenize": Call(
         serving="serving_tokenization",
         method="create_tokenize",
+        engine=False,
         parse=_tokenize,
         api="Tokenize",
     ),
     "/detokenize": Call(
         serving="serving_tokenization",
         method="create_detokenize",
+        engine=False,
         parse=DetokenizeRequest.model_validate,
         api="Detokenize",
     ),

@@ -20,11 +20,13 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from melld.api.answers import Answer, Refusal
-from melld.errors import MelldError
+from melld.errors import MelldError, RequestTooLarge
 
 RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
 MAX_MESSAGE_CHARACTERS = 2000
+_PROMPTS = ("messages", "prompt", "input")
+"""The fields of which a request may have too much."""
 
 
 class ServingFault(Exception):
@@ -46,7 +48,7 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
     if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, MelldError):
         error = error.__cause__
     if isinstance(error, MelldError):
-        return _answer_to_our_own(error)
+        return _answer_to_our_own(error, parameters)
     if isinstance(error, ValidationError):
         return _answer_to_validation(error)
     if isinstance(error, EngineDeadError):
@@ -80,13 +82,16 @@ def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset())
     return Answer(error.code, message, code=code, param=param, headers=headers)
 
 
-def _answer_to_our_own(error: MelldError) -> Answer:
+def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
+    param = error.param
+    if param is None and isinstance(error, RequestTooLarge):
+        param = next((name for name in _PROMPTS if name in parameters), None)
     headers: dict[str, str] = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
-    return Answer(error.status, str(error), code=error.code, param=error.param, headers=headers)
+    return Answer(error.status, str(error), code=error.code, param=param, headers=headers)
 
 
 def _answer_to_validation(error: ValidationError) -> Answer:

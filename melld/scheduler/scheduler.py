@@ -100,6 +100,11 @@ class Scheduler:
         if request.state is RequestState.WAITING:
             self.cluster.record(events.QueueRequest("no room", request.id))
 
+    def would_shed(self, client: str, priority: int) -> bool:
+        """Whether a request of the client, were it to arrive now, would be sent away because too many wait."""
+        most, waiting = self.settings.max_waiting, self.cluster.waiting
+        return most is not None and waiting.newcomers >= most and waiting.would_be_last(client, priority)
+
     def _shed_surplus(self) -> None:
         most, waiting = self.settings.max_waiting, self.cluster.waiting
         while most is not None and waiting.newcomers > most:

@@ -4,7 +4,7 @@ Owns one number per client: the KV bytes of its requests, prompts and growth, si
 requests (`waiting` does) and knows no key: a client is a short name, empty where nobody asks for keys.
 
 Source: the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024), with bytes
-of KV in the place of tokens.  Who was away has saved nothing up: its number is lifted to that of those who wait.
+of KV in the place of tokens.  Who was away has saved nothing up: its number is lifted to that of who was served last.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class FairShare:
     def __init__(self) -> None:
         self._served_bytes: dict[str, int] = {}
         self._floor_bytes = 0
-        """What those had had who were last served: a newcomer begins here when nobody waits."""
+        """What the one had had who was last served, before it was: a newcomer begins here, and so goes first."""
 
     def served_bytes(self, client: str) -> int:
         """What the client is reckoned to have had."""
@@ -24,7 +24,7 @@ class FairShare:
 
     def returns(self, client: str, waiting: Iterable[str]) -> None:
         """The client has had nobody waiting and now has; `waiting` are the clients who have."""
-        least_bytes = min((self.served_bytes(other) for other in waiting), default=self._floor_bytes)
+        least_bytes = min((self._floor_bytes, *map(self.served_bytes, waiting)))
         self._served_bytes[client] = max(self.served_bytes(client), least_bytes)
 
     def begin(self, client: str, kv_bytes: int) -> None:

@@ -101,6 +101,16 @@ class WaitingQueue:
         longest = max(lines, key=lambda line: (len(line), next(reversed(line.values())).sequence))
         return next(reversed(longest.values()))
 
+    def would_be_last(self, client: str, priority: int) -> bool:
+        """Whether a request of the client, if it waited too, would be the one that `last` names."""
+        if not self._lines:
+            return True
+        least_urgent = max(self._lines)
+        if priority != least_urgent:
+            return priority > least_urgent
+        lines = self._lines[priority]
+        return len(lines.get(client, ())) + 1 >= max(map(len, lines.values()))
+
     def pass_over(self, request: RequestId) -> None:
         """Leave the head out of `head` and `last` until `restore`; it still waits."""
         assert self.head() == request, request

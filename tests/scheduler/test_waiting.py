@@ -154,6 +154,19 @@ def test_of_too_many_the_greediest_clients_last_goes() -> None:
     assert queue.last().id == "c0"
 
 
+@given(ARRIVALS, st.sampled_from("abcde"), st.sampled_from([0, 1, 2]))
+def test_who_would_go_is_known_before_it_comes(
+    arrivals: list[tuple[str, int, int]], client: str, priority: int
+) -> None:
+    """A request that would be sent away at once is refused before anything is done for it, and no other is."""
+    queue = WaitingQueue()
+    for number, (other, size, theirs) in enumerate(arrivals):
+        waiting(queue, f"r{number}", number, other, theirs, size)
+    expected = queue.would_be_last(client, priority)
+    newcomer = waiting(queue, "newcomer", len(arrivals), client, priority)
+    assert expected == (queue.last() is newcomer)
+
+
 def test_of_clients_with_as_many_the_newcomer_goes() -> None:
     """Nobody who waits is sent away for one who has as much in the line."""
     queue = WaitingQueue()

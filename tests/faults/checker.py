@@ -1,0 +1,151 @@
+"""The one judge of what a fault has done: whatever was injected, the same questions are asked of the history.
+
+terminal outcomes   each request has exactly one: an answer, a refusal, an error event, or a client that left
+tokens              an answer is, to the letter, that of a run without faults
+owners              the decision log, read by an auditor that shares no code with the daemon, shows one owner each
+blocks              all are free once it is quiet
+processes           no process of ours is left ten seconds after the end
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.daemon_process import DaemonProcess
+from tests.faults.reader import Reader
+from tests.migrate.live import CALM, Operator
+from tests.simulator.audit import Auditor
+
+ORPHANS_S = 10.0
+ANSWERS = frozenset({"stop", "length"})
+
+
+class Subject:
+    """A daemon under test, what it answers when nothing is wrong, and every process that it has had."""
+
+    def __init__(self, daemon: DaemonProcess, decisions: Path, faults: Path) -> None:
+        self.daemon = daemon
+        self.decisions = decisions
+        self.faults = faults
+        self.operator = Operator(daemon)
+        self.key: str | None = None
+        """With which runs without faults are made."""
+        self._unharmed: dict[str, str] = {}
+        self._pids: set[int] = set()
+
+    def read(self, body: dict[str, Any], key: str | None = None) -> Reader:
+        """A client that asks and reads."""
+        return Reader(self.daemon.url, body, key)
+
+    def unharmed(self, body: dict[str, Any]) -> str:
+        """The answer without faults; ask for it before the first.  A salt changes what is cached, and no answer."""
+        name = repr(sorted((key, value) for key, value in body.items() if key not in ("cache_salt", "priority")))
+        if name not in self._unharmed:
+            reader = self.read(body, self.key).wait_end()
+            assert set(reader.ends) <= ANSWERS, reader.ends
+            self._unharmed[name] = reader.text
+        return self._unharmed[name]
+
+    def worker(self, name: str) -> Any:
+        """Its status."""
+        return next(one for one in self.status()["workers"] if one["worker"] == name)
+
+    def worker_of(self, reader: Reader) -> str:
+        """Where its request runs."""
+        [one] = [one for one in self.status()["requests"] if reader.id and reader.id in one["request"]]
+        return str(one["worker"])
+
+    def status(self) -> Any:
+        """What `melld status` would say; its processes are remembered."""
+        status = self.operator.status()
+        self._pids |= {worker["pid"] for worker in status["workers"] if worker["pid"]}
+        self._pids |= set(descendants(self.daemon.process.pid))
+        return status
+
+    def until(self, holds: Callable[[Any], Any], deadline_s: float = 60.0) -> Any:
+        """Ask again until it holds; the status for which it did."""
+        end_s = time.monotonic() + deadline_s
+        while not holds(status := self.status()):
+            assert time.monotonic() < end_s, status
+            time.sleep(0.02)  # another process: asking it is the only way to know
+        return status
+
+    def judge(self, readers: Sequence[Reader], refusals: Iterable[str] = ()) -> list[str]:
+        """What is wrong with this history; ends other than an answer must begin with one of `refusals`."""
+        wrong = []
+        for number, reader in enumerate(readers):
+            reader.wait_end()
+            where = f"request {number} ({reader.id})"
+            if reader.left:
+                continue
+            if len(reader.ends) != 1:
+                wrong.append(f"{where}: {len(reader.ends)} ends: {reader.ends}")
+            elif reader.ends[0] not in ANSWERS:
+                if not any(reader.ends[0].startswith(refusal) for refusal in refusals):
+                    wrong.append(f"{where}: {reader.ends[0]}")
+                elif reader.text:
+                    wrong.append(f"{where}: it had begun, and was ended with {reader.ends[0]}")
+            elif reader.text != self.unharmed(reader.body):
+                wrong.append(f"{where}: other tokens than without faults")
+        return wrong + self.judge_quiet()
+
+    def judge_quiet(self) -> list[str]:
+        """What is held though nothing runs."""
+        left = [file.name for file in self.faults.iterdir()]
+        try:
+            self.until(lambda status: all(worker["state"] in CALM for worker in status["workers"]), 120)
+            self.until(lambda status: not status["requests"] and not held(status), 30)
+        except AssertionError as error:
+            return [f"held though nothing runs: {error}", *left]
+        return [f"the fault {name} was never met" for name in left]
+
+    def judge_end(self) -> list[str]:
+        """What is wrong once the daemon has ended: with its log, and with what it leaves behind."""
+        self.status()
+        code = self.daemon.stop()
+        wrong = [] if code == 0 else [f"exit code {code}"]
+        with self.decisions.open("rb") as lines:
+            wrong += Auditor().read(lines).faults
+        return wrong + [f"process {pid} is left" for pid in orphans(self._pids)]
+
+
+def held(status: Any) -> int:
+    """Blocks that are used or reserved anywhere."""
+    return sum(worker["used_blocks"] + worker["reserved_blocks"] for worker in status["workers"])
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            below.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        children = below.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def orphans(pids: Iterable[int]) -> list[int]:
+    """Which of these processes are still there after ten seconds; a zombie that waits for its parent is gone."""
+    end_s = time.monotonic() + ORPHANS_S
+    while (left := [pid for pid in pids if is_there(pid)]) and time.monotonic() < end_s:
+        time.sleep(0.1)  # processes of another process: there is nothing to wait on
+    return left
+
+
+def is_there(pid: int) -> bool:
+    """Whether the process runs, or could."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,48 @@
+"""One daemon for all faults that leave a daemon behind, and one that has little room."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.faults.checker import Subject
+
+KEYS = ("key-of-the-first", "key-of-the-second")
+QUEUED, DEADLINE_S = 6, 6.0
+
+
+def start(model: Path, directory: Path, *flags: str) -> Subject:
+    """A daemon whose decisions are logged and whose workers can be harmed at a named point."""
+    faults = directory / "faults"
+    faults.mkdir()
+    decisions = directory / "decisions.jsonl"
+    log = ("--set", f'scheduler.decision_log="{decisions}"', "--set", "server.drain_s=1")
+    daemon = DaemonProcess(model, *flags, *log, environment={"MELLD_FAULTS": str(faults)})
+    return Subject(daemon, decisions, faults)
+
+
+@pytest.fixture(scope="session")
+def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """Two workers under a policy that moves nothing by itself.  Its end is judged too."""
+    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags += ["--set", "model.vllm.max_num_batched_tokens=512", "--set", "idle.sleep_after_s=inf"]
+    found = start(demo_model, tmp_path_factory.mktemp("subject"), *flags)
+    with found.daemon:
+        found.daemon.wait_ready()
+        yield found
+        assert found.judge_end() == []
+
+
+@pytest.fixture(scope="session")
+def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """One worker with room for three requests of a thousand tokens, a short line in front of it, and two keys."""
+    directory = tmp_path_factory.mktemp("crowded")
+    (directory / "keys").write_text("\n".join(KEYS))
+    flags = ["--device", "cpu:1", "--kv-bytes", "4MiB", "--api-key-file", str(directory / "keys")]
+    flags += ["--set", f"server.max_queued_requests={QUEUED}", "--set", f"server.queue_deadline_s={DEADLINE_S}"]
+    found = start(demo_model, directory, *flags, "--set", "idle.sleep_after_s=inf")
+    with found.daemon:
+        found.daemon.wait_ready()
+        yield found
+        assert found.judge_end() == []

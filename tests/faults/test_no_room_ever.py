@@ -1,0 +1,136 @@
+"""Requests for which there is no room: the fleet and its driver, with a worker that is there in name alone.
+
+With real workers a prompt that no worker could ever hold cannot come this far: vLLM fits the model's context to the KV
+cache when a worker starts, and the API refuses what is longer.  What the scheduler says of such a request all the same,
+and what the client is told, is shown here on the same objects.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from melld import events
+from melld.driver import Driver
+from melld.engine.fleet import Fleet
+from melld.errors import MelldError, QueueFull, RequestTooLarge, WaitedTooLong
+from melld.ids import RequestId
+from melld.migrate.executor import Executor
+from melld.migrate.executor_report import MoveMeters
+from melld.scheduler.scheduler import SchedulerSettings
+from tests.engine.test_fleet_order import READY, SLOT, Asked, PlainCodec
+
+# As it comes out of vLLM's serving classes, in a process that may import them.
+ANSWER = """
+import json, sys
+from melld.api.error_mapping import answer_to
+from melld.errors import RequestTooLarge
+from vllm.v1.engine.exceptions import EngineGenerateError
+error = EngineGenerateError()
+error.__cause__ = RequestTooLarge("huge", int(sys.argv[1]), int(sys.argv[2]))
+answer = answer_to(error, frozenset({"messages", "model"}))
+print(json.dumps([answer.status, answer.code, answer.param]))
+"""
+FULL = tuple(range(100))  # 101 tokens are 7 of the worker's 8 blocks
+
+
+class World:
+    """A fleet of one worker and its driver, at a time of the test's choice."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.failed: dict[RequestId, MelldError] = {}
+        self.fleet = Fleet([SLOT], lambda: self.now_s)
+        executor = Executor(self.fleet, lambda: self.now_s, MoveMeters(CollectorRegistry()))
+        self.fleet.codec, self.fleet.moves = PlainCodec(), executor
+        self.fleet.on_failed = self.failed.__setitem__
+        settings = SchedulerSettings(retire_after_s=60.0, max_waiting=2, wait_deadline_s=5.0)
+        self.driver = Driver(self.fleet, executor, "best-fit", lambda: self.now_s, 0.1, settings)
+        self.fleet.worker_said(SLOT, READY, [])
+
+    def admit(self, name: str, prompt: tuple[int, ...] = FULL, client: str = "") -> None:
+        self.fleet.admit(Asked(request_id=name, prompt_token_ids=prompt), client)
+
+    def epoch(self, at_s: float) -> None:
+        self.now_s = at_s
+        self.driver.handle(events.EpochStarted(at_s))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """After each test the books agree."""
+    world = World()
+    yield world
+    world.driver.scheduler.cluster.check()
+    assert set(world.fleet.live) == set(world.driver.scheduler.cluster.requests)
+
+
+def test_a_prompt_that_no_worker_could_hold_is_refused_and_forgotten(world: World) -> None:
+    """It is told at once, as a mistake of the request's, and holds nothing."""
+    with pytest.raises(RequestTooLarge) as refused:
+        world.admit("huge", tuple(range(200)))
+    assert not world.fleet.live
+    error = refused.value
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER, str(error.kv_bytes), str(error.capacity_bytes)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [400, "request_too_large", "messages"]
+
+
+def test_one_that_could_be_held_when_others_have_gone_waits(world: World) -> None:
+    """A worker whose memory others have taken for now is no reason to refuse."""
+    world.driver.handle(events.WorkerCapacityChanged(0.0, worker=SLOT.worker, capacity_bytes=64))
+    world.admit("later")
+    assert world.fleet.live[RequestId("later")].worker is None
+    world.driver.handle(events.WorkerCapacityChanged(0.0, worker=SLOT.worker, capacity_bytes=512))
+    assert world.fleet.live[RequestId("later")].worker == SLOT.worker
+
+
+def test_one_too_many_is_never_kept(world: World) -> None:
+    """The caller gets the error in the place of a stream: nothing is left to be cleaned up."""
+    for name in ("runs", "waits", "waits too"):
+        world.admit(name)
+    with pytest.raises(QueueFull) as refused:
+        world.admit("one too many")
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    assert (refused.value.retry_after_s or 0) >= 1
+    assert not world.failed
+
+
+def test_the_greedy_make_room_and_are_told(world: World) -> None:
+    """Who had been admitted hears of it where its tokens would have come."""
+    world.admit("runs", client="key0")
+    for name in ("waits", "waits too"):
+        world.admit(name, client="key0")
+    world.admit("another's", client="key1")
+    assert {name: type(error) for name, error in world.failed.items()} == {"waits too": QueueFull}
+    world.fleet.abort(["runs"])
+    assert world.fleet.live[RequestId("another's")].worker == SLOT.worker, "served before the one who had its turn"
+
+
+def test_who_has_begun_is_not_sent_away_however_long_it_waits(world: World) -> None:
+    """A worker's death puts streams back in the line; there they stay until there is room."""
+    world.admit("begun")
+    world.driver.handle(events.WorkerDown(0.0, worker=SLOT.worker))
+    world.fleet.live[RequestId("begun")].worker = None
+    world.admit("waits")
+    for at_s in (4.9, 5.0, 500.0):
+        world.epoch(at_s)
+    assert {name: type(error) for name, error in world.failed.items()} == {"waits": WaitedTooLong}
+    assert world.failed[RequestId("waits")].status == 503
+
+
+def test_the_time_to_come_again_is_how_long_the_line_is(world: World) -> None:
+    """A client that waits as it is told finds room, rather than the same answer."""
+    world.admit("runs")
+    world.admit("waits", FULL[:40])
+    world.now_s = 4.0
+    world.fleet.abort(["runs"])
+    assert world.driver.line.retry_after_s == pytest.approx(4.0)

@@ -1,0 +1,143 @@
+"""More work than there is room for: a short line, quick refusals that name a time, and nobody kept out by another."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.api.http_client import chat, request
+from tests.faults.checker import Subject, held
+from tests.faults.conftest import DEADLINE_S, KEYS, QUEUED
+from tests.faults.reader import Reader
+
+FIRST, SECOND = KEYS
+FULL, LATE = "status 429 queue_full", "status 503 waited_too_long"
+
+
+def body(tokens: int, prompt: int, number: int = 0) -> dict[str, Any]:
+    """A prompt of so many tokens, different from the others' at its beginning, so that nothing of it is cached."""
+    words = [5 + number] + [5 + place * 7 % 200 for place in range(prompt - 1)]
+    return {"prompt": words, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+
+
+# 31 blocks of 32 tokens: while the tall one runs none of the others has room.
+TALL = body(100, 500, 99)
+BODIES = [body(5, 500, number) for number in range(QUEUED + 3)]
+
+
+@pytest.fixture(autouse=True)
+def _empty(crowded: Subject) -> Iterator[None]:
+    """Each test begins and ends with an idle worker."""
+    crowded.key = FIRST
+    for one in (TALL, *BODIES):
+        crowded.unharmed(one)
+    assert crowded.judge_quiet() == []
+    yield
+    assert crowded.judge_quiet() == []
+
+
+class Standstill:
+    """One stream has begun and fills the worker, which is stopped for as long as the test wants (less than is hung)."""
+
+    def __init__(self, crowded: Subject) -> None:
+        self.first = crowded.read(TALL, FIRST)
+        self.first.wait_chunks(1)
+        self.pid = int(crowded.worker("w0")["pid"])
+
+    def __enter__(self) -> Reader:
+        os.kill(self.pid, signal.SIGSTOP)
+        return self.first
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def line_up(crowded: Subject, bodies: list[dict[str, Any]]) -> list[Reader]:
+    """They come one after the other, and wait."""
+    readers = []
+    for one in bodies:
+        readers.append(crowded.read(one, FIRST))
+        waiting(crowded, len(readers))
+    return readers
+
+
+def waiting(crowded: Subject, count: int) -> None:
+    """Until so many wait."""
+    crowded.until(lambda status: status["queued_requests"] == count)
+
+
+def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -> None:
+    """When no memory is left requests wait; when too many wait, one more is refused at once, with a time."""
+    with Standstill(crowded) as first:
+        queued = line_up(crowded, BODIES[:QUEUED])
+        refused = [crowded.read(one, FIRST).wait_end() for one in BODIES[QUEUED:]]
+    assert [reader.ends for reader in refused] == [[FULL]] * len(refused)
+    assert all(1 <= int(reader.headers["retry-after"]) <= 60 for reader in refused)
+    assert all(reader.ended_s - reader.asked_s < DEADLINE_S / 2 for reader in refused)
+    assert crowded.judge([first, *queued, *refused], [FULL, LATE]) == []
+    assert queued[0].ends == ["length"]
+
+
+def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subject) -> None:
+    """A deadline is for those that wait: its answer is a 503 before the first token, never the end of a stream."""
+    with Standstill(crowded) as first:
+        late = crowded.read(BODIES[0], FIRST).wait_end()
+    assert late.ends == [LATE]
+    assert int(late.headers["retry-after"]) >= 1
+    assert DEADLINE_S <= late.ended_s - late.asked_s < DEADLINE_S + 3
+    assert crowded.judge([first, late], [LATE]) == []
+    assert first.ends == ["length"]
+
+
+def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) -> None:
+    """`priority` as vLLM has it: lower goes first; in a full line the last of the least urgent gives its place up."""
+    with Standstill(crowded) as first:
+        later = line_up(crowded, [one | {"priority": 5} for one in BODIES[:QUEUED]])
+        urgent = crowded.read(BODIES[QUEUED], FIRST)
+        assert later[-1].wait_end().ends == [FULL]
+    assert crowded.judge([first, urgent, *later], [FULL, LATE]) == []
+    assert urgent.ends == ["length"]
+    assert all(urgent.first_s < reader.first_s for reader in later if reader.first_s)
+
+
+def test_a_client_that_leaves_the_line_is_forgotten_at_once(crowded: Subject) -> None:
+    """Nobody computes for who has gone before its turn."""
+    with Standstill(crowded) as first:
+        [gone] = line_up(crowded, BODIES[:1])
+        gone.leave()
+        crowded.until(lambda status: not status["queued_requests"], 5)
+    first.leave()
+    crowded.until(lambda status: not status["requests"] and not held(status), 5)
+
+
+def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subject) -> None:
+    """A client that asks for all there is makes room for another, who is served next."""
+    with Standstill(crowded) as first:
+        greedy = line_up(crowded, BODIES[:QUEUED])
+        modest = crowded.read(BODIES[QUEUED], SECOND)
+        assert greedy[-1].wait_end().ends == [FULL]
+    assert crowded.judge([first, modest, *greedy], [FULL, LATE]) == []
+    assert modest.ends == ["length"]
+    assert all(modest.first_s < reader.first_s for reader in greedy if reader.first_s)
+
+
+def test_nobody_pushes_in_before_the_other_key(crowded: Subject) -> None:
+    """With several keys a priority below zero is for the operator to allow."""
+    answer = request(
+        crowded.daemon.url, "POST", "/v1/chat/completions", chat(priority=-1), {"Authorization": f"Bearer {FIRST}"}
+    )
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "priority")
+
+
+def test_what_was_sent_away_is_counted_and_told_once_in_a_while(crowded: Subject) -> None:
+    """An operator sees in the metrics and in one line of the log that there was too little room, and why."""
+    metrics = request(crowded.daemon.url, "GET", "/metrics", headers={"Authorization": f"Bearer {FIRST}"}).body.decode()
+    counts = dict(
+        line.split("cause=")[1].rsplit("} ", 1)
+        for line in metrics.splitlines()
+        if line.startswith("melld_requests_sent_away_total{")
+    )
+    assert float(counts['"queue full"']) >= 3
+    crowded.daemon.wait_for("were sent away, the last because: queue full", 10)

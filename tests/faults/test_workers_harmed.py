@@ -1,0 +1,152 @@
+"""Workers that die, hang, slow down or run out of memory while they compute: no client loses a token."""
+
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.faults.checker import Subject
+from tests.faults.reader import Reader
+
+SILENCE_S = 10.0  # melld.engine.supervisor.Patience.silence_s
+
+
+def body(tokens: int = 300, prompt: int = 400, seed: int | None = None) -> dict[str, Any]:
+    """One prompt; greedy, or drawn with a seed."""
+    drawn = {"temperature": 0} if seed is None else {"temperature": 0.9, "seed": seed}
+    words = [5 + number * 7 % 200 for number in range(prompt)]
+    return {"prompt": words, "max_tokens": tokens, "ignore_eos": True, **drawn}
+
+
+@pytest.fixture(autouse=True)
+def _in_order(subject: Subject) -> Iterator[None]:
+    """Each test begins with workers that are well, and leaves them so."""
+    assert subject.judge_quiet() == []
+    yield
+    assert subject.judge_quiet() == []
+
+
+def two_on(subject: Subject, *bodies: dict[str, Any]) -> list[Reader]:
+    """Streams that have begun; with two workers under most-free the first two are on different ones."""
+    readers = []
+    for one in bodies:
+        readers.append(subject.read(one))
+        readers[-1].wait_chunks(3)
+    return readers
+
+
+def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None:
+    """A client whose prompt was being read waits a moment longer, and knows of nothing."""
+    long = body(40, prompt=3000)
+    beside = body(300, seed=3)
+    subject.unharmed(long)
+    subject.unharmed(beside)
+    readers = two_on(subject, beside)
+    [free] = {"w0", "w1"} - {subject.worker_of(readers[0])}
+    before = subject.worker(free)["restarts"]
+    (subject.faults / f"{free}.step.KILL").touch()  # after the first of the six steps of its prefill
+    readers.append(subject.read(long | {"cache_salt": "again"}))
+    assert subject.judge(readers) == []
+    assert readers[-1].status == 200
+    assert subject.worker(free)["restarts"] == before + 1
+
+
+def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> None:
+    """SIGSTOP for good is death after ten seconds; a worker at a tenth of its speed goes on for as long as it takes."""
+    bodies = [body(200, seed=1), body(250, seed=2)]
+    for one in bodies:
+        subject.unharmed(one)
+    hung, slow = two_on(subject, *bodies)
+    homes = [subject.worker_of(reader) for reader in (hung, slow)]
+    assert homes[0] != homes[1]
+    before = {name: subject.worker(name) for name in homes}
+    over = threading.Event()
+    crawl = threading.Thread(target=slow_down, args=(before[homes[1]]["pid"], over))
+    crawl.start()
+    os.kill(before[homes[0]]["pid"], signal.SIGSTOP)
+    try:
+        hung.wait_end()
+        at_work = subject.worker(homes[1])
+    finally:
+        over.set()
+        crawl.join()
+    assert subject.judge([hung, slow]) == []
+    assert SILENCE_S - 2 < hung.longest_gap_s < SILENCE_S + 10
+    after = {name: subject.worker(name) for name in homes}
+    assert after[homes[0]]["pid"] != before[homes[0]]["pid"]
+    assert at_work["pid"] == after[homes[1]]["pid"] == before[homes[1]]["pid"]
+
+
+def slow_down(pid: int, over: threading.Event) -> None:
+    """A process that has the processor for a tenth of the time."""
+    while not over.is_set():
+        os.kill(pid, signal.SIGSTOP)
+        over.wait(0.18)
+        os.kill(pid, signal.SIGCONT)
+        over.wait(0.02)
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) -> None:
+    """The allocator of one worker fails: it starts anew, its requests go on elsewhere, the others feel nothing."""
+    bodies = [body(300, seed=number) for number in range(4)]
+    for one in bodies:
+        subject.unharmed(one)
+    readers = two_on(subject, *bodies)
+    name = subject.worker_of(readers[0])
+    before = {worker["worker"]: worker for worker in subject.status()["workers"]}
+    resource.prlimit(before[name]["pid"], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+    gone = subject.until(lambda status: any(worker["reason"] for worker in status["workers"]))
+    [reason] = [worker["reason"] for worker in gone["workers"] if worker["reason"]]
+    assert "Error: " in reason, "an exception of the allocator's user, not a signal"
+    assert "starts again in 1 s" in reason
+    assert subject.judge(readers) == []
+    for worker in subject.status()["workers"]:
+        lost = worker["worker"] == name
+        assert worker["restarts"] == before[worker["worker"]]["restarts"] + lost
+        assert (worker["pid"] != before[worker["worker"]]["pid"]) == lost
+
+
+def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subject: Subject) -> None:
+    """Both die: whoever had begun waits until a worker is back, however long that takes, and is not refused."""
+    bodies = [body(250, seed=number) for number in range(4)]
+    for one in bodies:
+        subject.unharmed(one)
+    readers = two_on(subject, *bodies)
+    for worker in subject.status()["workers"]:
+        os.kill(worker["pid"], signal.SIGKILL)
+    queued = subject.until(lambda status: status["queued_requests"] or not status["requests"], 30)
+    assert queued["queued_requests"], "they were never without a worker"
+    assert subject.judge(readers) == []
+
+
+def test_file_descriptors_that_run_out_stop_accepting_and_nothing_else(subject: Subject) -> None:
+    """Streams go on while the daemon cannot open a file; when it can again, who waited at the door is let in."""
+    stream = body(600)
+    subject.unharmed(stream)
+    subject.unharmed(body(20))
+    pid = subject.daemon.process.pid
+    running = two_on(subject, stream)
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 8, limit[1]))
+    place = urlsplit(subject.daemon.url)
+    try:
+        idle = [socket.create_connection((place.hostname, place.port), timeout=10) for _ in range(30)]
+        waiting = subject.read(body(20))
+        running[0].wait_chunks(300)
+        assert subject.daemon.process.poll() is None
+        assert waiting.status == 0, "there was a descriptor left for it"
+        for one in idle:
+            one.close()
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    assert subject.judge([*running, waiting]) == []
+    assert subject.operator.status()["state"] == "ready"
