@@ -25,8 +25,9 @@ ANSWERS = frozenset({"stop", "length"})
 class Subject:
     """A daemon under test, what it answers when nothing is wrong, and every process that it has had."""
 
-    def __init__(self, daemon: DaemonProcess, decisions: Path, faults: Path) -> None:
+    def __init__(self, daemon: DaemonProcess, model: Path, decisions: Path, faults: Path) -> None:
         self.daemon = daemon
+        self.model = model
         self.decisions = decisions
         self.faults = faults
         self.operator = Operator(daemon)

@@ -1,5 +1,6 @@
 """One daemon for all faults that leave a daemon behind, and one that has little room."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def start(model: Path, directory: Path, *flags: str) -> Subject:
     decisions = directory / "decisions.jsonl"
     log = ("--set", f'scheduler.decision_log="{decisions}"', "--set", "server.drain_s=1")
     daemon = DaemonProcess(model, *flags, *log, environment={"MELLD_FAULTS": str(faults)})
-    return Subject(daemon, decisions, faults)
+    return Subject(daemon, model, decisions, faults)
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +39,11 @@ def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """One worker with room for three requests of a thousand tokens, a short line in front of it, and two keys."""
     directory = tmp_path_factory.mktemp("crowded")
+    model = Path(shutil.copytree(demo_model, directory / "demo"))
     (directory / "keys").write_text("\n".join(KEYS))
     flags = ["--device", "cpu:1", "--kv-bytes", "4MiB", "--api-key-file", str(directory / "keys")]
     flags += ["--set", f"server.max_queued_requests={QUEUED}", "--set", f"server.queue_deadline_s={DEADLINE_S}"]
-    found = start(demo_model, directory, *flags, "--set", "idle.sleep_after_s=inf")
+    found = start(model, directory, *flags, "--set", "idle.sleep_after_s=inf")
     with found.daemon:
         found.daemon.wait_ready()
         yield found

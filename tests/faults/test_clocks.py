@@ -7,6 +7,9 @@ reads the wall clock, the reading is shown or written down and nothing is reckon
 import ast
 from pathlib import Path
 
+from melld.engine.supervisor_place import MAX_FAILED_STARTS, Place
+from tests.engine.test_fleet_order import SLOT
+
 MELLD = Path(__file__).parents[2] / "melld"
 WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLOCK_REALTIME"}
 TOLD = {
@@ -42,3 +45,17 @@ def test_the_scan_finds_what_it_looks_for(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text("import time, datetime\na = time.time()\nb = datetime.datetime.now()\nc = time.monotonic()\n")
     assert readings(source) == ["time.time", "datetime.datetime.now"]
+
+
+def test_starts_come_later_and_later_and_then_no_more() -> None:
+    """A worker that cannot load does not keep a processor busy for ever with its attempts."""
+    place = Place(SLOT)
+    waits_s = []
+    for place.failed_starts in range(1, 12):
+        waits_s.append(place.back_off_s)
+    assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+    place.step("died")
+    place.failed_starts = MAX_FAILED_STARTS - 1
+    assert not place.given_up
+    place.failed_starts = MAX_FAILED_STARTS
+    assert place.given_up

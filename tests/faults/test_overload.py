@@ -141,3 +141,20 @@ def test_what_was_sent_away_is_counted_and_told_once_in_a_while(crowded: Subject
     )
     assert float(counts['"queue full"']) >= 3
     crowded.daemon.wait_for("were sent away, the last because: queue full", 10)
+
+
+def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded: Subject) -> None:
+    """Damaged weights: the status names the reason and the next start, and once they are mended all is well."""
+    weights = crowded.model / "model.safetensors"
+    sound = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(b"no weights")
+    try:
+        os.kill(crowded.worker("w0")["pid"], signal.SIGKILL)
+        first = crowded.until(lambda status: "starts again in 2 s" in status["workers"][0]["reason"])
+        assert "Error" in first["workers"][0]["reason"]
+    finally:
+        weights.write_bytes(sound)
+    waited = crowded.read(BODIES[0], FIRST)
+    assert crowded.judge([waited], [LATE]) == []
+    assert crowded.worker("w0")["reason"] == ""

@@ -1,0 +1,39 @@
+"""docs/faults.md names tests that there are, and leaves no fault out."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "faults.md").read_text()
+TABLES = PAGE.partition("## Bad input")
+ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py::[\w:]+)`", PAGE)))
+
+
+@cache
+def named_in(path: Path) -> frozenset[str]:
+    """The tests of a file, as pytest names them."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        found |= {prefix + one.name for one in inner if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return frozenset(found)
+
+
+def test_every_fault_has_a_row_with_a_test() -> None:
+    """A promise without a test is a hope."""
+    assert [int(number) for number in ROW.findall(TABLES[0])] == list(range(1, 33))
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith(("| #", "| input"))]
+    assert [row for row in rows if "::test_" not in row] == []
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_named_test_exists(name: str) -> None:
+    """A test that was renamed or taken away takes its row along."""
+    path, _, test = name.partition("::")
+    assert test in named_in(ROOT / path)
