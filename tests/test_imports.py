@@ -29,7 +29,8 @@ P  simulator.*
 P  engine.wire  engine.template_messages
 W  migrate.transports.*
 W  engine.pin  engine.arguments  engine.first_look  engine.block_report  engine.residency*  engine.worker*
-D  decision_log_file  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
+D  decision_log_file
+D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
 D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__

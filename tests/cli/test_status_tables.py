@@ -77,7 +77,7 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(statuses, st.integers(100, 220))
 def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> None:
     """A number that is cut in half reads as another number."""
@@ -89,7 +89,7 @@ def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> N
         assert f"{worker.tokens_per_s:,.0f}" in row
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(statuses, st.integers(20, 120), st.integers(25, 50))
 def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height: int) -> None:
     """A picture that scrolls cannot be watched: on at least eighty columns it has the height that it was given."""
@@ -98,7 +98,7 @@ def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height
     assert width < 80 or len(lines) <= height
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(requests, min_size=1, max_size=30).map(tuple), st.integers(15, 60))
 def test_every_request_is_shown_or_counted(shown: tuple[RequestStatus, ...], height: int) -> None:
     """None is silently missing from the picture."""
