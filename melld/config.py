@@ -113,8 +113,8 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
 class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """`[scheduler]`: how requests are placed."""
 
-    policy: str = "most-free"
-    """One of `melld simulate --help`'s policies."""
+    policy: str = "mell-plus"
+    """One of `melld simulate --help`'s policies.  `most-free` spreads instead of packing, and moves nothing."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
     headroom_s: Seconds = 1.0

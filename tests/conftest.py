@@ -19,7 +19,11 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
-    """A daemon that serves the demo model on two CPU workers.  Tests that harm it start one of their own."""
+    """A daemon that serves the demo model on two CPU workers, both always in use.
+
+    Tests that harm it start one of their own.
+    """
+    spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     tools = ("--set", "model.vllm.enable_auto_tool_choice=true", "--set", 'model.vllm.tool_call_parser="hermes"')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *tools) as process:
+    with DaemonProcess(demo_model, "--device", "cpu:2", *spread, *tools) as process:
         yield process.wait_ready()
