@@ -168,7 +168,7 @@ class BoundaryKeeper:
             self._busy = False
 
     async def _prefill(self, worker: WorkerId, workers: int, notes: list[str]) -> PrefillTable:
-        """One worker's table; empty where not even the first line could be measured."""
+        """One worker's table; empty where it could not be measured beside a request: the defaults are more careful."""
         seconds = min(MOST_PREFILL_S, PREFILL_S / (workers * len(BATCHES)))
         table: list[tuple[int, int]] = []
         for batch in BATCHES:
@@ -184,7 +184,7 @@ class BoundaryKeeper:
                 break
             found = msgspec.convert(measured, wire.PrefillMeasured)
             table.append((batch, max(int(found.tokens / found.seconds * self._settings.epoch_s), 1)))
-        return tuple(table)
+        return tuple(table) if len(table) > 1 else ()
 
     async def _links(self, workers: list[WorkerId], notes: list[str]) -> dict[WorkerId, dict[WorkerId, int]]:
         """Bytes per epoch of every pair of workers."""

@@ -84,9 +84,7 @@ class Worker:
         opener = LinkOpener(memory, spec.copy_rules, self._faults)
         self._links = Links(opener, self._residency, self._inbox.put, self._say)
         self._moves = Moves(self._residency, self._links, self._book, self._faults, self._say)
-        self._profiler = Profiler(
-            self._engine, self._residency, self._links, lambda: not self._inbox.empty(), self._say
-        )
+        self._profiler = Profiler(self._engine, self._residency, self._links, self._is_wanted, self._say, self._in_step)
         self._deferred: list[_Resumed] = []
         self._last_used_blocks = -1
         self._steps = 0
@@ -143,6 +141,7 @@ class Worker:
         if self._moves.is_written(request):  # a migration to here that was called off: its blocks are not free yet
             self._deferred.append(resumed)
             return
+        self._clear(request)
         try:
             self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
         except MoveRefused as error:
@@ -150,6 +149,13 @@ class Worker:
         else:
             self._book.came(request, resumed.lease)
             self._faults.reach("resumed")
+
+    def _clear(self, request: str) -> None:
+        """Forget what a migration that was called off has left here of the request: it comes again, in another way."""
+        if request in self._book.leases or request in (*self._residency.expected, *self._residency.frozen):
+            self._moves.forget([request])
+            self._residency.abort([request])
+            self._book.left(request)
 
     def _on_copied(self, done: Any) -> None:
         if self._profiler.copied(done):
@@ -176,6 +182,12 @@ class Worker:
 
     def _on_stop(self, _stop: wire.StopWorker) -> None:
         self._stopping = True
+
+    def _is_wanted(self) -> bool:
+        return not self._inbox.empty()
+
+    def _in_step(self, began_s: float) -> None:
+        self._step_began_s = began_s
 
     def _step(self) -> None:
         began_s = self._step_began_s = time.monotonic()

@@ -41,7 +41,10 @@ class Interrupted(MelldError):
 
 
 class Profiler:
-    """`is_wanted`: whether anything is asked of the worker now.  `say` takes the answers."""
+    """`is_wanted`: whether anything is asked of the worker now.  `say` takes the answers.
+
+    `in_step` is told when a step began, and 0.0 when it is over: a step that hangs is seen from outside.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,14 @@ class Profiler:
         links: Links,
         is_wanted: Callable[[], bool],
         say: Callable[[Any], None],
+        in_step: Callable[[float], None],
     ) -> None:
         self._engine = engine
         self._residency = residency
         self._links = links
         self._is_wanted = is_wanted
         self._say = say
+        self._in_step = in_step
         self._chance = random.Random(1)
         self._made = 0
         self._link: _LinkTrial | None = None
@@ -143,10 +148,14 @@ class Profiler:
         """Seconds of one step.  Its outputs are for nobody."""
         if self._is_wanted():
             raise Interrupted(wire.WANTED)
-        began_s = time.perf_counter()
-        _, executed = self._engine.step_fn()
-        self._engine.post_step(model_executed=executed)
-        return time.perf_counter() - began_s
+        began_s = time.monotonic()
+        self._in_step(began_s)
+        try:
+            _, executed = self._engine.step_fn()
+            self._engine.post_step(model_executed=executed)
+        finally:
+            self._in_step(0.0)
+        return time.monotonic() - began_s
 
     def _add(self, prompt_tokens: int, output_tokens: int) -> None:
         """A request of random tokens, which no prefix cache knows."""
