@@ -142,8 +142,7 @@ class World:
         if command == "abort":
             worker.copy, worker.room = None, False
         elif isinstance(command, Copy):
-            assert worker.copy is None, "the request is there twice"
-            worker.copy = command
+            worker.copy, worker.room = command, False  # what a move had brought there is nobody's
         else:
             names = {"move": 1, "number": command.number, "request": REQUEST}
             answer = self._do(worker, command, names) if willing or self._must(command) else None
@@ -245,7 +244,7 @@ class World:
                 self.obey(name)
                 if not self.left:
                     self.step(name)
-            moving = [worker.copy and not worker.copy.frozen for worker in self.workers.values()]
+            moving = [worker.copy and not (worker.copy.frozen or self.left) for worker in self.workers.values()]
             if not any(moving) and not any(worker.inbox or worker.outbox for worker in self.workers.values()):
                 if self.migration.state is MoveState.ENDED:
                     return
