@@ -162,7 +162,7 @@ class Operator:
 
     def wait_linked(self, daemon: DaemonProcess) -> None:
         """Until KV can be copied both ways between both workers, as the log says."""
-        for _ in range(2):
+        while sum(" by shared_memory" in line for line in daemon.lines) < 2:  # perhaps before it was ready
             daemon.wait_for(" by shared_memory")
 
     def wait_request(self, matches: Callable[[Any], Any]) -> Any:
