@@ -82,7 +82,8 @@ def divide(candidates: Sequence[Candidate], bins: Bins) -> Choice:
     first = _greedy(candidates, bins.copy(), best_fit=False)
     best = _greedy(candidates, bins.copy(), best_fit=True)
     better = max(first, best, key=lambda choice: rank(candidates, choice))
-    if None in better and len(candidates) <= FEW:
+    all_as_wished = all(way is not None and way is _soonest(one) for one, way in zip(candidates, better, strict=True))
+    if not all_as_wished and 1 < len(candidates) <= FEW:
         return _Search(candidates, bins.copy(), better).best
     return better
 
@@ -96,6 +97,10 @@ def rank(candidates: Sequence[Candidate], choice: Sequence[Way | None]) -> Rank:
     pressing = sum(candidate.pressing for candidate, go in zip(candidates, goes, strict=True) if go)
     epochs = sum(way.epochs for way in choice if way is not None)
     return pressing, sum(goes), goes, -round(epochs, 9)
+
+
+def _soonest(candidate: Candidate) -> Way | None:
+    return min(candidate.ways, key=lambda way: way.epochs, default=None)
 
 
 def _greedy(candidates: Sequence[Candidate], bins: Bins, *, best_fit: bool) -> Choice:

@@ -49,7 +49,7 @@ def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, in
     assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(candidates(most=5), USED)
 def test_of_a_few_moves_the_best_division_is_found(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """Against all divisions there are: no urgent move waits that could have gone, and nobody waits needlessly."""
