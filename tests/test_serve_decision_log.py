@@ -21,7 +21,7 @@ def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of a daemon's whole life: load, moves of the policy's and the operator's, a worker's death, its stop."""
     path = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
     flags = ["--device", "cpu:3", "--kv-bytes", "8MiB", "--set", 'scheduler.policy="mell-plus"']
-    flags += ["--set", f'scheduler.decision_log="{path}"']
+    flags += ["--set", f'scheduler.decision_log="{path}"', "--set", "idle.sleep_after_s=0.5"]
     with DaemonProcess(demo_model, *flags) as daemon:
         operator = Operator(daemon.wait_ready())
         body = {"prompt": list(range(5, 205)), "temperature": 0, "ignore_eos": True}
@@ -37,6 +37,7 @@ def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         answers = [stream.result() for stream in streams]
         assert [answer.error for answer in answers] == [None] * STREAMS
         operator.wait_idle()
+        operator._wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
         assert daemon.stop() == 0
     return path
 

@@ -24,7 +24,8 @@ BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 160}
 @pytest.fixture(scope="module")
 def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
     """Two workers, a policy that moves nothing of itself, and a decision log that cannot be written."""
-    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.decision_log="/dev/full"']
+    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags += ["--set", 'scheduler.decision_log="/dev/full"']
     with DaemonProcess(demo_model, *flags) as process:
         yield process.wait_ready()
 
@@ -50,17 +51,17 @@ def state_of(operator: Operator, worker: str) -> Any:
 
 def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
     """Every answer is the answer, and the worker has no process when the command returns."""
-    unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(STREAMS)]]
-    streams = [Stream(daemon, body(number)) for number in range(STREAMS)]
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 300)) for number in range(STREAMS)]]
+    streams = [Stream(daemon, body(number, 300)) for number in range(STREAMS)]
     for stream in streams:
-        stream.wait_chunks(8)
+        stream.wait_chunks(3)
     here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
     pid = state_of(operator, "w1")["pid"]
     done = daemon.melld("drain", "w1", "--wait", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["outcome"], report["left"], report["restarted"]) == (0, "drained", 0, 0)
-    assert report["moved"] + report["ended"] >= 1
     assert here >= STREAMS // 4
+    assert report["moved"] >= 1
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     worker = state_of(operator, "w1")
@@ -124,6 +125,16 @@ def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: 
     assert report["restarted"] > 0
     assert [stream.result().error for stream in streams] == [None] * 6
     assert state_of(operator, worker)["state"] == "drained"
+
+
+def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, operator: Operator) -> None:
+    """One that has died, and was about to be started again, is not: its device is wanted."""
+    os.kill(state_of(operator, "w1")["pid"], signal.SIGKILL)
+    operator._wait(lambda status: any(one["state"] != "ready" for one in status["workers"]), 30.0)
+    done = daemon.melld("drain", "w1", "--wait", "--json")
+    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "drained")
+    assert (state_of(operator, "w1")["state"], state_of(operator, "w1")["pid"]) == ("drained", None)
+    assert Stream(daemon, body(1)).result().error is None
 
 
 def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
