@@ -186,9 +186,7 @@ class Daemon:
         self._say(f"melld: loading {self.config.model.path} on {devices}")
         began_s = time.monotonic()
         self._fleet.supervisor.on_change = lambda: self._say_progress(began_s)
-        starting = asyncio.gather(
-            self._fleet.supervisor.start(), asyncio.to_thread(_prepare_frontend, self.config, places)
-        )
+        starting = asyncio.ensure_future(self._start_both(places))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,13 +194,24 @@ class Daemon:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 return None, Namespace()
-            _, (vllm_config, arguments) = starting.result()
+            vllm_config, arguments = starting.result()
         finally:
             stopping.cancel()
             self._fleet.supervisor.on_change = lambda: None
         from melld.engine.frontend import make_frontend
 
         return make_frontend(self._fleet, vllm_config), arguments
+
+    async def _start_both(self, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
+        """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""
+        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
+        workers = asyncio.ensure_future(self._fleet.supervisor.start())
+        try:
+            prepared = await preparing
+            await workers
+            return prepared
+        finally:
+            workers.cancel()
 
     def _say_progress(self, began_s: float) -> None:
         for place in self._fleet.supervisor.places.values():
