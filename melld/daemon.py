@@ -14,47 +14,29 @@ import socket
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import prometheus_client
 
-from melld import __version__
 from melld.api.control import Operation, serve_control
 from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
-from melld.control_messages import Drain, Drained, Migrate, Profile, Profiled, Reload, Reloaded, Resume, Resumed
-from melld.daemon_boundaries import keep_boundaries
-from melld.daemon_devices import find_gpus, make_slots
+from melld.control_messages import Reload, Reloaded
 from melld.daemon_open import (
     bind,
     changed_keys,
     check_model,
-    model_name,
     read_text,
     ready_text,
-    scheduler_settings,
     url_of,
 )
-from melld.daemon_watch import Identity, Watch
-from melld.daemon_why import Why
-from melld.decision_log import header_record
-from melld.decision_log_file import DecisionLogFile
-from melld.driver import Driver
-from melld.driver_drain import Drains
-from melld.driver_idle import IdleWorkers
+from melld.daemon_parts import log_decisions, make_parts, operations_of
 from melld.engine.arguments import engine_arguments
-from melld.engine.fleet import Fleet
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
-from melld.ids import RequestId, WorkerId
-from melld.kvstore.nvml import Nvml
-from melld.migrate.executor import Executor
-from melld.migrate.executor_report import MoveMeters, MoveReport
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
-from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies import POLICIES
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.status import DaemonState
@@ -75,13 +57,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.operations: Mapping[str, Operation] = {
-            "reload": Operation(Reload, self._on_reload),
-            "migrate": Operation(Migrate, self._on_migrate),
-            "profile": Operation(Profile, self._on_profile),
-            "drain": Operation(Drain, self._on_drain),
-            "resume": Operation(Resume, self._on_resume),
-        }
+        self.operations: dict[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -94,10 +70,12 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             control, listeners = self._open(supervision)
             stack.callback(control.close)
-            self._log_decisions(stack)
+            if self.config.scheduler.decision_log is not None:
+                # Closed after the last worker has ended, so that it tells of that too.
+                stack.callback(log_decisions(self._parts, self.config.scheduler.decision_log))
             stack.push_async_callback(self._cancel_tasks)
-            stack.push_async_callback(self._fleet.supervisor.stop)
-            stack.push_async_callback(self._drains.close)
+            stack.push_async_callback(self._supervisor.stop)
+            stack.push_async_callback(self._parts.drains.close)
             self._listen_to_signals()
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             await stack.enter_async_context(serve_control(self, control))
@@ -121,36 +99,9 @@ class Daemon:
         self.keys = self._load_keys(config)
         refuse_open_listen(config.server, self.keys)
         check_model(config.model.path)
-        nvml = Nvml()
-        gpus = find_gpus(config.devices, nvml, os.environ)
-        slots = make_slots(config, gpus, os.environ)
-        os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
-        self._fleet = Fleet(slots, time.monotonic)
-        self._executor = Executor(
-            self._fleet,
-            time.monotonic,
-            MoveMeters(prometheus_client.REGISTRY),
-            config.migration.max_moves_per_link,
-        )
-        scheduler = config.scheduler
-        self._driver = Driver(
-            self._fleet,
-            self._executor,
-            scheduler.policy,
-            time.monotonic,
-            epoch_s=scheduler.epoch_ms / 1e3,
-            settings=scheduler_settings(config),
-        )
-        self._fleet.itl_target_s = scheduler.itl_target_ms / 1e3 if scheduler.itl_target_ms else None
-        idle = IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s)
-        self._idle = IdleWorkers(self._fleet, self._driver, idle, time.monotonic)
-        self._drains = Drains(self._driver, self._fleet, time.monotonic)
-        identity = Identity(pid=os.getpid(), model=model_name(config), started_s=time.monotonic())
-        why = Why(self._driver, self._drains, time.monotonic)
-        why.outlook = self._idle.outlook
-        self.watch = Watch(self._fleet, self._driver, why, identity, nvml if gpus else None)
-        self._boundaries = keep_boundaries(config, self._fleet, self._driver, gpus, os.environ)
-        self.watch.boundaries = self._boundaries.line
+        self._parts = make_parts(config)
+        self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
+        self.operations |= operations_of(self._parts)
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
         self.watch.url = url_of(listeners[0])
         return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ)), listeners
@@ -162,30 +113,15 @@ class Daemon:
         handed = load_keys(ServerConfig(api_key_file="the credential api-keys"), lambda _: self._credential or "")
         return Keys((*keys.digests, *handed.digests))
 
-    def _log_decisions(self, stack: contextlib.AsyncExitStack) -> None:
-        """Until the last worker has ended, so that the log tells of that too."""
-        if self.config.scheduler.decision_log is None:
-            return
-        driver = self._driver
-        settings, version = driver.scheduler.settings, __version__
-        header = header_record(driver.policy, settings, time.monotonic(), time.time(), version)
-        file = DecisionLogFile(Path(self.config.scheduler.decision_log), header, self._warn_of)
-        driver.taps.append(lambda event, commands: file.take(event, commands, driver.ways_of(commands)))
-        stack.callback(file.close)
-
-    def _warn_of(self, what: str) -> None:
-        log.warning("%s", what)
-        self.watch.lasting_warnings.append(what)
-
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[Any, Namespace]:
         """Workers and the front end's imports side by side; returns the front end and vLLM's serving arguments."""
-        places = self._fleet.supervisor.places
+        places = self._supervisor.places
         devices = ", ".join(place.slot.device for place in places.values())
         self._say(f"melld: loading {self.config.model.path} on {devices}")
         began_s = time.monotonic()
-        self._fleet.supervisor.on_change = lambda: self._say_progress(began_s)
+        self._supervisor.on_change = lambda: self._say_progress(began_s)
         starting = asyncio.ensure_future(self._start_both(places))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -197,15 +133,15 @@ class Daemon:
             vllm_config, arguments = starting.result()
         finally:
             stopping.cancel()
-            self._fleet.supervisor.on_change = lambda: None
+            self._supervisor.on_change = lambda: None
         from melld.engine.frontend import make_frontend
 
-        return make_frontend(self._fleet, vllm_config), arguments
+        return make_frontend(self._parts.fleet, vllm_config), arguments
 
     async def _start_both(self, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
         """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""
         preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
-        workers = asyncio.ensure_future(self._fleet.supervisor.start())
+        workers = asyncio.ensure_future(self._supervisor.start())
         try:
             prepared = await preparing
             await workers
@@ -214,7 +150,7 @@ class Daemon:
             workers.cancel()
 
     def _say_progress(self, began_s: float) -> None:
-        for place in self._fleet.supervisor.places.values():
+        for place in self._supervisor.places.values():
             if place.is_ready and place.slot.worker not in self._said:
                 self._said.add(place.slot.worker)
                 self._say(
@@ -233,9 +169,9 @@ class Daemon:
         registry = prometheus_client.REGISTRY
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
-        self._watch_over(self._driver.run(), "epochs")
-        self._watch_over(self._idle.run(), "idle workers")
-        self._watch_over(self._boundaries.run(), "boundaries")
+        self._watch_over(self._parts.driver.run(), "epochs")
+        self._watch_over(self._parts.idle.run(), "idle workers")
+        self._watch_over(self._parts.boundaries.run(), "boundaries")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
             state=await serving_state(frontend, arguments),
@@ -244,7 +180,7 @@ class Daemon:
             phase=lambda: self.watch.state,
             status=self.watch.status,
             registry=registry,
-            check_line=self._driver.check_line,
+            check_line=self._parts.driver.check_line,
         )
         async with start_api(context, listeners) as self.admission:
             probe.start()
@@ -301,18 +237,6 @@ class Daemon:
     async def _on_reload(self, _reload: Reload) -> Reloaded:
         return self._apply_reload()
 
-    async def _on_migrate(self, asked: Migrate) -> MoveReport:
-        return await self._driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
-
-    async def _on_profile(self, asked: Profile) -> Profiled:
-        return await self._boundaries.measure() if asked.measure else self._boundaries.report()
-
-    async def _on_drain(self, asked: Drain) -> Drained:
-        return await self._drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
-
-    async def _on_resume(self, asked: Resume) -> Resumed:
-        return await self._drains.resume(WorkerId(asked.worker))
-
     def _apply_reload(self) -> Reloaded:
         new = self._reload()
         keys = self._load_keys(new)
@@ -332,8 +256,8 @@ class Daemon:
     def _look(self) -> Beat:
         """Well while starting, and while any worker is there to make progress."""
         status = self.watch.status()
-        ready = sum(place.is_ready for place in self._fleet.supervisor.places.values())
-        given_up = all(place.given_up for place in self._fleet.supervisor.places.values())
+        ready = sum(place.is_ready for place in self._supervisor.places.values())
+        given_up = all(place.given_up for place in self._supervisor.places.values())
         text = f"{status.state}: {ready}/{len(status.workers)} workers, {len(status.requests)} requests"
         return Beat(well=not given_up, status=text)
 
