@@ -1,7 +1,8 @@
 """How late the event loop runs: what every token of every stream waits for.
 
-Owns two metrics: `melld_event_loop_delay_seconds`, a histogram of how late a timer fired, and
-`melld_event_loop_delay_max_seconds`, the worst of the last one to two minutes.  Costs some ten microseconds a sample.
+Owns three metrics: `melld_event_loop_delay_seconds`, a histogram of how late a timer fired,
+`melld_event_loop_delay_max_seconds`, the worst of the last one to two minutes, and `melld_event_loop_tasks`, the tasks
+that have not ended.  Costs some ten microseconds a sample.
 """
 
 import asyncio
@@ -29,6 +30,11 @@ class LoopProbe:
             registry=registry,
         )
         gauge.set_function(self.max_delay_s)
+        tasks = Gauge(
+            "melld_event_loop_tasks", "Tasks of the daemon's event loop that have not ended", registry=registry
+        )
+        tasks.set_function(self.tasks)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._window_ends = 0.0
         self._worst_s = 0.0
@@ -36,7 +42,7 @@ class LoopProbe:
 
     def start(self) -> None:
         """Begin to sample, every INTERVAL_S."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._window_ends = loop.time() + WINDOW_S
         self._arm(loop)
 
@@ -49,6 +55,10 @@ class LoopProbe:
     def max_delay_s(self) -> float:
         """The longest delay of this window of a minute and the one before it."""
         return max(self._worst_s, self._worst_before_s)
+
+    def tasks(self) -> int:
+        """How many there are; 0 before `start`."""
+        return len(asyncio.all_tasks(self._loop)) if self._loop is not None else 0
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + INTERVAL_S

@@ -48,6 +48,9 @@ class History:
         self._homes: dict[str, str] = {}
         self.back_s: list[float] = []
         self._orphaned: list[tuple[float, Stream]] = []
+        self.spared: frozenset[str] = frozenset()
+        """Workers that nothing is done to."""
+        self.move_every_s = 0.02
 
     def _body(self) -> dict[str, Any]:
         body = dict(self._chance.choice([case for name, case in CASES.items() if name != "long"]))
@@ -58,8 +61,12 @@ class History:
         return body
 
     def play(self, requests: int, clients: int, seconds: float = math.inf) -> None:
-        """Take the answers of a quiet run first, then the history; no request begins after so many seconds of it."""
-        self._expected = [Stream(self._daemon, body).result() for body in self._bodies]
+        """Take the answers of a quiet run first, then the history; no request begins after so many seconds of it.
+
+        May be played again: the answers of the first quiet run are those to the end.
+        """
+        self._over.clear()
+        self._expected = self._expected or [Stream(self._daemon, body).result() for body in self._bodies]
         end_s = time.monotonic() + seconds
         turns = [(self._chance.randrange(BODIES), self._chance.random() < 0.1) for _ in range(requests)]
         line = itertools.takewhile(lambda _: time.monotonic() < end_s, turns)
@@ -73,7 +80,8 @@ class History:
         self._over.set()
         for thread in others:
             thread.join()
-        for killed_s, stream in self._orphaned:
+        orphaned, self._orphaned = self._orphaned, []
+        for killed_s, stream in orphaned:
             self.back_s += [at_s - killed_s for at_s in stream.arrivals_s if at_s > killed_s][:1]
         for left in self._faults.iterdir():
             left.unlink()
@@ -110,7 +118,7 @@ class History:
 
     def _mover(self) -> None:
         chance = random.Random(self._chance.random())
-        while not self._over.wait(0.02):
+        while not self._over.wait(self.move_every_s):
             status = self._operator.status()
             ready = [worker["worker"] for worker in status["workers"] if worker["state"] == "ready"]
             running = [one for one in status["requests"] if one["worker"] is not None]
@@ -131,9 +139,10 @@ class History:
         while not self._over.wait(self._harm_every_s):
             workers = self._look()
             ready = [worker for worker in workers if worker["state"] == "ready"]
-            if any(worker["state"] not in CALM for worker in workers) or len(ready) < 2:
+            victims = [worker for worker in ready if worker["worker"] not in self.spared]
+            if any(worker["state"] not in CALM for worker in workers) or len(ready) < 2 or not victims:
                 continue
-            victim = chance.choice(ready)
+            victim = chance.choice(victims)
             name = "STOP" if chance.random() < 0.2 else "KILL"
             if chance.random() < 0.2:
                 self._noted(victim["worker"], name, "anywhere")

@@ -68,7 +68,7 @@ class Answer:
 
 
 class Stream(threading.Thread):
-    """One streamed completion, read as it comes."""
+    """One completion, streamed and read as it comes, or whole where the body says `stream: false`."""
 
     def __init__(self, daemon: DaemonProcess, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -76,7 +76,8 @@ class Stream(threading.Thread):
         self.answer = Answer()
         self.arrivals_s: list[float] = []
         self._daemon = daemon
-        self._body = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}, **body}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        self._body = {"model": "demo", **(streamed if body.get("stream", True) else {}), **body}
         self._came = threading.Condition()
         self._left = False
         self.start()
@@ -90,6 +91,8 @@ class Stream(threading.Thread):
             response = connection.getresponse()
             if response.status != 200:
                 self.answer.error = (response.status, response.read())
+            elif not self._body["stream"]:
+                self._take(json.loads(response.read()))
             else:
                 for line in response:
                     if line.startswith(b"data: {"):
@@ -108,7 +111,7 @@ class Stream(threading.Thread):
             self.answer.error = chunk.get("error")
             for piece in chunk.get("choices", ()):
                 choice = self.answer.choices.setdefault(piece["index"], Choice())
-                delta = piece.get("delta") or {}
+                delta = piece.get("delta") or piece.get("message") or {}
                 choice.text += piece.get("text") or delta.get("content") or ""
                 choice.logprobs += (piece.get("logprobs") or {}).get("content") or []
                 choice.finish = piece.get("finish_reason") or choice.finish
