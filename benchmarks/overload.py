@@ -13,7 +13,9 @@ import argparse
 import asyncio
 import collections
 import json
+import os
 import random
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -80,21 +82,53 @@ class Load:
         return self.ends["in time"] / seconds
 
 
-async def measure(url: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
+class Processors:
+    """The seconds of processor that each party has used: who pays for an overload."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self._daemon = daemon
+        self._before = self._now()
+
+    def _now(self) -> dict[str, float]:
+        workers = [worker["pid"] for worker in self._daemon.status()["workers"]]
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        used = {"client": own.ru_utime + own.ru_stime, "daemon": seconds_of(self._daemon.process.pid)}
+        return used | {"workers": sum(map(seconds_of, workers))}
+
+    def since(self) -> dict[str, float]:
+        """Since the last time it was asked."""
+        before, self._before = self._before, self._now()
+        return {name: round(used - before[name], 2) for name, used in self._before.items()}
+
+
+def seconds_of(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The saturating rate, and the goodput at multiples of it, in turns."""
+    url = daemon.url
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
         await Load(session, url, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
         saturating = await Load(session, url, 1).closed(4 * SEQUENCES, asked.seconds)
         print(f"saturating: {saturating:.2f} requests/s ({saturating * OUTPUT_TOKENS:.0f} tokens/s)", flush=True)
         rows = []
+        processors = Processors(daemon)
         for turn in range(asked.rounds):
             for times in LOADS:
                 load = Load(session, url, 100 * turn + int(times))
                 goodput = await load.open(times * saturating, asked.seconds)
                 took_s = sorted(load.took_s)
                 row = {"times": times, "goodput": goodput, "of_saturating": goodput / saturating}
-                row |= {"ends": dict(load.ends), "median_s": took_s[len(took_s) // 2], "longest_s": took_s[-1]}
+                row |= {
+                    "processor_s": processors.since(),
+                    "ends": dict(load.ends),
+                    "median_s": took_s[len(took_s) // 2],
+                    "longest_s": took_s[-1],
+                }
                 rows.append(row)
                 print(f"  {times:g} x: {goodput:.2f} in time/s, {row}", flush=True)
     return [{"saturating": saturating, "objective_s": OBJECTIVE_S, "queue_deadline_s": QUEUE_DEADLINE_S}, *rows]
@@ -115,7 +149,7 @@ def main() -> None:
         model = Path(name) / "demo"
         make_demo_model(model)
         with DaemonProcess(model, *flags) as daemon:
-            rows = asyncio.run(measure(daemon.wait_ready().url, asked))
+            rows = asyncio.run(measure(daemon.wait_ready(), asked))
     peak = max(row["goodput"] for row in rows[1:])
     for times in LOADS:
         found = [row["goodput"] / peak for row in rows[1:] if row["times"] == times]
