@@ -117,7 +117,7 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """One of `melld simulate --help`'s policies.  `most-free` spreads instead of packing, and moves nothing."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
-    headroom_s: Seconds = 1.0
+    headroom_s: Seconds = 0.5
     """A worker keeps free what its requests will add in so many seconds: the time of an epoch, a move and a block."""
     itl_target_ms: PositiveMilliseconds | None = None
     """A worker whose median step takes longer is full: it gets no more requests.  Default: steps may take any time."""
