@@ -7,26 +7,28 @@ the same object.
                             └──── given up: it has waited for too long, the scheduler may decide anew
 
 Bins: a link holds bytes, a destination holds tokens of foreign prefill (`planner_packing` divides).  They belong to one
-destination each, so that destinations are divided one by one without loss.
+destination each, so that destinations are divided one by one without loss.  A way that would be over later than
+another that the move has to wait for is left out beforehand (`planner_waits`).
 
 **Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more begins only in a bin
 that nothing else uses, and is booked for as many epochs as it needs: over any n epochs, what has begun in a bin costs
 at most n boundaries, and the rest of its last such move.  A move that is not over when its booking is keeps its place.
 
 **Nobody starves.**  A move that has waited for `patience` epochs goes before all that have not, the eldest first; where
-even the eldest fits nowhere, its bins are closed to all others until it goes.  So it waits for what is on its way in
-one of its bins, and for those to the same worker that have lost patience before it.
+even the eldest fits nowhere, the bins that it waits for are closed to all others until it goes.  So it waits for what
+is on its way in one of its bins, and for those to the same worker that have lost patience before it.
 """
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner_packing import Bin, Bins, Candidate, Way, divide
+from melld.migrate.planner_waits import Waits
 from melld.migrate.snapshot import Via
 
 
@@ -165,7 +167,7 @@ class Planner:
         if not self.is_pressing(deferred):
             return None
         self._batches = batches
-        (way,) = divide([self._candidate(deferred)], self._bins())
+        (way,) = divide(self._candidates([deferred]), self._bins())
         if way is None:
             self._note(deferred, deferred.epochs, self._bins())
             return None
@@ -182,7 +184,7 @@ class Planner:
         for group in groups.values():
             if group[0].epochs >= self.settings.patience:
                 starts += self._eldest(group.pop(0))
-            choice = divide([self._candidate(deferred) for deferred in group], self._bins())
+            choice = divide(self._candidates(group), self._bins())
             starts += [self._start(d, way) for d, way in zip(group, choice, strict=True) if way is not None]
         given_up = tuple(d for d in self.waiting.values() if d.epochs >= self.settings.give_up)
         for deferred in given_up:
@@ -199,11 +201,12 @@ class Planner:
         return 0, deferred.wanted.urgency_s
 
     def _eldest(self, deferred: Deferred) -> list[Start]:
-        """It goes, or its bins are kept for it."""
-        (way,) = divide([self._candidate(deferred)], self._bins())
+        """It goes, or the bins that it waits for are kept for it."""
+        (candidate,) = self._candidates([deferred])
+        (way,) = divide([candidate], self._bins())
         if way is not None:
             return [self._start(deferred, way)]
-        self._closed.update((way.bin, deferred.wanted.request) for way in self._candidate(deferred).ways)
+        self._closed.update((way.bin, deferred.wanted.request) for way in candidate.ways)
         return []
 
     # -- the book ----------------------------------------------------------------------------------------------------
@@ -250,6 +253,14 @@ class Planner:
             return self.boundaries.link_bytes(WorkerId(name[1]), WorkerId(name[2]))
         worker = WorkerId(name[1])
         return self.boundaries.prefill_tokens(worker, self._batches.get(worker, 0))
+
+    def _candidates(self, group: Sequence[Deferred]) -> list[Candidate]:
+        """Moves to one destination, in the order of urgency, with the ways that are worth taking now."""
+        owed: dict[Bin, int] = {}
+        for _, flight in self._flights:
+            owed[flight.way.bin] = owed.get(flight.way.bin, 0) + flight.unpaid
+        waits = Waits(self._bins(), owed)
+        return [waits.sensible(self._candidate(deferred)) for deferred in group]
 
     def _candidate(self, deferred: Deferred) -> Candidate:
         wanted = deferred.wanted

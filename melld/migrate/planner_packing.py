@@ -37,10 +37,10 @@ Choice = tuple[Way | None, ...]
 
 
 class Bins:
-    """How full the bins are."""
+    """How full the bins are.  `boundary`: what a bin takes in an epoch."""
 
     def __init__(self, boundary: Callable[[Bin], int], used: Mapping[Bin, int], closed: Iterable[Bin] = ()) -> None:
-        self._boundary = boundary
+        self.boundary = boundary
         self._used = dict(used)
         self._closed = frozenset(closed)
 
@@ -49,11 +49,11 @@ class Bins:
         used = self._used.get(way.bin, 0)
         if way.bin in self._closed:
             return False
-        return used == 0 or used + way.cost <= self._boundary(way.bin)
+        return used == 0 or used + way.cost <= self.boundary(way.bin)
 
     def left(self, way: Way) -> float:
         """What part of the bin would be left."""
-        boundary = self._boundary(way.bin)
+        boundary = self.boundary(way.bin)
         return max(boundary - self._used.get(way.bin, 0) - way.cost, 0) / boundary
 
     def take(self, way: Way) -> None:
@@ -66,7 +66,7 @@ class Bins:
 
     def copy(self) -> "Bins":
         """For a trial."""
-        return Bins(self._boundary, self._used, self._closed)
+        return Bins(self.boundary, self._used, self._closed)
 
 
 def divide(candidates: Sequence[Candidate], bins: Bins) -> Choice:

@@ -92,10 +92,13 @@ class MovePlanning:
 
 
 def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries:
-    """What the machines can do in an epoch: the link's rate, and prefill for a share of the time."""
+    """What the machines can do in an epoch: the link's rate, and prefill for a share of the time.
+
+    That share is of the tokens: a prompt that is spread over several epochs pays its fixed cost once, not in each.
+    """
     epoch_s = settings.epoch_s
     alone = tokens_within(settings.latency, epoch_s)
-    beside_others = tokens_within(settings.latency, link.prefill_share * epoch_s)
+    beside_others = max(int(link.prefill_share * alone), 1)
     return Boundaries(
         epoch_s=epoch_s,
         other_link_bytes=int(link.bytes_per_s * epoch_s),
