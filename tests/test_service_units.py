@@ -20,7 +20,9 @@ def test_the_systems_unit_differs_in_the_program_alone() -> None:
     """What was reviewed and hardened in systemd/ is what runs."""
     assert PROGRAM in SERVICE
     assert system_unit(SERVICE, PROGRAM) == SERVICE
-    assert "ExecStart=/usr/local/lib/melld/bin/melld serve --config" in system_unit(SERVICE, "/usr/local/lib/melld/bin/melld")
+    assert "ExecStart=/usr/local/lib/melld/bin/melld serve --config" in system_unit(
+        SERVICE, "/usr/local/lib/melld/bin/melld"
+    )
 
 
 def test_the_users_unit_asks_for_nothing_that_needs_privileges() -> None:
