@@ -9,7 +9,7 @@ carries a move out: the simulation does.
 
 from collections.abc import Sequence
 
-from melld.events import AnyCommand, AnyEvent, EpochStarted, MoveRequest
+from melld.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Plan, Planner, Wanted
@@ -31,6 +31,8 @@ class MovePlanning:
     def __init__(self, settings: SimulatorSettings, link: LinkSettings, fleet: Fleet) -> None:
         self.planner = Planner(boundaries_of(settings, link))
         self._ways = link.ways
+        self._awake_at_once = settings.wake_s == 0.0
+        self._woken: set[WorkerId] = set()
         self._plan = NOTHING
         self._fleet = fleet
 
@@ -38,6 +40,8 @@ class MovePlanning:
         """Take in the moves among what was decided on the event, and plan: an epoch's together, others at once."""
         is_epoch = type(event) is EpochStarted
         starts = []
+        if self._awake_at_once:  # by the time that its moves begin, such a worker will have been woken
+            self._woken = {command.worker for command in commands if type(command) is ActivateWorker}
         for command in commands:
             if type(command) is MoveRequest:
                 self.planner.ask(self._wanted(command, event.at_s), event.at_s)
@@ -86,7 +90,8 @@ class MovePlanning:
     def _size(self, run: Run, destination: WorkerId, now_s: float) -> tuple[int, int, tuple[Via, ...]]:
         """Bytes, tokens and ways.  What was pushed out of memory has no KV; who is not awake yet computes nothing."""
         kv = run.state is RunState.RUNNING and Via.KV in self._ways
-        tokens = self._fleet.computes(destination, now_s) and (not kv or Via.TOKENS in self._ways)
+        computes = destination in self._woken or self._fleet.computes(destination, now_s)
+        tokens = computes and (not kv or Via.TOKENS in self._ways)
         ways = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
         return self._fleet.kv_bytes(run), self._fleet.tokens(run, now_s), ways
 

@@ -65,6 +65,19 @@ def test_a_worker_that_is_still_waking_computes_no_tokens() -> None:
     assert [event.at_s > 3.0 for event in script.heard_of(events.MoveCommitted)] == [True, True]
 
 
+def test_a_worker_that_wakes_in_no_time_computes_from_then_on() -> None:
+    """A move to a worker that is woken for it has both ways, and does not crawl over a slow link for want of one."""
+    settings = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES), gpus=2)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
+        (events.RequestArrived, 0.0, [place("r1", "w0")]),
+        (events.EpochStarted, 0.5, [activate("w1"), move("r0", "w0", "w1", 16 * BLOCK_BYTES)]),
+        ASLEEP,
+    )
+    play(settings, one_by_one((0.1, 255, 400), (0.1, 255, 400)), script)
+    assert ends(script) == [("r0", Via.TOKENS)]
+
+
 def test_a_request_that_ends_while_its_move_waits_leaves_nothing_behind() -> None:
     """The planner forgets it, and the scheduler hears of its end alone."""
     link = LinkSettings(bytes_per_s=4 * BLOCK_BYTES, ways=(Via.KV,))
