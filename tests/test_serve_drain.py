@@ -80,6 +80,22 @@ def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operato
     assert Stream(daemon, body(1)).result().error is None
 
 
+def kv_memories(pid: int) -> int:
+    """How many workers' KV memories that process maps."""
+    maps = Path("/proc", str(pid), "maps").read_text().splitlines()
+    return len({line.split()[4] for line in maps if "/memfd:melld-kv" in line})
+
+
+def test_nobody_keeps_a_drained_workers_memory(daemon: DaemonProcess, operator: Operator) -> None:
+    """The device is wanted for something else: what a sibling goes on to map of it would not be free."""
+    pid = state_of(operator, "w0")["pid"]
+    operator._wait(lambda _: kv_memories(pid) == 2, 30)
+    assert daemon.melld("drain", "w1", "--wait").returncode == 0
+    operator._wait(lambda _: kv_memories(pid) == 1, 10)
+    assert daemon.melld("resume", "w1").returncode == 0
+    operator._wait(lambda _: kv_memories(pid) == 2, 60)
+
+
 def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator) -> None:
     """The device was wanted for an hour, not for ever."""
     assert daemon.melld("drain", "w0", "--wait").returncode == 0

@@ -116,6 +116,12 @@ class OpenLink(Message, frozen=True, tag=True):
     peer: str
 
 
+class CloseLink(Message, frozen=True, tag=True):
+    """That sibling's process is gone: give its KV memory up, which is not free for others before."""
+
+    peer: str
+
+
 class Ping(Message, frozen=True, tag=True):
     """Are you there, and do you step?  Answered by an I/O thread with a `Pong`."""
 
@@ -231,6 +237,7 @@ ToWorker = (
     | MeasurePrefill
     | MeasureLink
     | OpenLink
+    | CloseLink
     | MoveCommand
     | Ping
     | StopWorker

@@ -100,6 +100,7 @@ class Worker:
             wire.MeasurePrefill: self._profiler.measure_prefill,
             wire.MeasureLink: self._profiler.measure_link,
             _OpenLink: lambda link: self._links.open(link.peer, link.handle),
+            wire.CloseLink: lambda gone: self._links.close(gone.peer),
             LinkTried: self._links.tried,
             CopyDone: self._on_copied,
             **dict.fromkeys(self._moves.handlers, self._moves.handle),

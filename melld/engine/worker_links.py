@@ -1,8 +1,9 @@
-"""A worker's links to its siblings' KV memory: opened once per sibling process, each with its copying thread.
+"""A worker's links to its siblings' KV memory: one per sibling process while it lives, each with its copying thread.
 
-Owns the links.  `open` and `opened` are for the engine thread; what is slow about opening runs on a thread of its own.
+Owns the links.  `open`, `tried` and `close` are for the engine thread; what is slow about them runs on other threads.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -42,6 +43,7 @@ class LinkTried(msgspec.Struct, frozen=True):
     """The attempt to open a link has ended; `opened` (`choose.OpenedLink`) is None when it failed."""
 
     peer: str
+    number: int
     scratch: list[int]
     opened: Any
     failure: str
@@ -89,6 +91,8 @@ class Links:
         self._wake = wake
         self._say = say
         self._copies: dict[str, Copies] = {}
+        self._numbers = itertools.count(1)
+        self._tries: dict[str, int] = {}  # the number of the latest try, by sibling that lives
         self._ended = threading.Event()
 
     def to(self, peer: str) -> Copies | None:
@@ -97,16 +101,24 @@ class Links:
 
     def open(self, peer: str, handle: bytes) -> None:
         """Begin to open a link: `LinkTried` follows."""
+        self.close(peer)
         scratch = self._residency.borrow_scratch(TRIAL_BLOCKS)
-        threading.Thread(target=self._try, args=(peer, handle, scratch), name=f"open {peer}", daemon=True).start()
+        number = self._tries[peer] = next(self._numbers)
+        _beside(f"open {peer}", lambda: self._try(peer, number, handle, scratch))
 
-    def _try(self, peer: str, handle: bytes, scratch: list[int]) -> None:
+    def close(self, peer: str) -> None:
+        """That sibling's process is gone: give its memory up, also where a link to it is only being opened."""
+        self._tries.pop(peer, None)
+        if (copies := self._copies.pop(peer, None)) is not None:
+            _beside(f"close {peer}", copies.close)
+
+    def _try(self, peer: str, number: int, handle: bytes, scratch: list[int]) -> None:
         opened, failure = None, ""
         try:
             opened = self._opener.open(handle, scratch)
         except (MelldError, msgspec.ValidationError, OSError, RuntimeError) as error:
             failure = f"{type(error).__name__}: {error}"
-        self._wake(LinkTried(peer, scratch, opened, failure))
+        self._wake(LinkTried(peer, number, scratch, opened, failure))
 
     def watch(self) -> None:
         """Have `wait` wait for a copy that ends from now on."""
@@ -121,14 +133,19 @@ class Links:
         self._ended.set()
 
     def tried(self, tried: LinkTried) -> None:
-        """Take the link into use, in the place of one to an earlier process of that name."""
+        """Take the link into use, unless that process of the sibling's is gone by now."""
         self._residency.return_scratch(tried.scratch)
-        old = self._copies.pop(tried.peer, None)
-        if old is not None:
-            threading.Thread(target=old.close, name=f"close {tried.peer}", daemon=True).start()
+        if self._tries.get(tried.peer) != tried.number:
+            if tried.opened is not None:
+                _beside(f"close {tried.peer}", tried.opened.link.close)
+            return
         if tried.opened is None:
             self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
             return
         self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), self._copied, tried.peer)
         transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
         self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))
+
+
+def _beside(name: str, work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()

@@ -202,12 +202,12 @@ class Profiler:
             return False
         trial.count(done)
         busy = self._engine.scheduler.has_requests()
-        if not trial.is_over() and not done.failure and not busy:
+        failure = done.failure or (wire.WANTED if busy else "") or ("the link was closed" if done.cancelled else "")
+        if not trial.is_over() and not failure:
             trial.copy()
             return True
         self._link = None
         self._residency.return_scratch(trial.scratch)
-        failure = done.failure or (wire.WANTED if busy else "")
         if failure:
             self._say(wire.UtilityDone(call=trial.ask.call, error=failure))
         else:

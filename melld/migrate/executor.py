@@ -140,7 +140,7 @@ class Executor:
                 self._open(other, theirs.kv_handle, worker)
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """End, or roll back, what it took part in."""
+        """End, or roll back, what it took part in, and have nobody hold its memory."""
         self._links = {link: state for link, state in self._links.items() if worker not in link}
         for move in list(self._by_number.values()):
             source, destination = move.link
@@ -148,6 +148,9 @@ class Executor:
                 self._happened(move, Sign.SOURCE_LOST)
             elif worker == destination:
                 self._happened(move, Sign.DESTINATION_LOST)
+        for other in self._fleet.ready:
+            if other != worker:
+                self._fleet.send(other, wire.CloseLink(peer=worker))
 
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
         """An answer of a worker."""

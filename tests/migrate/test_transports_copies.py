@@ -119,3 +119,12 @@ def test_closing_ends_every_job(bench: Bench) -> None:
     other.let(10)
     other.copies.close()
     assert {other.hear().job, other.hear().job} == {"a", "b"}
+
+
+def test_a_copy_over_a_closed_link_ends_at_once(bench: Bench) -> None:
+    """A sibling dies while somebody counts on its link: whoever asks for one more copy must not wait for ever."""
+    bench.copies.close()
+    bench.copies.submit("late", [0], [1])
+    assert bench.hear() == CopyDone("late", cancelled=True)
+    bench.copies.submit("late", [0], [1], urgent=True)
+    assert bench.hear() == CopyDone("late", cancelled=True)

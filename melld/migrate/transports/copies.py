@@ -41,6 +41,7 @@ class Copies:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._urgent: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._pending: dict[str, _Job] = {}
+        self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"copies {name}", daemon=True)
         self._thread.start()
@@ -50,15 +51,20 @@ class Copies:
     ) -> None:
         """Copy these blocks when those before them are done.  `job` is a name that no job under way has.
 
+        After `close` the job ends as cancelled at once: the link may be closed while its user counts on it.
+
         An urgent job (a client waits for it) goes between two pieces of another, and no rate limit holds it.
         """
         pending = _Job(job, source_blocks, destination_blocks, urgent)
         with self._lock:
             assert job not in self._pending, f"{job} is being copied"
-            self._pending[job] = pending
-        if urgent:
-            self._urgent.put(pending)
-        self._jobs.put(pending)
+            if not self._closed:
+                self._pending[job] = pending
+                if urgent:
+                    self._urgent.put(pending)
+                self._jobs.put(pending)
+                return
+        self._done(CopyDone(job, cancelled=True))
 
     def cancel(self, job: str) -> None:
         """End the job before its next piece; its `CopyDone` still comes, and only then are its blocks free to use."""
@@ -71,7 +77,8 @@ class Copies:
         with self._lock:
             for pending in self._pending.values():
                 pending.cancelled = True
-        self._jobs.put(None)
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()
         self._puller.close()
 
