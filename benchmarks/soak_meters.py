@@ -19,6 +19,8 @@ KV_MAPPING = re.compile(r"([0-9a-f]+:[0-9a-f]+) (\d+)\s+/memfd:melld-kv")
 DEV_SHM = re.compile(r"(/dev/shm/\S+)")
 SURE = 3.0
 """A slope of fewer standard errors is none."""
+SPAN_S = 120.0
+"""Over less no slope is told."""
 RISE_PER_HOUR = 0.02
 """What memory may rise in an hour, as a part of itself: less is not told from allocators that have not settled yet."""
 
@@ -103,8 +105,10 @@ class Trend(msgspec.Struct, frozen=True):
 
 
 def trend(lives: Iterable[Sequence[tuple[float, float]]]) -> Trend | None:
-    """Least squares over points (seconds, quantity) of each life; None where there are too few to tell a spread."""
+    """Least squares over points (seconds, quantity) of each life; None where these are too few or too close."""
     long_enough = [life for life in lives if len(life) > 1]
+    if not any(life[-1][0] - life[0][0] >= SPAN_S for life in long_enough):
+        return None
     centred = []
     for life in long_enough:
         middle_s = statistics.fmean(at_s for at_s, _ in life)
@@ -112,7 +116,7 @@ def trend(lives: Iterable[Sequence[tuple[float, float]]]) -> Trend | None:
         centred += [(at_s - middle_s, value - level) for at_s, value in life]
     freedom = len(centred) - len(long_enough) - 1
     width = sum(at_s**2 for at_s, _ in centred)
-    if freedom < 1 or not width:
+    if freedom < 2:
         return None
     slope = sum(at_s * value for at_s, value in centred) / width
     spread = math.sqrt(sum((value - slope * at_s) ** 2 for at_s, value in centred) / freedom)
