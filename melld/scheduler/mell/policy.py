@@ -195,8 +195,16 @@ class Mell(Policy):
             else:
                 settle.settle(plan, bin_)
         # With moves in flight, full slots or too few workers, two bins can hand an item to and fro: the next operation
-        # goes on from there.  The properties are promised for instant moves and workers enough (see `settle`).
+        # goes on from there.
+        assert not plan.holes or not self._is_promised(), "settling does not end"
         plan.holes.clear()
+
+    def _is_promised(self) -> bool:
+        """Whether the theorem speaks of the present state: instant moves, workers alike, and enough of them."""
+        cluster, largest_bytes = self.cluster, self.cluster.largest_capacity_bytes()
+        alike = all(w.capacity_bytes == largest_bytes and w.count < w.slots for w in cluster.active.values())
+        enough = cluster.sleeping(largest_bytes) is not None and not cluster.draining and not len(cluster.waiting)
+        return self.plan.instant and not self.settings.literal and alike and enough
 
 
 def mell(settings: MellSettings) -> Callable[[Cluster], Mell]:
