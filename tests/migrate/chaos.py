@@ -60,6 +60,10 @@ class History:
             body["seed"] = self._chance.randrange(1000)
         return body
 
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What is asked for that body: it may change nothing in the answer."""
+        return body
+
     def play(self, requests: int, clients: int, seconds: float = math.inf) -> None:
         """Take the answers of a quiet run first, then the history; no request begins after so many seconds of it.
 
@@ -95,7 +99,7 @@ class History:
             if turn is None:
                 return
             which, leaves = turn
-            stream = Stream(self._daemon, self._bodies[which])
+            stream = Stream(self._daemon, self._asked(self._bodies[which]))
             if not leaves and "n" not in self._bodies[which]:
                 self._running.add(stream)
             try:
