@@ -65,6 +65,8 @@ def test_a_block_that_is_not_run_is_understood(block: Block) -> None:
 
 
 def _understand(words: list[str]) -> None:
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):  # for the command that follows
+        words = words[1:]
     program = words[0].rpartition("/")[2]
     if program == "melld":
         _parse(words[1:])
