@@ -139,7 +139,8 @@ def main() -> None:
         make_demo_model(model)
         with vllm_serve(model, 18_311, directory) as theirs:
             for workers in arguments.workers:
-                flags = ("--device", f"cpu:{workers}", "--kv-bytes", str(KV_BYTES), *engine)
+                spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
+                flags = ("--device", f"cpu:{workers}", "--kv-bytes", str(KV_BYTES), *spread, *engine)
                 with DaemonProcess(model, *flags) as process:
                     ours = process.wait_ready().url
                     for concurrency in arguments.concurrency:
