@@ -26,6 +26,9 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # Compiling the sampler took 17 s of the first sampled request.
     "TORCHDYNAMO_DISABLE": "1",
+    # oneDNN keeps a compiled kernel for each batch size that it has seen, 1024 by default: hundreds of megabytes that a
+    # worker grows by in its first hours.  vLLM's layers keep the 32 that each used last besides.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
 # Where vLLM's engine runs the request's every step, one process a device, and tells nobody about it.
 COMMON_ENVIRONMENT = {
