@@ -13,7 +13,7 @@ from tests.engine.test_fleet_order import SLOT
 MELLD = Path(__file__).parents[2] / "melld"
 WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLOCK_REALTIME"}
 TOLD = {
-    "daemon.py": "the first record of the decision log says what o'clock it is",
+    "daemon_parts.py": "the first record of the decision log says what o'clock it is",
     "driver_boundaries.py": "a profile says when it was measured",
     "engine/worker_start.py": "vLLM's request wants the time of its arrival: of the warm-up's",
     "engine/worker_profile.py": "vLLM's request wants the time of its arrival: of the measurement's",
