@@ -1,20 +1,14 @@
 """`melld drain`: take a worker out of service, so that its device is free for something else.
 
-Owns the asking, the words and the exit codes.
+Owns the question and the words.
 """
 
 import argparse
 import math
-import os
-import sys
 
-import msgspec
-
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import ask
+from melld.cli.config_flags import add_daemon_flags
 from melld.control_messages import Drain, Drained, DrainOutcome
-from melld.errors import ConfigError
 
 PATIENCE_S = 7 * 86_400.0
 """How long `--wait` waits: requests may be long, and Ctrl-C is at hand."""
@@ -46,19 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask, wait and tell; the exit code."""
     asked = Drain(worker=arguments.worker, wait=arguments.wait, deadline_s=arguments.deadline)
-    try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        text = client.operate("drain", asked, PATIENCE_S if arguments.wait else None)
-        report = msgspec.json.decode(text, type=Drained)
-    except ConfigError as error:
-        return _fail(error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(error, FAILED)
-    print(msgspec.json.format(text, indent=2).decode() if arguments.json else report.in_words())
-    begun = report.outcome is DrainOutcome.DRAINING and not arguments.wait
-    return DONE if begun or report.outcome is DrainOutcome.DRAINED else FAILED
+    wanted = {DrainOutcome.DRAINED} if arguments.wait else {DrainOutcome.DRAINED, DrainOutcome.DRAINING}
+    question = asked, PATIENCE_S if arguments.wait else None
+    return ask("drain", arguments, question, Drained, Drained.in_words, lambda report: report.outcome in wanted)
 
 
 def _seconds(text: str) -> float:
@@ -66,8 +50,3 @@ def _seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must not be below zero: {text}")
     return value
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"melld drain: {error}", file=sys.stderr)
-    return code

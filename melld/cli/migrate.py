@@ -1,20 +1,14 @@
 """`melld migrate`: move a running request to another worker, and say what came of it.
 
-Owns the asking, the words and the exit codes.
+Owns the question and the words.
 """
 
 import argparse
-import os
-import sys
 from typing import Any
 
-import msgspec
-
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import ask
+from melld.cli.config_flags import add_daemon_flags
 from melld.control_messages import Migrate
-from melld.errors import ConfigError
 from melld.migrate.snapshot import Via
 
 DEADLINE_S = 300.0
@@ -35,18 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask, wait and tell; the exit code."""
     via = Via(arguments.via) if arguments.via else None
     asked = Migrate(request=arguments.request, worker=arguments.worker, via=via)
-    try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        text = client.operate("migrate", asked, DEADLINE_S)
-        report = msgspec.json.decode(text)
-    except ConfigError as error:
-        return _fail(error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(error, FAILED)
-    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(report))
-    return DONE if report["outcome"] == "committed" else FAILED
+    return ask("migrate", arguments, (asked, DEADLINE_S), dict[str, Any], in_words, was_moved)
+
+
+def was_moved(report: dict[str, Any]) -> bool:
+    """Whether it runs elsewhere now."""
+    return bool(report["outcome"] == "committed")
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -58,8 +46,3 @@ def in_words(report: dict[str, Any]) -> str:
     gap = "no token since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
     copied = f"{report['blocks']} blocks ({report['copied_bytes'] / 2**20:.1f} MiB) in {report['rounds']} rounds"
     return f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}"
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"melld migrate: {error}", file=sys.stderr)
-    return code

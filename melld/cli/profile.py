@@ -1,20 +1,14 @@
 """`melld profile`: measure how much links and workers may do for moves, or show what was measured.
 
-Owns the asking, the words and the exit codes.
+Owns the question and the words.
 """
 
 import argparse
-import os
-import sys
 
-import msgspec
-
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import ask
+from melld.cli.config_flags import add_daemon_flags
 from melld.cli.render import size_text
 from melld.control_messages import Profile, Profiled
-from melld.errors import ConfigError
 
 DEADLINE_S = 120.0
 
@@ -37,18 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, wait and tell; the exit code."""
-    try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        text = client.operate("profile", Profile(measure=not arguments.show), DEADLINE_S)
-        profiled = msgspec.json.decode(text, type=Profiled)
-    except ConfigError as error:
-        return _fail(error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(error, FAILED)
-    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(profiled))
-    return DONE
+    return ask("profile", arguments, (Profile(measure=not arguments.show), DEADLINE_S), Profiled, in_words)
 
 
 def in_words(profiled: Profiled) -> str:
@@ -69,8 +52,3 @@ def in_words(profiled: Profiled) -> str:
     for worker, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
         lines.append(f"  {worker:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))
     return "\n".join([*lines, *(f"! {note}" for note in profiled.notes)])
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"melld profile: {error}", file=sys.stderr)
-    return code

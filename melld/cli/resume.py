@@ -1,19 +1,13 @@
 """`melld resume`: take a drained worker, or one that was given up, into service again.
 
-Owns the asking, the words and the exit codes.
+Owns the question and the words.
 """
 
 import argparse
-import os
-import sys
 
-import msgspec
-
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import ask
+from melld.cli.config_flags import add_daemon_flags
 from melld.control_messages import Resume, Resumed
-from melld.errors import ConfigError
 
 DEADLINE_S = 60.0
 """A process that is just ending is waited for."""
@@ -30,18 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and tell; the exit code."""
-    try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        text = client.operate("resume", Resume(worker=arguments.worker), DEADLINE_S)
-        answer = msgspec.json.decode(text, type=Resumed)
-    except ConfigError as error:
-        return _fail(error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(error, FAILED)
-    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(answer))
-    return DONE
+    return ask("resume", arguments, (Resume(worker=arguments.worker), DEADLINE_S), Resumed, in_words)
 
 
 def in_words(answer: Resumed) -> str:
@@ -49,8 +32,3 @@ def in_words(answer: Resumed) -> str:
     if answer.started:
         return f"{answer.worker}: starting; `melld status` says when it is ready"
     return f"{answer.worker}: {'in service again' if answer.was_drained else 'was in service'}"
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"melld resume: {error}", file=sys.stderr)
-    return code
