@@ -21,6 +21,7 @@ from melld.engine import wire
 from melld.engine.fleet_order import ReportOrder, Turn
 from melld.engine.fleet_presence import Offer, Presence
 from melld.engine.fleet_probation import PROOF_TOKENS, Probation
+from melld.engine.frames import Buffer
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
 from melld.errors import MelldError, RequestTooLarge
@@ -57,7 +58,7 @@ class RequestNotTaken(MelldError):
 class Codec(Protocol):
     """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
 
-    def encode_request(self, core_request: Any) -> Sequence[wire.Buffer]:
+    def encode_request(self, core_request: Any) -> Sequence[Buffer]:
         """An `EngineCoreRequest` as buffers."""
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
@@ -87,7 +88,7 @@ class Live(msgspec.Struct):
     """A request that has been admitted and has not ended."""
 
     request: RequestId
-    buffers: Sequence[wire.Buffer]
+    buffers: Sequence[Buffer]
     prompt_tokens: int
     priority: int
     arrived_s: float
@@ -233,7 +234,7 @@ class Fleet:
 
     # -- from beside: the commands of the driver and of migrations --------------------------------------------------
 
-    def send(self, worker: WorkerId, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:
+    def send(self, worker: WorkerId, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Write to a worker's wire; dropped when it is not ready."""
         process = self.supervisor.process(worker)
         if process is not None:

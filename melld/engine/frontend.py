@@ -27,10 +27,10 @@ from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from melld.config import Config
-from melld.engine import wire
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
+from melld.engine.frames import Buffer
 from melld.errors import ConfigError, MelldError
 
 # vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
@@ -44,7 +44,7 @@ class EngineCodec:
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
 
-    def encode_request(self, core_request: EngineCoreRequest) -> Sequence[wire.Buffer]:
+    def encode_request(self, core_request: EngineCoreRequest) -> Sequence[Buffer]:
         """The request as buffers; small ones in one."""
         return self._encoder.encode(core_request)
 

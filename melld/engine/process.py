@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from melld.engine import wire
+from melld.engine.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.process_template import Lines, Template
 from melld.errors import IllegalTransition
 
@@ -91,10 +92,10 @@ class WorkerProcess:
         await loop.connect_read_pipe(lambda: Lines(self._printed), os.fdopen(read_end, "rb", 0))
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
-    def send(self, message: msgspec.Struct, payload: Sequence[wire.Buffer] = ()) -> None:
+    def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Write a frame; dropped when the process is gone (its end is told by `on_end`)."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(wire.encode_frame(message, payload))
+            self._transport.writelines(encode_frame(message, payload))
 
     async def stop(self, deadline_s: float) -> None:
         """Ask it to end, then kill it; returns when it is gone.  One that still loads has nothing to put in order."""
@@ -170,7 +171,7 @@ class WorkerProcess:
 
 class _Wire(asyncio.Protocol):
     def __init__(self, received: Callable[[Any, list[bytes]], None]) -> None:
-        self._decoder = wire.FrameDecoder(wire.ToDaemon)
+        self._decoder = FrameDecoder(wire.ToDaemon)
         self._received = received
 
     def data_received(self, data: bytes) -> None:

@@ -1,26 +1,18 @@
-"""Daemon <-> worker frames: what is said, and how it lies on the socket.
+"""Daemon <-> worker: what is said.
 
-Owns the messages and their framing, without I/O.  A frame is a head (one of the Structs below, as MessagePack) and any
-number of payload buffers, which only vLLM's own encoder and decoder read (`EngineCoreRequest`, `EngineCoreOutputs`).
-
-    uint32 n | n times uint32 length | head | n-1 buffers          little-endian
+Owns the messages, without I/O; `frames` has how they lie on the socket.  Some come with payload buffers, which only
+vLLM's own encoder and decoder read (`EngineCoreRequest`, `EngineCoreOutputs`).
 
 The wire is one end each of a socket pair that the daemon made for this very process: nobody else can write to it, and
 its end of file is the other side's death.
 """
 
-import struct
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from melld.migrate.migration_messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
-
-Buffer = bytes | bytearray | memoryview
-_COUNT = struct.Struct("<I")
-MAX_FRAME_BYTES = 1 << 30
 
 
 class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,59 +248,3 @@ ToDaemon = (
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
 UTILITIES = frozenset({"get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"})
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_frame(message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The buffers to write, in order, for `message` and its payload."""
-    head = _encoder.encode(message)
-    lengths = [len(head), *(memoryview(buffer).nbytes for buffer in payload)]
-    return [struct.pack(f"<I{len(lengths)}I", len(lengths), *lengths), head, *payload]
-
-
-class FrameDecoder:
-    """Bytes in, frames out: (head, payload buffers).  Knows nothing of sockets.
-
-    Raises:
-        msgspec.ValidationError: a head that is none of the expected messages.
-        ValueError: a frame larger than any that is ever sent: the stream is out of step.
-    """
-
-    def __init__(self, messages: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(messages)
-        self._buffer = bytearray()
-
-    def feed(self, data: Buffer) -> Iterator[tuple[Any, list[bytes]]]:
-        """Every frame that is complete once `data` has come."""
-        buffer = self._buffer
-        buffer += data
-        position = 0
-        while (parts := _part_lengths(buffer, position)) is not None:
-            start = position + 4 * (1 + len(parts))
-            end = start + sum(parts)
-            if len(buffer) < end:
-                break
-            payload = []
-            for length in parts:
-                payload.append(bytes(memoryview(buffer)[start : start + length]))
-                start += length
-            position = end
-            yield self._decoder.decode(payload[0]), payload[1:]
-        if position:
-            del buffer[:position]
-
-
-def _part_lengths(buffer: bytearray, position: int) -> tuple[int, ...] | None:
-    """The lengths of the parts of the frame at `position`, or None while they have not come in full."""
-    if len(buffer) - position < 4:
-        return None
-    (count,) = _COUNT.unpack_from(buffer, position)
-    if not 1 <= count <= 4096:
-        raise ValueError(f"a frame of {count} parts: the stream is out of step")
-    if len(buffer) - position < 4 * (1 + count):
-        return None
-    lengths = struct.unpack_from(f"<{count}I", buffer, position + 4)
-    if sum(lengths) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {sum(lengths)} bytes: the stream is out of step")
-    return lengths

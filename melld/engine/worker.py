@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine import wire
+from melld.engine.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.worker_faults import VARIABLE, FaultPoints
 from melld.engine.worker_start import block_bytes_of, build_engine, die_with_parent, ready_of, warm_up
 from melld.errors import MelldError
@@ -53,7 +54,7 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
         worker.serve()
     except Exception as error:  # noqa: BLE001  the task boundary of the process: told to the daemon, then the end
         failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-        _write(connection, wire.encode_frame(failed))
+        _write(connection, encode_frame(failed))
         os._exit(1)
     os._exit(0)  # not through vLLM's and torch's destructors, which can hang
 
@@ -246,7 +247,7 @@ class Worker:
         from melld.engine.worker_migration_book import Attaching
 
         requests = MsgpackDecoder(EngineCoreRequest)
-        frames = wire.FrameDecoder(wire.ToWorker)
+        frames = FrameDecoder(wire.ToWorker)
         while data := self._connection.recv(1 << 18):
             for message, payload in frames.feed(data):
                 match message:
@@ -303,7 +304,7 @@ class Worker:
         while (item := self._outbox.get()) is not None:
             message, payload = item
             buffers = payload if isinstance(payload, tuple) else encoder.encode(payload)
-            _write(self._connection, wire.encode_frame(message, buffers))
+            _write(self._connection, encode_frame(message, buffers))
 
     def _pong(self) -> wire.Pong:
         began_s = self._step_began_s
@@ -333,7 +334,7 @@ class _Resumed(msgspec.Struct, frozen=True):
     lease: int
 
 
-def _write(connection: socket.socket, buffers: list[wire.Buffer]) -> None:
+def _write(connection: socket.socket, buffers: list[Buffer]) -> None:
     if sum(memoryview(buffer).nbytes for buffer in buffers) < 1 << 16:
         connection.sendall(b"".join(buffers))
         return

@@ -18,6 +18,7 @@ import msgspec
 from melld import events
 from melld.engine import wire
 from melld.engine.fleet import Fleet
+from melld.engine.frames import Buffer
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate import migration_messages as say
@@ -208,7 +209,7 @@ class Executor:
             move.timer.cancel()
         loop = asyncio.get_running_loop()
         move.timer = loop.call_later(tell.deadline_s, self._late, move, move.migration.number)
-        payload: list[wire.Buffer] = []
+        payload: list[Buffer] = []
         match tell.command:
             case say.ReserveBlocks() | say.WarmRequest():
                 live = self._fleet.live[move.migration.wish.request]

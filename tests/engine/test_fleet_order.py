@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from melld.engine import wire
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_order import ReportOrder, Turn
+from melld.engine.frames import Buffer
 from melld.engine.supervisor import Slot
 from melld.ids import RequestId, WorkerId
 from melld.migrate.executor import Executor
@@ -63,7 +64,7 @@ class Outputs(msgspec.Struct):
 class PlainCodec:
     """An encoding of its own: the fleet reads none."""
 
-    def encode_request(self, core_request: Asked) -> Sequence[wire.Buffer]:
+    def encode_request(self, core_request: Asked) -> Sequence[Buffer]:
         return [msgspec.msgpack.encode(core_request)]
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Outputs:

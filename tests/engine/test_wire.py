@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.engine import wire
+from melld.engine.frames import FrameDecoder, encode_frame
 
 PAYLOADS = st.lists(st.binary(max_size=200), max_size=4)
 MESSAGES = st.one_of(
@@ -22,8 +23,8 @@ def test_frames_come_out_as_they_went_in_however_the_socket_cuts_them(
     frames: list[tuple[wire.Message, list[bytes]]], data: st.DataObject
 ) -> None:
     """A stream socket keeps order, not borders: a request must not depend on where a read happens to end."""
-    stream = b"".join(bytes(part) for message, payload in frames for part in wire.encode_frame(message, payload))
-    decoder = wire.FrameDecoder(wire.ToWorker)
+    stream = b"".join(bytes(part) for message, payload in frames for part in encode_frame(message, payload))
+    decoder = FrameDecoder(wire.ToWorker)
     seen = []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
@@ -35,13 +36,13 @@ def test_frames_come_out_as_they_went_in_however_the_socket_cuts_them(
 def test_a_stream_that_is_out_of_step_is_refused() -> None:
     """Garbage is an error at once, never gigabytes of waiting."""
     with pytest.raises(ValueError, match="out of step"):
-        list(wire.FrameDecoder(wire.ToWorker).feed(struct.pack("<I", 0)))
+        list(FrameDecoder(wire.ToWorker).feed(struct.pack("<I", 0)))
     with pytest.raises(ValueError, match="out of step"):
-        list(wire.FrameDecoder(wire.ToWorker).feed(struct.pack("<II", 1, 2**31)))
+        list(FrameDecoder(wire.ToWorker).feed(struct.pack("<II", 1, 2**31)))
 
 
 def test_a_message_of_the_other_direction_is_refused() -> None:
     """A worker takes no orders that are answers."""
-    frame = b"".join(bytes(part) for part in wire.encode_frame(wire.Pong(steps=1, busy_s=0.0, requests=0)))
+    frame = b"".join(bytes(part) for part in encode_frame(wire.Pong(steps=1, busy_s=0.0, requests=0)))
     with pytest.raises(msgspec.ValidationError):
-        list(wire.FrameDecoder(wire.ToWorker).feed(frame))
+        list(FrameDecoder(wire.ToWorker).feed(frame))

@@ -1,0 +1,73 @@
+"""How a message lies on the socket: frames, between the daemon and a worker.
+
+Owns the framing, without I/O and without the messages (`wire`).  A frame is a head (a message, as MessagePack) and any
+number of payload buffers.
+
+    uint32 n | n times uint32 length | head | n-1 buffers          little-endian
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+Buffer = bytes | bytearray | memoryview
+_COUNT = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 30
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The buffers to write, in order, for `message` and its payload."""
+    head = _encoder.encode(message)
+    lengths = [len(head), *(memoryview(buffer).nbytes for buffer in payload)]
+    return [struct.pack(f"<I{len(lengths)}I", len(lengths), *lengths), head, *payload]
+
+
+class FrameDecoder:
+    """Bytes in, frames out: (head, payload buffers).  Knows nothing of sockets.
+
+    Raises:
+        msgspec.ValidationError: a head that is none of the expected messages.
+        ValueError: a frame larger than any that is ever sent: the stream is out of step.
+    """
+
+    def __init__(self, messages: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(messages)
+        self._buffer = bytearray()
+
+    def feed(self, data: Buffer) -> Iterator[tuple[Any, list[bytes]]]:
+        """Every frame that is complete once `data` has come."""
+        buffer = self._buffer
+        buffer += data
+        position = 0
+        while (parts := _part_lengths(buffer, position)) is not None:
+            start = position + 4 * (1 + len(parts))
+            end = start + sum(parts)
+            if len(buffer) < end:
+                break
+            payload = []
+            for length in parts:
+                payload.append(bytes(memoryview(buffer)[start : start + length]))
+                start += length
+            position = end
+            yield self._decoder.decode(payload[0]), payload[1:]
+        if position:
+            del buffer[:position]
+
+
+def _part_lengths(buffer: bytearray, position: int) -> tuple[int, ...] | None:
+    """The lengths of the parts of the frame at `position`, or None while they have not come in full."""
+    if len(buffer) - position < 4:
+        return None
+    (count,) = _COUNT.unpack_from(buffer, position)
+    if not 1 <= count <= 4096:
+        raise ValueError(f"a frame of {count} parts: the stream is out of step")
+    if len(buffer) - position < 4 * (1 + count):
+        return None
+    lengths = struct.unpack_from(f"<{count}I", buffer, position + 4)
+    if sum(lengths) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {sum(lengths)} bytes: the stream is out of step")
+    return lengths
