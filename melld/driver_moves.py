@@ -16,7 +16,7 @@ from melld import events
 from melld.engine.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
-from melld.kvstore.ledger import Holding
+from melld.kvstore.ledger_page import Holding
 from melld.migrate.executor import Executor, Move
 from melld.migrate.migration_table import MoveState
 from melld.migrate.planner import Deferred, Planner, Start, Wanted

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 TABLE = """
 P  errors  ids  config  events
-P  kvstore.geometry  kvstore.ledger  kvstore.device_reading  kvstore.capacity
+P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
 P  decision_log  decision_recorder
 P  scheduler.*
 P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.migration*

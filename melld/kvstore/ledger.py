@@ -3,9 +3,7 @@
 Owns the sums that the workers' block tables give, as they were last told.  Never counts text, never decides what fits,
 and does not know who owns a request: during a migration a request holds blocks on two workers, and both count.
 
-    one worker:   free + used = total
-                  used <= held by its requests + reserved      (a shared block is used once, and held by each)
-                  held by any one request <= used
+    one worker:   the laws of its page (`ledger_page`)
     one request:  kv_bytes = sum over the workers that hold blocks of it
 
 Blocks that only vLLM's prefix cache holds are free: they are taken back as soon as someone needs them.
@@ -22,6 +20,7 @@ import msgspec
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
+from melld.kvstore.ledger_page import Holding, Page, WorkerBlocks
 
 REORDER_STEPS = 256
 """How many steps late a message may be and still be understood."""
@@ -40,73 +39,11 @@ class LedgerBroken(MelldError):
         self.faults = faults
 
 
-class Holding(msgspec.Struct, frozen=True, gc=False):
-    """What one request holds on one worker."""
-
-    request: RequestId
-    worker: WorkerId
-    blocks: int
-    kv_bytes: int
-    computed_tokens: int
-    prompt_tokens: int
-    output_tokens: int
-    phase: str
-    blocks_step: int
-    """The step that blocks and phase are from."""
-    tokens_step: int
-    """The step that the tokens are from; later than `blocks_step` while decoding within a block."""
-
-
-class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
-    """One worker's sums.  `used_blocks` counts a shared block once; `free_blocks` includes what is only cached."""
-
-    worker: WorkerId
-    geometry: KvGeometry
-    total_blocks: int
-    used_blocks: int
-    reserved_blocks: int
-    requests: int
-    step: int
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that a request can have now."""
-        return self.total_blocks - self.used_blocks
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes of all the blocks."""
-        return self.geometry.bytes_for_blocks(self.total_blocks)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the blocks in use."""
-        return self.geometry.bytes_for_blocks(self.used_blocks)
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of the blocks that a request can have now."""
-        return self.geometry.bytes_for_blocks(self.free_blocks)
-
-
-class _Page:
-    """One worker's page of the ledger."""
-
-    def __init__(self, geometry: KvGeometry, total_blocks: int) -> None:
-        self.geometry = geometry
-        self.total_blocks = total_blocks
-        self.used_blocks = 0
-        self.step = -1
-        self.holdings: dict[RequestId, Holding] = {}
-        self.reserved: dict[RequestId, int] = {}
-        self.gone: dict[RequestId, int] = {}  # request -> the step at which it had gone, for late messages
-
-
 class Ledger:
     """The fleet's KV blocks.  Every change comes through the methods of the first half; the second half only reads."""
 
     def __init__(self) -> None:
-        self._pages: dict[WorkerId, _Page] = {}
+        self._pages: dict[WorkerId, Page] = {}
         self._homes: dict[RequestId, set[WorkerId]] = {}
         self._grown: dict[tuple[RequestId, WorkerId], int] = {}
         self._emptied: list[tuple[RequestId, WorkerId]] = []
@@ -114,7 +51,7 @@ class Ledger:
     def open_worker(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
         """A worker has started, empty; a page left by an earlier process of that name is thrown away."""
         self.close_worker(worker)
-        self._pages[worker] = _Page(geometry, total_blocks)
+        self._pages[worker] = Page(worker, geometry, total_blocks)
 
     def close_worker(self, worker: WorkerId) -> tuple[RequestId, ...]:
         """A worker has ended, with its blocks.  Answers which requests held some there."""
@@ -143,9 +80,9 @@ class Ledger:
         if page is None or step <= page.step - REORDER_STEPS:
             return
         for request, facts in changed.items():
-            self._set_holding(worker, page, step, request, facts)
+            self._set_holding(page, step, request, facts)
         for request in gone:
-            self._drop_holding(worker, page, step, request)
+            self._drop_holding(page, step, request)
         if step > page.step:
             page.step = step
             page.used_blocks, page.total_blocks = blocks
@@ -190,8 +127,8 @@ class Ledger:
         emptied, self._emptied = self._emptied, []
         return emptied
 
-    def _set_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId, facts: BlockFacts) -> None:
-        held = page.holdings.get(request)
+    def _set_holding(self, page: Page, step: int, request: RequestId, facts: BlockFacts) -> None:
+        worker, held = page.worker, page.holdings.get(request)
         known_step = held.blocks_step if held is not None else page.gone.get(request, -1)
         if step <= known_step:
             return
@@ -210,13 +147,13 @@ class Ledger:
         if held is not None and held.blocks and not blocks:
             self._emptied.append((request, worker))
 
-    def _drop_holding(self, worker: WorkerId, page: _Page, step: int, request: RequestId) -> None:
+    def _drop_holding(self, page: Page, step: int, request: RequestId) -> None:
         held = page.holdings.get(request)
         if held is not None:
             if held.blocks_step > step:  # it has come back since
                 return
             del page.holdings[request]
-            self._leave(request, worker)
+            self._leave(request, page.worker)
         page.gone[request] = max(step, page.gone.get(request, -1))
 
     def _leave(self, request: RequestId, worker: WorkerId) -> None:
@@ -230,12 +167,12 @@ class Ledger:
 
     def workers(self) -> list[WorkerBlocks]:
         """The sums of every open worker, in the order in which they were opened."""
-        return [self._sums(worker, page) for worker, page in self._pages.items()]
+        return [page.sums() for page in self._pages.values()]
 
     def worker(self, worker: WorkerId) -> WorkerBlocks | None:
         """One worker's sums, or None when it is not open."""
         page = self._pages.get(worker)
-        return self._sums(worker, page) if page is not None else None
+        return page.sums() if page is not None else None
 
     def holding(self, request: RequestId, worker: WorkerId) -> Holding | None:
         """What the request holds on the worker, or None."""
@@ -257,15 +194,15 @@ class Ledger:
 
     def is_quiet(self) -> bool:
         """Whether nothing is held, used or reserved anywhere: what must be true once all requests have ended."""
-        return not any(page.holdings or page.used_blocks or page.reserved for page in self._pages.values())
+        return all(page.is_empty for page in self._pages.values())
 
     def check(self) -> None:
-        """Hold every sum against the laws at the top of this file.
+        """Hold every sum against the laws at the top of this file and of `ledger_page`.
 
         Raises:
             LedgerBroken: with every law that does not hold.  Nothing is changed.
         """
-        faults = [fault for worker, page in self._pages.items() for fault in _broken_laws(worker, page)]
+        faults = [fault for page in self._pages.values() for fault in page.broken_laws()]
         homes: dict[RequestId, set[WorkerId]] = {}
         for worker, page in self._pages.items():
             for request in page.holdings:
@@ -274,33 +211,3 @@ class Ledger:
             faults.append("the index of requests differs from the workers' pages")
         if faults:
             raise LedgerBroken(tuple(faults))
-
-    def _sums(self, worker: WorkerId, page: _Page) -> WorkerBlocks:
-        return WorkerBlocks(
-            worker=worker,
-            geometry=page.geometry,
-            total_blocks=page.total_blocks,
-            used_blocks=page.used_blocks,
-            reserved_blocks=sum(page.reserved.values()),
-            requests=len(page.holdings),
-            step=page.step,
-        )
-
-
-def _broken_laws(worker: WorkerId, page: _Page) -> list[str]:
-    held_blocks = sum(held.blocks for held in page.holdings.values())
-    largest = max((held.blocks for held in page.holdings.values()), default=0)
-    used, total, reserved = page.used_blocks, page.total_blocks, sum(page.reserved.values())
-    faults = []
-    if not 0 <= used <= total:
-        faults.append(f"{worker}: {used} blocks used of {total}")
-    if used > held_blocks + reserved:
-        faults.append(f"{worker}: {used} blocks used, but {held_blocks} held and {reserved} reserved")
-    if largest > used:
-        faults.append(f"{worker}: one request holds {largest} blocks where {used} are used")
-    faults += [
-        f"{worker}: {held.request} has {held.blocks} blocks, but {held.kv_bytes} bytes"
-        for held in page.holdings.values()
-        if held.kv_bytes != page.geometry.bytes_for_blocks(held.blocks)
-    ]
-    return faults

@@ -1,0 +1,113 @@
+"""One worker's page of the ledger: what is held there, as it was last told, and the laws that its sums obey.
+
+Owns the shapes.  Knows nothing of other workers, and of requests only what they hold here: `ledger` turns the pages.
+
+    free + used = total
+    used <= held by its requests + reserved      (a shared block is used once, and held by each)
+    held by any one request <= used
+"""
+
+import msgspec
+
+from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
+
+
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """What one request holds on one worker."""
+
+    request: RequestId
+    worker: WorkerId
+    blocks: int
+    kv_bytes: int
+    computed_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    phase: str
+    blocks_step: int
+    """The step that blocks and phase are from."""
+    tokens_step: int
+    """The step that the tokens are from; later than `blocks_step` while decoding within a block."""
+
+
+class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
+    """One worker's sums.  `used_blocks` counts a shared block once; `free_blocks` includes what is only cached."""
+
+    worker: WorkerId
+    geometry: KvGeometry
+    total_blocks: int
+    used_blocks: int
+    reserved_blocks: int
+    requests: int
+    step: int
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that a request can have now."""
+        return self.total_blocks - self.used_blocks
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all the blocks."""
+        return self.geometry.bytes_for_blocks(self.total_blocks)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return self.geometry.bytes_for_blocks(self.used_blocks)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the blocks that a request can have now."""
+        return self.geometry.bytes_for_blocks(self.free_blocks)
+
+
+class Page:
+    """The page itself."""
+
+    def __init__(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
+        self.worker = worker
+        self.geometry = geometry
+        self.total_blocks = total_blocks
+        self.used_blocks = 0
+        self.step = -1
+        self.holdings: dict[RequestId, Holding] = {}
+        self.reserved: dict[RequestId, int] = {}
+        self.gone: dict[RequestId, int] = {}
+        """request -> the step at which it had gone, for late messages."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held, used or reserved."""
+        return not (self.holdings or self.used_blocks or self.reserved)
+
+    def sums(self) -> WorkerBlocks:
+        """What it comes to."""
+        return WorkerBlocks(
+            worker=self.worker,
+            geometry=self.geometry,
+            total_blocks=self.total_blocks,
+            used_blocks=self.used_blocks,
+            reserved_blocks=sum(self.reserved.values()),
+            requests=len(self.holdings),
+            step=self.step,
+        )
+
+    def broken_laws(self) -> list[str]:
+        """Every law at the top of this file that does not hold."""
+        held_blocks = sum(held.blocks for held in self.holdings.values())
+        largest = max((held.blocks for held in self.holdings.values()), default=0)
+        worker, used, total, reserved = self.worker, self.used_blocks, self.total_blocks, sum(self.reserved.values())
+        faults = []
+        if not 0 <= used <= total:
+            faults.append(f"{worker}: {used} blocks used of {total}")
+        if used > held_blocks + reserved:
+            faults.append(f"{worker}: {used} blocks used, but {held_blocks} held and {reserved} reserved")
+        if largest > used:
+            faults.append(f"{worker}: one request holds {largest} blocks where {used} are used")
+        faults += [
+            f"{worker}: {held.request} has {held.blocks} blocks, but {held.kv_bytes} bytes"
+            for held in self.holdings.values()
+            if held.kv_bytes != self.geometry.bytes_for_blocks(held.blocks)
+        ]
+        return faults
