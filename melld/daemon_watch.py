@@ -17,7 +17,8 @@ from melld import __version__
 from melld.daemon_why import Why
 from melld.driver import Driver
 from melld.driver_drain import Drain, DrainState
-from melld.engine.fleet import Fleet, Live
+from melld.engine.fleet import Fleet
+from melld.engine.fleet_request import Live
 from melld.engine.pin import VLLM_VERSION
 from melld.engine.supervisor import Place
 from melld.ids import WorkerId
@@ -212,7 +213,7 @@ class Watch:
         yield _gauge("melld_ready", "1 while the daemon takes requests.", float(status.state is DaemonState.READY))
         yield from self._savings(status)
         dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
-        dropped.add_metric([], self._fleet.dropped_outputs)
+        dropped.add_metric([], self._fleet.reports.dropped_outputs)
         yield dropped
         for field, (name, text, kind) in WORKER_METRICS.items():
             family = kind(name, text, labels=["worker", "device"])

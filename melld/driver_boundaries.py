@@ -218,7 +218,7 @@ class BoundaryKeeper:
         if self._fleet.live:
             raise NotMeasured("requests are running")
         try:
-            return await self._fleet.ask(worker, make, 3 * seconds + ANSWER_S)
+            return await self._fleet.calls.ask(worker, make, 3 * seconds + ANSWER_S)
         except (RuntimeError, TimeoutError) as error:
             if self._fleet.live or str(error) == wire.WANTED:
                 raise NotMeasured("a request came") from error

@@ -11,6 +11,7 @@ import pytest
 from melld.daemon_boundaries import fingerprint_of, state_directory
 from melld.driver_boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine import wire
+from melld.engine.fleet_calls import Calls
 from tests.offline_daemon import W0, W1, OfflineDaemon
 
 HERE = {"hardware": "a machine", "model": "m", "melld": "1", "vllm": "2", "settings": "s"}
@@ -46,7 +47,7 @@ async def measured(daemon: OfflineDaemon, one: BoundaryKeeper, reply: Reply = fi
         if isinstance(message, wire.MeasurePrefill | wire.MeasureLink):
             loop.call_soon(daemon.fleet.worker_said, daemon.fleet.slots[worker], reply(message), [])
 
-    daemon.fleet.send = send  # type: ignore[method-assign]
+    daemon.fleet.calls = Calls(send)
     try:
         return await one.measure()
     except NotMeasured as error:

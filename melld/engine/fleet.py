@@ -1,127 +1,38 @@
-"""All workers as one engine: whose request is whose, and the log of every token that a client may have seen.
+"""All workers as one engine: requests come in, workers compute them, tokens go out, whoever dies meanwhile.
 
-Owns the requests' placement (their leases), the token log and the KV ledger.  Decides nothing: facts go out as events,
-decisions come back as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
+Owns the requests that live, and joins the parts that have the rest.  Decides nothing: facts go out as events, decisions
+come back as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
 
-    admit ──► RequestArrived ──► driver ──► place ──► AddRequest frame ──► worker
-                                                                             │ StepDone frame
-    outputs ◄── the owner's, with the lease of now; others are dropped ◄─────┘
+    admit ──► RequestArrived ──► driver ──► place ──► Dispatch ──AddRequest──► worker
+                                                                                 │
+    outputs ◄── the owner's, with the lease of now ◄── Reports ◄────StepDone─────┘
 """
 
 import asyncio
-import collections
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from melld import events
 from melld.engine import wire
-from melld.engine.fleet_order import ReportOrder, Turn
+from melld.engine.fleet_calls import Calls
+from melld.engine.fleet_dispatch import Dispatch
+from melld.engine.fleet_neighbours import Codec, MoveKeeper
+from melld.engine.fleet_order import Turn
 from melld.engine.fleet_presence import Offer, Presence
-from melld.engine.fleet_probation import PROOF_TOKENS, Probation
+from melld.engine.fleet_reports import Reports
+from melld.engine.fleet_request import MAX_DEATHS, Live, RequestKilledWorkers, RequestNotTaken
 from melld.engine.frames import Buffer
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
 from melld.errors import MelldError, RequestTooLarge
 from melld.ids import RequestId, WorkerId
-from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
 from melld.migrate.migration_messages import MoveMessage
-from melld.migrate.snapshot import RequestSnapshot
-from melld.scheduler.pace import Pace
 
 log = logging.getLogger("melld.fleet")
-MAX_DEATHS = 2
-
-
-class RequestKilledWorkers(MelldError):
-    """It was on trial when a second worker died: it is not tried on a third."""
-
-    code = "request_kills_workers"
-    should_retry = False
-
-    def __init__(self, request: str) -> None:
-        super().__init__(f"request {request} was being computed when {MAX_DEATHS} workers died: it is not tried again")
-
-
-class RequestNotTaken(MelldError):
-    """A worker could not take it over."""
-
-    code = "request_not_taken"
-
-    def __init__(self, request: str, reason: str) -> None:
-        super().__init__(f"request {request} could not be computed: {reason}")
-
-
-class Codec(Protocol):
-    """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
-
-    def encode_request(self, core_request: Any) -> Sequence[Buffer]:
-        """An `EngineCoreRequest` as buffers."""
-
-    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
-        """An `EngineCoreOutputs` of that worker."""
-
-
-class MoveKeeper(Protocol):
-    """Who runs the migrations, and is told what concerns them."""
-
-    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """A worker can be moved to and from."""
-
-    def worker_lost(self, worker: WorkerId) -> None:
-        """It is gone.  Said before its requests are given to others."""
-
-    def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
-        """A worker's answer to a command of a migration, or of a link."""
-
-    def request_ended(self, request: RequestId) -> None:
-        """It has ended, or its client has left.  The worker that owns it frees it of its own accord."""
-
-    def went_on(self, request: RequestId, gap_s: float) -> None:
-        """The first output since it was handed over, so long after the last one before."""
-
-
-class Live(msgspec.Struct):
-    """A request that has been admitted and has not ended."""
-
-    request: RequestId
-    buffers: Sequence[Buffer]
-    prompt_tokens: int
-    priority: int
-    arrived_s: float
-    lease: int = 0
-    """Outputs with another one are not its."""
-    leases: int = 0
-    """Leases that have been given out: also those that never became valid are never given again."""
-    moves: int = 0
-    last_output_s: float = 0.0
-    was_handed_over: bool = False
-    """Since its last output."""
-    worker: WorkerId | None = None
-    output_token_ids: list[int] = []
-    deaths: int = 0
-    """Workers that have died with it, one after the other, since it last made `PROOF_TOKENS` tokens."""
-    taken: bool = False
-    """Its worker has it: only then its death may be the request's doing."""
-    proven_tokens: int = 0
-    """With so many output tokens it is acquitted of those deaths."""
-    admitted: bool = False
-    refusal: MelldError | None = None
-    """Why it is not admitted."""
-
-
-class WorkerFacts(msgspec.Struct):
-    """What is known of a ready worker's work."""
-
-    index: int
-    geometry: KvGeometry
-    max_requests: int
-    tokens: int = 0
-    reports: ReportOrder = msgspec.field(default_factory=ReportOrder)
-    step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
 
 class Fleet:
@@ -131,23 +42,18 @@ class Fleet:
         self.supervisor = Supervisor(slots, self)
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
-        self.workers: dict[WorkerId, WorkerFacts] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.on_event: Callable[[events.AnyEvent], None] = lambda _event: None
         self.codec: Codec
         self.moves: MoveKeeper
         self.on_failed: Callable[[RequestId, MelldError], None] = lambda _request, _error: None
-        self.dropped_outputs = 0
-        self._probation = Probation()
+        self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots)
+        self.calls = Calls(self.send)
+        self._dispatch = Dispatch(self.live, self.send)
         self._presence = Presence()
-        self._geometry: KvGeometry | None = None
-        self.itl_target_s: float | None = None
-        self._paces: dict[WorkerId, Pace] = {}
-        self._indices = {slot.worker: index for index, slot in enumerate(slots)}
+        self.workers = self.reports.workers
         self._clock = clock
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call = 0
 
     # -- from above: the front end ----------------------------------------------------------------------------------
 
@@ -167,11 +73,11 @@ class Fleet:
             arrived_s=self._clock(),
         )
         self.live[request] = live
-        self._tell(
+        self.on_event(
             events.RequestArrived(
                 self._clock(),
                 request=request,
-                kv_bytes=self._kv_bytes(prompt_tokens + 1),
+                kv_bytes=self.reports.kv_bytes(prompt_tokens + 1),
                 prompt_tokens=prompt_tokens,
                 priority=core_request.priority,
                 client=client,
@@ -187,50 +93,24 @@ class Fleet:
         by_worker: dict[WorkerId, list[str]] = {}
         ended = []
         for name in requests:
-            live = self.live.pop(RequestId(name), None)
+            live = self._remove(RequestId(name))
             if live is None:
                 continue
             ended.append(live.request)
-            self._acquit(live.request)
             if live.worker is not None:
                 by_worker.setdefault(live.worker, []).append(name)
         for worker, names in by_worker.items():
             self.send(worker, wire.AbortRequests(requests=names))
         for request in ended:
-            self.moves.request_ended(request)
-            self._tell(events.RequestFinished(self._clock(), request=request))
+            self._tell_ended(request)
 
     async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
         """One of `wire.UTILITIES` on every ready worker.
 
         Raises:
-            RuntimeError: a worker's call failed, or it died before it answered.
+            RuntimeError: a worker's call failed.
         """
-        if method not in wire.UTILITIES:
-            raise ValueError(f"{method} is not among the calls that a worker takes")
-        futures = []
-        for worker in filter(self.is_ready, self.workers):
-            self._next_call += 1
-            future = self._calls[self._next_call] = asyncio.get_running_loop().create_future()
-            self.send(worker, wire.CallUtility(call=self._next_call, method=method, arguments=list(arguments)))
-            futures.append(future)
-        return list(await asyncio.gather(*futures))
-
-    async def ask(self, worker: WorkerId, make: Callable[[int], msgspec.Struct], deadline_s: float) -> Any:
-        """The result of one call of one worker; `make` makes the message from the call's number.
-
-        Raises:
-            RuntimeError: it failed, with the worker's words.
-            TimeoutError: the worker did not answer, or is no more.
-        """
-        self._next_call += 1
-        call, future = self._next_call, asyncio.get_running_loop().create_future()
-        self._calls[call] = future
-        self.send(worker, make(call))
-        try:
-            return await asyncio.wait_for(future, deadline_s)
-        finally:
-            self._calls.pop(call, None)
+        return await self.calls.ask_all(filter(self.is_ready, self.workers), method, arguments)
 
     # -- from beside: the commands of the driver and of migrations --------------------------------------------------
 
@@ -242,9 +122,7 @@ class Fleet:
 
     def new_lease(self, request: RequestId) -> int:
         """A lease that nobody has had.  It is valid once the request is placed, or handed over, with it."""
-        live = self.live[request]
-        live.leases += 1
-        return live.leases
+        return self.live[request].new_lease()
 
     def reserve(self, request: RequestId, worker: WorkerId, tokens: int) -> None:
         """Room for so many tokens of it is kept there, until `ledger.release`."""
@@ -253,18 +131,15 @@ class Fleet:
 
     def hand_over(self, request: RequestId, worker: WorkerId, lease: int) -> None:
         """The request is that worker's from now on, under this lease: the commit of a migration."""
-        live = self.live[request]
-        live.worker, live.lease = worker, lease
-        live.moves += 1
-        live.taken = live.was_handed_over = True
-        self._acquit(request)
+        self.live[request].hand_over(worker, lease)
+        self._dispatch.acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId) -> None:
         """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
         live = self.live[request]
         live.worker = worker
         if self.is_ready(worker):
-            self._give(live, worker)
+            self._dispatch.give(live, worker)
             return
         live.taken = False
         self._presence.hold(request, worker)
@@ -286,30 +161,9 @@ class Fleet:
         """Start it again; nothing where it has a process."""
         self.supervisor.start_worker(worker)
 
-    def _keep_pace(self, worker: WorkerId, step_s: float, running: int) -> None:
-        """With a target for the steps' time: have the scheduler give a slow worker fewer requests at once."""
-        if self.itl_target_s is None or not step_s:
-            return
-        pace = self._paces.get(worker)
-        if pace is None:
-            pace = self._paces[worker] = Pace(self.itl_target_s, self.workers[worker].max_requests)
-        slots = pace.stepped(step_s, running)
+    def _limit_slots(self, worker: WorkerId, slots: int) -> None:
+        """Have the scheduler give a slow worker fewer requests at once."""
         self._tell_all(self._presence.limit(worker, slots, self._clock()))
-
-    def _give(self, live: Live, worker: WorkerId) -> None:
-        if not live.deaths or self._probation.give(live.request, worker):
-            self._begin(live, worker)
-
-    def _begin(self, live: Live, worker: WorkerId) -> None:
-        request = live.request
-        live.taken = live.lease == 0
-        if live.lease == 0 and not live.output_token_ids:
-            self.send(worker, wire.AddRequest(request=request, lease=live.lease), live.buffers)
-            return
-        snapshot = RequestSnapshot.from_log(
-            request, bytes(live.buffers[0]), live.prompt_tokens, list(live.output_token_ids)
-        )
-        self.send(worker, wire.ResumeRequest(request=request, lease=live.lease), [snapshot.encode()])
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
         """The request fits nowhere."""
@@ -325,28 +179,23 @@ class Fleet:
 
     def take_grown(self) -> dict[RequestId, int]:
         """The sizes of placed requests that have grown since the last call."""
-        grown = {}
-        for (request, worker), kv_bytes in self.ledger.take_grown().items():
-            live = self.live.get(request)
-            if live is not None and live.worker == worker:
-                grown[request] = kv_bytes
-        return grown
+        return {
+            request: kv_bytes
+            for (request, worker), kv_bytes in self.ledger.take_grown().items()
+            if self._owned(request, worker) is not None
+        }
 
     def take_preempted(self) -> list[RequestId]:
         """The placed requests that vLLM has pushed out of a worker's blocks since the last call."""
-        return [
-            request
-            for request, worker in self.ledger.take_emptied()
-            if (live := self.live.get(request)) is not None and live.worker == worker
-        ]
+        emptied = self.ledger.take_emptied()
+        return [request for request, worker in emptied if self._owned(request, worker) is not None]
 
     def withdraw(self, worker: WorkerId) -> None:
         """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
         self.moves.worker_lost(worker)
         for live in self.live.values():
             if live.worker == worker:
-                live.worker = None
-                live.lease = self.new_lease(live.request)
+                live.leave_worker()
         self._tell_all(self._presence.lost(worker, self._clock()))
 
     def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
@@ -363,11 +212,11 @@ class Fleet:
             case wire.WorkerReady():
                 self._worker_ready(slot, message)
             case wire.UtilityDone():
-                self._utility_done(message)
+                self.calls.answered(message)
             case wire.LinkOpened() | MoveMessage():
                 self.moves.answered(slot.worker, message, payload)
             case wire.RequestTaken():
-                self._request_taken(message)
+                self._dispatch.taken(message)
             case wire.RequestRejected():
                 log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
                 self._fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
@@ -376,55 +225,46 @@ class Fleet:
         """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
         worker = slot.worker
         self.ready.pop(worker, None)
-        self._paces.pop(worker, None)
-        if self.workers.pop(worker, None) is not None:
-            self.ledger.close_worker(worker)
+        if self.reports.worker_lost(worker):
             self.moves.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
         if ended.expected and all(self._presence.holds(live.request, worker) for live in theirs):
             self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
             return
-        innocent = self._probation.worker_lost(worker)
-        poison = []
+        innocent = self._dispatch.worker_lost(worker)
         for live in theirs:
-            live.worker = None
-            live.lease = self.new_lease(live.request)
-            live.deaths += not ended.expected and live.taken and live.request not in innocent
-            live.proven_tokens = len(live.output_token_ids) + PROOF_TOKENS
-            if live.deaths >= MAX_DEATHS:
-                poison.append(live.request)
-        for request in poison:
+            live.lose_worker(is_suspect=not ended.expected and live.request not in innocent)
+        for request in [live.request for live in theirs if live.kills_workers]:
             log.error("request %s was there when %d workers died: not tried again", request, MAX_DEATHS)
             self._fail(request, RequestKilledWorkers(request))
         self._tell_all(self._presence.lost(worker, self._clock()))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
         worker = slot.worker
-        geometry = self._geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
         self.ready[worker] = ready
-        self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests)
-        self.ledger.open_worker(worker, geometry, ready.total_blocks)
+        self.reports.worker_ready(worker, ready)
         for request in self._presence.release(worker):
-            live = self.live.get(request)
-            if live is not None and live.worker == worker:
-                self._give(live, worker)
+            if (live := self._owned(request, worker)) is not None:
+                self._dispatch.give(live, worker)
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests)
         self._tell_all(self._presence.ready(worker, offer, self._clock()))
         self.moves.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
-        if (turn := facts.reports.turn(done.step)) is not Turn.NEXT:
+        if (turn := facts.order.turn(done.step)) is not Turn.NEXT:
             self._out_of_turn(worker, done.step, turn)
             return
-        if done.step_s:
-            facts.step_s.append(done.step_s)
-        blocks = (done.used_blocks, done.total_blocks)
-        self.ledger.blocks_changed(worker, done.step, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
-        if payload:
-            outputs = self.codec.decode_outputs(payload, facts.index)
-            self._keep_pace(worker, done.step_s, len(outputs.outputs))
-            self._take_outputs(worker, done, outputs)
+        outputs = self.codec.decode_outputs(payload, facts.index) if payload else None
+        reported = self.reports.take(worker, done, outputs, self._clock())
+        for request, gap_s in reported.gaps_s.items():
+            self.moves.went_on(request, gap_s)
+        for request in reported.acquitted:
+            self._dispatch.acquit(request)
+        for request in reported.finished:
+            if self._remove(request) is not None:
+                self._tell_ended(request)
+        if outputs is not None:
             self.outputs.put_nowait(outputs)
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
@@ -434,74 +274,28 @@ class Fleet:
         if turn is Turn.GAP and process is not None:
             process.kill()
 
-    def _take_outputs(self, worker: WorkerId, done: wire.StepDone, outputs: Any) -> None:
-        """Log the owner's tokens; take out of `outputs` what comes from anybody else."""
-        now_s = self._clock()
-        kept = []
-        new_tokens: dict[RequestId, int] = {}
-        finished = []
-        for output in outputs.outputs:
-            live = self.live.get(output.request_id)
-            if live is None or live.worker != worker or live.lease != done.leases.get(output.request_id, 0):
-                self.dropped_outputs += 1
-                continue
-            kept.append(output)
-            if live.was_handed_over:
-                live.was_handed_over = False
-                self.moves.went_on(live.request, now_s - live.last_output_s)
-            live.last_output_s = now_s
-            if output.new_token_ids:
-                live.output_token_ids.extend(output.new_token_ids)
-                if live.deaths and len(live.output_token_ids) >= live.proven_tokens:
-                    live.deaths = 0
-                    self._acquit(live.request)
-                new_tokens[live.request] = len(output.new_token_ids)
-            if output.finish_reason is not None:
-                finished.append(live.request)
-        outputs.outputs = kept
-        self.workers[worker].tokens += sum(new_tokens.values())
-        self.ledger.tokens_seen(worker, done.step, new_tokens)
-        for request in finished:
-            del self.live[request]
-            self._acquit(request)
-            self.moves.request_ended(request)
-            self._tell(events.RequestFinished(self._clock(), request=request))
-
-    def _request_taken(self, taken: wire.RequestTaken) -> None:
-        live = self.live.get(RequestId(taken.request))
-        if live is not None and live.lease == taken.lease:
-            live.taken = True
-
-    def _acquit(self, request: RequestId) -> None:
-        """Let the next suspect of its worker go on."""
-        following = self._probation.leave(request)
-        live = self.live.get(following) if following is not None else None
-        if live is not None and live.worker is not None:
-            self._begin(live, live.worker)
+    # -- a request's end --------------------------------------------------------------------------------------------
 
     def _fail(self, request: RequestId, error: MelldError) -> None:
+        if self._remove(request) is not None:
+            self.on_failed(request, error)
+            self._tell_ended(request)
+
+    def _remove(self, request: RequestId) -> Live | None:
         live = self.live.pop(request, None)
         if live is not None:
-            self._acquit(request)
-            self.on_failed(request, error)
-            self.moves.request_ended(request)
-            self._tell(events.RequestFinished(self._clock(), request=request))
+            self._dispatch.acquit(request)
+        return live
 
-    def _utility_done(self, done: wire.UtilityDone) -> None:
-        future = self._calls.pop(done.call, None)
-        if future is not None and not future.done():
-            if done.error is not None:
-                future.set_exception(RuntimeError(done.error))
-            else:
-                future.set_result(done.result)
+    def _tell_ended(self, request: RequestId) -> None:
+        self.moves.request_ended(request)
+        self.on_event(events.RequestFinished(self._clock(), request=request))
 
-    def _kv_bytes(self, tokens: int) -> int:
-        """By the geometry of the latest worker: they all run the same model."""
-        return self._geometry.bytes_for_tokens(tokens) if self._geometry is not None else 0
+    def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:
+        """The request if it is that worker's now."""
+        live = self.live.get(request)
+        return live if live is not None and live.worker == worker else None
 
     def _tell_all(self, found: Iterable[events.AnyEvent]) -> None:
         for event in found:
-            self._tell(event)
-
-    def _tell(self, event: events.AnyEvent) -> None:
-        self.on_event(event)
+            self.on_event(event)

@@ -1,0 +1,52 @@
+"""Calls of workers' engines and their answers: each caller hears of its own call, and of no other."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from melld.engine import wire
+from melld.engine.fleet_calls import Calls
+from melld.ids import WorkerId
+
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+
+
+def ping(call: int) -> wire.CallUtility:
+    return wire.CallUtility(call=call, method="reset_mm_cache", arguments=[])
+
+
+async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
+    """Two workers that are asked at once are not taken for each other."""
+    told: asyncio.Queue[tuple[WorkerId, Any]] = asyncio.Queue()
+    calls = Calls(lambda worker, message: told.put_nowait((worker, message)))
+    asked = [asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1)]
+    for worker, message in reversed([await told.get(), await told.get()]):
+        calls.answered(wire.UtilityDone(call=message.call, result=worker))
+    assert await asyncio.gather(*asked) == [W0, W1]
+
+
+async def test_a_late_answer_is_nothing() -> None:
+    """Whoever gave up has been told so already, and the next one waits for an answer of its own."""
+    told: list[Any] = []
+    calls = Calls(lambda _worker, message: told.append(message))
+    with pytest.raises(TimeoutError):
+        await calls.ask(W0, ping, 0.0)
+    calls.answered(wire.UtilityDone(call=told[0].call, result=True))
+    with pytest.raises(TimeoutError):
+        await calls.ask(W0, ping, 0.0)
+
+
+async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
+    """`reset_prefix_cache` says that it worked only where it did."""
+
+    def answer(worker: WorkerId, message: Any) -> None:
+        error = "busy" if worker == W1 else None
+        asyncio.get_running_loop().call_soon(calls.answered, wire.UtilityDone(message.call, True, error))
+
+    calls = Calls(answer)
+    assert await calls.ask_all([W0], "reset_prefix_cache", []) == [True]
+    with pytest.raises(RuntimeError, match="busy"):
+        await calls.ask_all([W0, W1], "reset_prefix_cache", [])
+    with pytest.raises(ValueError, match="not among the calls"):
+        await calls.ask_all([W0], "shutdown", [])
