@@ -39,6 +39,13 @@ def share_memory(engine: "EngineCore") -> tuple[KvMemory | None, bytes]:
         return None, b""
 
 
+class Opening(msgspec.Struct, frozen=True):
+    """`wire.OpenLink` with its payload."""
+
+    peer: str
+    handle: bytes
+
+
 class LinkTried(msgspec.Struct, frozen=True):
     """The attempt to open a link has ended; `opened` (`choose.OpenedLink`) is None when it failed."""
 

@@ -64,12 +64,10 @@ class Moves:
         try:
             self.handlers[type(command)](command)
         except MelldError as error:
-            self.refuse(told, error)
+            self._refuse(told, error)
 
-    def refuse(self, command: say.MoveCommand, error: MelldError) -> None:
-        """Answer that it was not done."""
-        reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
-        self._answer(say.CommandFailed(**_names(command), reason=reason), ())
+    def _refuse(self, command: say.MoveCommand, error: MelldError) -> None:
+        self._answer(refusal(command, error), ())
 
     # -- beside the steps -------------------------------------------------------------------------------------------
 
@@ -82,7 +80,7 @@ class Moves:
                 try:
                     self._reserve(expected)
                 except (MoveRefused, NoRoom) as error:
-                    self.refuse(expected.command, error)
+                    self._refuse(expected.command, error)
 
     def after_report(self) -> None:
         """Once the step's outputs are on their way: answer for the requests that have come to rest with them."""
@@ -237,7 +235,7 @@ class Moves:
         try:
             self._enter(job.attaching, pulled.blocks, pulled.nbytes, pulled.copy_s)
         except (MoveRefused, NoRoom) as error:
-            self.refuse(command, error)
+            self._refuse(command, error)
 
     def _enter(self, attaching: Attaching, blocks: int, nbytes: int, copy_s: float) -> None:
         command = attaching.command
@@ -261,6 +259,12 @@ class Moves:
         self._residency.abort([command.request])
         self._book.left(command.request)
         self._answer(say.ReservationCancelled(**_names(command)), ())
+
+
+def refusal(command: say.MoveCommand, error: MelldError) -> say.CommandFailed:
+    """The answer that it was not done."""
+    reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
+    return say.CommandFailed(**_names(command), reason=reason)
 
 
 def _names(command: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from melld.engine import wire
 from melld.engine.residency import Residency
 from melld.engine.worker_links import Links
+from melld.engine.worker_own_request import add_own_request
 from melld.errors import MelldError
 from melld.migrate.transports.copies import CopyDone
 
@@ -160,23 +161,12 @@ class Profiler:
     def _add(self, prompt_tokens: int, output_tokens: int) -> None:
         """A request of random tokens, which no prefix cache knows."""
         from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
 
         self._made += 1
         vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
-        request = EngineCoreRequest(
-            request_id=f"{JOB}-{self._made}",
-            prompt_token_ids=[self._chance.randrange(vocabulary) for _ in range(prompt_tokens)],
-            mm_features=None,
-            sampling_params=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        prepared, _ = self._engine.preprocess_add_request(request)
-        self._engine.add_request(prepared)
+        tokens = [self._chance.randrange(vocabulary) for _ in range(prompt_tokens)]
+        parameters = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        add_own_request(self._engine, f"{JOB}-{self._made}", tokens, parameters)
 
     def _free_tokens(self) -> int:
         pool = self._engine.scheduler.kv_cache_manager.block_pool

@@ -6,12 +6,12 @@ Owns what is done once.  Runs on the worker's main thread, before its loop.
 import ctypes
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from melld.engine import wire
+from melld.engine.worker_own_request import add_own_request
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -49,23 +49,11 @@ def warm_up(engine: "EngineCore") -> None:
     """Produce a real token: readiness means nothing less."""
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
 
     tasks = engine.get_supported_tasks()
-    sampling = SamplingParams(max_tokens=1, temperature=0.0) if "generate" in tasks else None
-    request = EngineCoreRequest(
-        request_id="warm-up",
-        prompt_token_ids=[1, 2, 3, 4],
-        mm_features=None,
-        sampling_params=sampling,
-        pooling_params=None if sampling else PoolingParams(task=tasks[0]),
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-    prepared, _ = engine.preprocess_add_request(request)
-    engine.add_request(prepared)
+    generates = "generate" in tasks
+    parameters = SamplingParams(max_tokens=1, temperature=0.0) if generates else PoolingParams(task=tasks[0])
+    add_own_request(engine, "warm-up", [1, 2, 3, 4], parameters)
     finished = False
     while engine.scheduler.has_requests() or engine.batch_queue:
         outputs, executed = engine.step_fn()

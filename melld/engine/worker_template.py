@@ -49,11 +49,7 @@ IMPORTS = (
     "vllm.v1.structured_output",
     "vllm.v1.worker.worker_base",
     "melld.engine.worker",
-    "melld.engine.block_report",
-    "melld.engine.residency",
-    "melld.engine.worker_links",
-    "melld.engine.worker_migration",
-    "melld.migrate.transports.copies",
+    "melld.engine.worker_parts",
 )
 IMPORTS_OF_KIND = {
     "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.v1.attention.backends.cpu_attn"),

@@ -15,8 +15,7 @@ WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLO
 TOLD = {
     "daemon_parts.py": "the first record of the decision log says what o'clock it is",
     "driver_boundaries.py": "a profile says when it was measured",
-    "engine/worker_start.py": "vLLM's request wants the time of its arrival: of the warm-up's",
-    "engine/worker_profile.py": "vLLM's request wants the time of its arrival: of the measurement's",
+    "engine/worker_own_request.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
 }
 
 

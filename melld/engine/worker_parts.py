@@ -1,0 +1,71 @@
+"""A worker's parts, put together: what stands around the engine, in the order in which they need each other.
+
+Owns the wiring; runs nothing.  Loading this loads torch: it comes after the process has its environment.
+"""
+
+import os
+import queue
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from melld.engine import wire
+from melld.engine.block_report import BlockReporter
+from melld.engine.residency import Residency
+from melld.engine.worker_faults import VARIABLE, FaultPoints
+from melld.engine.worker_links import LinkOpener, Links, share_memory
+from melld.engine.worker_migration import Moves
+from melld.engine.worker_migration_book import Book
+from melld.engine.worker_profile import Profiler
+from melld.engine.worker_pulse import Pulse
+from melld.engine.worker_reader import Reader
+from melld.engine.worker_report import StepReporter
+from melld.engine.worker_requests import Requests
+from melld.engine.worker_start import block_bytes_of
+from melld.engine.worker_writer import Writer
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+
+class Parts(NamedTuple):
+    """One worker's."""
+
+    inbox: "queue.SimpleQueue[Any]"
+    """What the engine thread is to handle between two steps."""
+    reader: Reader
+    writer: Writer
+    pulse: Pulse
+    faults: FaultPoints
+    links: Links
+    moves: Moves
+    requests: Requests
+    profiler: Profiler
+    reporter: StepReporter
+    block_bytes: int
+    kv_handle: bytes
+
+
+def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
+    """All of them, around this engine."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    writer, pulse, book = Writer(connection), Pulse(), Book()
+    faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
+    memory, kv_handle = share_memory(engine)
+    block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
+    residency = Residency(engine, block_bytes)
+    links = Links(LinkOpener(memory, spec.copy_rules, faults), residency, inbox.put, writer.say)
+    moves = Moves(residency, links, book, faults, writer.say)
+    return Parts(
+        inbox=inbox,
+        reader=Reader(connection, engine, residency, inbox, writer.say, lambda: pulse.pong(len(book.leases))),
+        writer=writer,
+        pulse=pulse,
+        faults=faults,
+        links=links,
+        moves=moves,
+        requests=Requests(engine, residency, moves, book, faults, writer.say),
+        profiler=Profiler(engine, residency, links, lambda: not inbox.empty(), writer.say, pulse.in_step),
+        reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
+        block_bytes=block_bytes,
+        kv_handle=kv_handle,
+    )

@@ -1,0 +1,61 @@
+"""What the daemon is told after a step: the outputs with their leases, and what has changed in the blocks.
+
+Owns the reports' numbers.  For the engine thread: nothing is serialised here.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from melld.engine import wire
+from melld.engine.block_report import BlockReporter
+from melld.engine.worker_migration import Moves
+from melld.engine.worker_migration_book import Book
+from melld.migrate.snapshot import WARM_SUFFIX
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+
+
+class StepReporter:
+    """`out` takes the reports, with the outputs that go with them."""
+
+    def __init__(
+        self,
+        blocks: BlockReporter,
+        book: Book,
+        moves: Moves,
+        out: "Callable[[wire.StepDone, EngineCoreOutputs | None], None]",
+    ) -> None:
+        self._blocks = blocks
+        self._book = book
+        self._moves = moves
+        self._out = out
+        self._reports = 0
+        self._last_used_blocks = -1
+
+    def report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
+        """Say what this step changed; nothing if nothing did."""
+        leases, book = {}, self._book
+        for output in outputs.outputs if outputs is not None else ():
+            if lease := book.leases.get(output.request_id):
+                leases[output.request_id] = lease
+            if output.finish_reason is not None:
+                book.left(output.request_id)
+        blocks = self._blocks.collect()
+        if outputs is None and not blocks.changed and not book.gone and blocks.used_blocks == self._last_used_blocks:
+            return
+        self._last_used_blocks = blocks.used_blocks
+        gone, book.gone = book.gone, []
+        for request in self._moves.warming:
+            blocks.changed.pop(request + WARM_SUFFIX, None)
+        self._reports += 1
+        done = wire.StepDone(
+            step=self._reports,
+            step_s=step_s,
+            used_blocks=blocks.used_blocks,
+            total_blocks=blocks.total_blocks,
+            blocks=blocks.changed,
+            leases=leases,
+            gone=gone,
+        )
+        self._out(done, outputs)
