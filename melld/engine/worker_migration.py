@@ -88,11 +88,14 @@ class Moves:
             self._settled(request, command, self._residency.stillness(request))
 
     def forget(self, requests: Sequence[str]) -> None:
-        """These requests have ended: nobody waits for an answer about them."""
+        """These requests are here no more: their blocks are free, and nobody waits for an answer about them."""
         for request in requests:
             self.warming.pop(request, None)
             self._plans.pop(request, None)
             self._settling.pop(request, None)
+        self._residency.abort(requests)
+        for request in requests:
+            self._book.left(request)
 
     def is_written(self, request: str) -> bool:
         """Whether a pull still writes into room of this request."""
@@ -256,8 +259,6 @@ class Moves:
             if job.command.request == command.request and (copies := self._links.to(job.command.source)):
                 copies.cancel(name)
         self.forget([command.request])
-        self._residency.abort([command.request])
-        self._book.left(command.request)
         self._answer(say.ReservationCancelled(**_names(command)), ())
 
 

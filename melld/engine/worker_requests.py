@@ -83,15 +83,10 @@ class Requests:
 
     def abort(self, abort: wire.AbortRequests) -> None:
         """Forget them, wherever they stand."""
-        self._moves.forget(abort.requests)
         self._deferred = [resumed for resumed in self._deferred if resumed.snapshot.request not in abort.requests]
-        self._residency.abort(abort.requests)
-        for request in abort.requests:
-            self._book.left(request)
+        self._moves.forget(abort.requests)
 
     def _clear(self, request: str) -> None:
         """Forget what a migration that was called off has left here of the request: it comes again, in another way."""
         if request in self._book.leases or request in (*self._residency.expected, *self._residency.frozen):
             self._moves.forget([request])
-            self._residency.abort([request])
-            self._book.left(request)
