@@ -46,13 +46,13 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def vllm_serve(model: Path, port: int, directory: Path) -> Iterator[str]:
-    """`vllm serve` with the same words."""
+def vllm_serve(model: Path, port: int, directory: Path, *more: str) -> Iterator[str]:
+    """`vllm serve` with the same words, and `more`."""
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
     words += ["--served-model-name", "demo", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)]
     for key, value in ENGINE.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
-    words += ["--disable-uvicorn-access-log"]
+    words += ["--disable-uvicorn-access-log", *more]
     with (directory / "vllm.log").open("w") as log:
         process = subprocess.Popen(words, env=environment(directory), stdout=log, stderr=log)
         try:

@@ -3,7 +3,6 @@
 Owns the checks that take a moment, so that a mistake is told before anything slow is started.
 """
 
-import os
 import shutil
 import socket
 import sys
@@ -82,7 +81,7 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
 
 def ready_text(url: str, model: str, needs_key: bool, generates: bool) -> str:
     """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds."""
-    program = "melld" if shutil.which("melld") else os.path.relpath(sys.argv[0])
+    program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
     route, question = "embeddings", '"input": "Hello"'
     if generates:

@@ -1,0 +1,205 @@
+"""The same questions to `vllm serve` and to melld: is every answer the same?
+
+    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py
+
+One worker each, the same model and arguments, greedy or seeded.  Whole answers are compared field by field; ids, times
+and the like are made by chance and left out.  Of a stream the pieces are joined first: how many tokens share a chunk is
+a matter of pace.  Of an error only the status is compared: melld's have the fields of OpenAI's, vLLM's their own.
+Prints both answers where they differ, and ends with 1 when any do.
+"""
+
+import argparse
+import difflib
+import json
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from serve_vs_vllm import ENGINE, KV_BYTES, vllm_serve
+
+from melld.demo_model import make_demo_model
+from tests.daemon_process import DaemonProcess
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
+# Made by chance, or the time of day.
+PASSING = frozenset({"id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "call_id"})
+# Of a stream: a count of its events, and what comes in pieces.
+COUNTED, PIECES = frozenset({"sequence_number"}), frozenset({"content", "text", "delta", "arguments", "partial_json"})
+AGE = {"type": "integer", "minimum": 0, "maximum": 99}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": AGE},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}}
+STRICT_TOOL = {"type": "function", "function": TOOL["function"] | {"strict": True}}  # type: ignore[operator]
+BEGUN = {"role": "assistant", "content": "I"}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+PERSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+RESPONSE = {"model": "demo", "input": "Say something", "max_output_tokens": 16, "temperature": 0}
+MESSAGE = {"model": "demo", "messages": HELLO, "max_tokens": 16, "temperature": 0}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def chat(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
+    """A chat completion; what is not said is greedy and short."""
+    return name, CHAT, {"model": "demo", "messages": HELLO, "max_tokens": 24, "temperature": 0} | more
+
+
+def completion(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
+    """A completion; likewise."""
+    return name, COMPLETIONS, {"model": "demo", "prompt": "Once upon", "max_tokens": 24, "temperature": 0} | more
+
+
+QUESTIONS = (
+    chat("a chat"),
+    chat("a chat, streamed", **STREAMED),
+    chat("its log-probabilities", logprobs=True, top_logprobs=3),
+    chat("its log-probabilities, streamed", logprobs=True, top_logprobs=2, **STREAMED),
+    chat("three choices", n=3, temperature=1.0, seed=7),
+    chat("penalties", presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.2),
+    chat("sampled with a seed", temperature=0.8, top_p=0.9, top_k=20, min_p=0.05, seed=11),
+    chat("stop strings", stop=["e", "zz"], max_tokens=200),
+    chat("stop strings, kept", stop=["e"], include_stop_str_in_output=True, max_tokens=200),
+    chat("at least so many tokens", min_tokens=20, max_tokens=30),
+    chat("a bias", logit_bias={"300": 50}),
+    chat("bad words", bad_words=["the"]),
+    chat("token ids", return_token_ids=True),
+    chat("a system's message", messages=[{"role": "system", "content": "Be brief."}, *HELLO]),
+    chat("the answer's beginning", messages=[*HELLO, BEGUN], add_generation_prompt=False, continue_final_message=True),
+    chat("a schema", response_format=PERSON_FORMAT, max_tokens=1500),
+    chat("a schema, streamed", response_format=PERSON_FORMAT, max_tokens=1500, **STREAMED),
+    chat("any JSON object", response_format={"type": "json_object"}, max_tokens=60),
+    chat("a regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{4}"}),
+    chat("a choice", structured_outputs={"choice": ["yes", "no"]}),
+    chat("a grammar", structured_outputs={"grammar": 'root ::= "a" | "b" root'}),
+    chat("a named tool", tools=[TOOL], tool_choice=NAMED, max_tokens=1500),
+    chat("a named tool, streamed", tools=[TOOL], tool_choice=NAMED, max_tokens=1500, **STREAMED),
+    chat("a named strict tool", tools=[STRICT_TOOL], tool_choice=NAMED, max_tokens=1500),
+    chat("a required tool", tools=[TOOL], tool_choice="required", max_tokens=1500),
+    chat("tools as it likes", tools=[TOOL], max_tokens=40),
+    completion("a completion"),
+    completion("a completion, streamed", **STREAMED),
+    completion("a prompt of tokens", prompt=[5, 60, 70, 80]),
+    completion("two prompts", prompt=["Once", "Twice"], n=2, temperature=1.0, seed=5),
+    completion("echo with log-probabilities", echo=True, logprobs=2),
+    completion("the prompt's log-probabilities", prompt_logprobs=1),
+    completion("no tokens but the echo", echo=True, max_tokens=0, logprobs=1),
+    completion("a suffix", suffix="the end"),
+    ("a response", RESPONSES, RESPONSE),
+    ("a response, streamed", RESPONSES, RESPONSE | {"stream": True}),
+    ("a message", MESSAGES, MESSAGE),
+    ("a message, streamed", MESSAGES, MESSAGE | {"stream": True}),
+    ("tokens of a text", "/tokenize", {"model": "demo", "prompt": "Hello there"}),
+    ("tokens of a chat", "/tokenize", {"model": "demo", "messages": HELLO, "return_token_strs": True}),
+    ("text of tokens", "/detokenize", {"model": "demo", "tokens": [300, 301, 302]}),
+    chat("a model that is not there", model="other"),
+    chat("a temperature below zero", temperature=-1),
+    chat("more tokens than there is room for", max_tokens=1_000_000),
+    completion("a prompt that is too long", prompt=[5] * 5000),
+    completion("a token that is none", prompt=[10_000_000]),
+    chat("a regular expression that is none", structured_outputs={"regex": "("}),
+    chat("no messages", messages=[]),
+    chat("top log-probabilities without log-probabilities", top_logprobs=2),
+)
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    """Status, and what of the answer is compared."""
+    address = url + (path if path.startswith("/") else f"/v1/{path}")
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            status, text, kind = answer.status, answer.read().decode(), answer.headers["Content-Type"]
+    except urllib.error.HTTPError as error:
+        status, text, kind = error.code, error.read().decode(), error.headers["Content-Type"]
+    if status != 200:
+        return status, "an error"
+    if not kind.startswith("text/event-stream"):
+        return status, lasting(json.loads(text))
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return status, joined([event if event == "[DONE]" else lasting(json.loads(event)) for event in events])
+
+
+def joined(events: list[Any]) -> dict[str, Any]:
+    """A stream, path by path: the pieces of a text as one, of anything else each value once."""
+    found: dict[str, Any] = {}
+    for event in events:
+        for path, value in leaves(event, ""):
+            key = path.rsplit(".", 1)[-1]
+            if key in PIECES and isinstance(value, str):
+                found[path + ", joined"] = found.get(path + ", joined", "") + value
+            elif key not in COUNTED and value not in found.setdefault(path, []):
+                found[path].append(value)
+    return found
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What is neither object nor list, by its path; an event's and a choice's own path begins with which it is."""
+    if isinstance(value, dict):
+        path += f"/{value.get('type', value.get('index', ''))}"
+        for key, one in value.items():
+            yield from leaves(one, f"{path}.{key}")
+    elif isinstance(value, list):
+        for one in value:
+            yield from leaves(one, path)
+    else:
+        yield path, value
+
+
+def lasting(value: Any) -> Any:
+    """Without what is made by chance."""
+    if isinstance(value, dict):
+        return {key: lasting(one) for key, one in value.items() if key not in PASSING}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
+
+
+def difference(theirs: tuple[int, Any], ours: tuple[int, Any]) -> str:
+    """Line by line; empty where there is none."""
+    lines = [[f"status {status}", *json.dumps(body, indent=1).splitlines()] for status, body in (theirs, ours)]
+    return "\n".join(difflib.unified_diff(*lines, "vLLM", "melld", lineterm="", n=1))
+
+
+def main() -> int:
+    """All questions to both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--show", action="store_true", help="print every answer")
+    arguments = parser.parse_args()
+    engine = ENGINE | {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    flags = [word for key, value in engine.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+    different = 0
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        model = directory / "demo"
+        make_demo_model(model)
+        tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+        with (
+            vllm_serve(model, 18_312, directory, *tools) as theirs,
+            DaemonProcess(model, "--device", "cpu:1", "--kv-bytes", str(KV_BYTES), *flags) as daemon,
+        ):
+            ours = daemon.wait_ready().url
+            for question, path, body in QUESTIONS:
+                answers = ask(theirs, path, body), ask(ours, path, body)
+                found = difference(*answers)
+                different += bool(found)
+                print(f"{'DIFFERENT' if found else 'same':9} {answers[1][0]} {question}", flush=True)
+                if found or arguments.show:
+                    print(found or json.dumps(answers[1][1], ensure_ascii=False)[:2000], flush=True)
+    print(f"{len(QUESTIONS) - different} of {len(QUESTIONS)} answers are the same")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
