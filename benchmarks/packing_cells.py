@@ -30,7 +30,20 @@ GIB = 2**30
 HOUR_S = 3600.0
 HALF_HOUR_S = 1800.0
 MACHINES = {"13B": ("llama-2-13b", "a100-40g"), "7B": ("llama-2-7b", "rtx-4090")}
-COMMON = ("bounds", "cluster", "growth", "index", "policy", "roster", "scheduler", "state", "waiting")
+COMMON = (
+    "bounds",
+    "cluster",
+    "growth",
+    "index",
+    "law",
+    "occupancy",
+    "policy",
+    "roster",
+    "scheduler",
+    "share",
+    "state",
+    "waiting",
+)
 
 
 class Cell(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The state of one model's workers and requests, and the only code that changes it.
 
-Owns the sums (one ledger per worker: free + used = capacity) and the order of the commands; never decides who goes
-where (policies do) and never acts.  Asking (`fits`, `room_bytes`, `sleeping`) is apart from taking.
+Owns the lifecycles and the order of the commands (the sums are `Occupancy`'s); never decides who goes where (policies
+do) and never acts.  Asking (`fits`, `room_bytes`, `sleeping`) is apart from taking.
 
     policy ──asks──► Cluster ◄──facts── Scheduler
        └─decides──► activate / assign / retire ──► commands, in the order in which they must be applied
@@ -20,10 +20,10 @@ from melld.errors import IllegalTransition
 from melld.events import ActivateWorker, AnyCommand, MoveRequest, PlaceRequest, RequestArrived, RetireWorker, WorkerUp
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.growth import GrowthRate
-from melld.scheduler.index import RoomIndex
+from melld.scheduler.law import check_requests, check_workers
+from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.roster import Roster
-from melld.scheduler.state import Request, RequestState, Worker, WorkerState
-from melld.scheduler.waiting import WaitingQueue
+from melld.scheduler.state import Request, Worker, WorkerState
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
@@ -37,51 +37,29 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     block_bytes: int = 0
 
 
-class Cluster:
+class Cluster(Occupancy):
     """All workers and requests of one model."""
 
     def __init__(self, settings: ClusterSettings | None = None) -> None:
+        super().__init__()
         self.settings = settings or ClusterSettings()
-        self.now_s = 0.0
+        self.growth = GrowthRate()
         self.roster = Roster()
         self.workers = self.roster.workers
-        self.active: dict[WorkerId, Worker] = {}  # in the order of activation (resumed ones at the end)
         self.draining: dict[WorkerId, Worker] = {}
-        self.requests: dict[RequestId, Request] = {}
-        self.waiting = WaitingQueue()
-        self.growth = GrowthRate()
-        self.ahead_bytes = 0
-        self.room = RoomIndex(self.active, self.room_bytes)
-        self._empty: dict[WorkerId, Worker] = {}  # awake, without requests
-        self._commands: list[AnyCommand] = []
+        self.commands: list[AnyCommand] = []  # what has been decided and not yet been taken
         self._orders = 0
         self._sequences = 0
 
     # ---- asking
 
-    def room_bytes(self, worker: Worker) -> int:
-        """The largest request that still fits one horizon ahead, slots aside.  An empty worker needs no horizon."""
-        count = len(worker.requests) + len(worker.arriving)
-        ahead_bytes = (count + 1) * self.ahead_bytes if count else 0
-        return worker.capacity_bytes - worker.used_bytes - ahead_bytes
-
-    def fits(self, worker: Worker, kv_bytes: int) -> bool:
-        """Whether a request of that size could be assigned to the worker now."""
-        if worker.state is not WorkerState.ACTIVE or len(worker.requests) + len(worker.arriving) >= worker.slots:
-            return False
-        return kv_bytes <= self.room_bytes(worker)
-
     def sleeping(self, kv_bytes: int) -> Worker | None:
         """The worker to activate next for a request of that size: the first known of those large enough."""
         return self.roster.sleeping(kv_bytes)
 
-    def empty_workers(self) -> list[Worker]:
-        """Workers that are awake, active or draining, and have no requests."""
-        return list(self._empty.values())
-
     def largest_capacity_bytes(self) -> int:
         """The most that any known worker has ever offered: what is larger can never fit."""
-        return self.roster.largest_capacity_bytes()
+        return self.roster.largest_capacity_bytes
 
     def could_hold(self, kv_bytes: int) -> bool:
         """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
@@ -98,12 +76,11 @@ class Cluster:
         self.active[worker.id] = worker
         self._empty[worker.id] = worker
         self.room.note(worker)
-        self._commands.append(ActivateWorker(cause, worker.id))
+        self.commands.append(ActivateWorker(cause, worker.id))
 
     def retire(self, worker: Worker, cause: str) -> None:
         """Let the empty worker sleep."""
-        assert not worker.requests, worker.id
-        assert not worker.arriving, worker.id
+        assert not worker.count, worker.id
         worker.state = worker.after("retire")
         self.draining.pop(worker.id, None)
         self.active.pop(worker.id, None)
@@ -111,7 +88,7 @@ class Cluster:
         self.room.note(worker)
         if worker.state is WorkerState.ASLEEP:
             self.roster.sleeps(worker)
-        self._commands.append(RetireWorker(cause, worker.id))
+        self.commands.append(RetireWorker(cause, worker.id))
 
     def assign(self, request: Request, worker: Worker, cause: str, urgency_s: float = float("inf")) -> None:
         """Place the waiting request on the worker, or move the running one there.  It must fit."""
@@ -122,20 +99,13 @@ class Cluster:
             self.waiting.begin(request)
             request.placed_s = self.now_s
             self._settle_on(request, worker)
-            self._commands.append(PlaceRequest(cause, request.id, worker.id))
+            self.commands.append(PlaceRequest(cause, request.id, worker.id))
             return
         assert source is not worker, request.id
         request.state = request.after("move")
-        request.destination = worker
-        request.moves += 1
         request.moved_s = self.now_s
-        self._empty.pop(worker.id, None)
-        worker.arriving[request.id] = request
-        worker.used_bytes += request.kv_bytes
-        source.leaving += 1
-        source.leaving_bytes += request.kv_bytes
-        self.room.note(worker)
-        self._commands.append(
+        self._begin_move(request, source, worker)
+        self.commands.append(
             MoveRequest(cause, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s)
         )
         if self.settings.instant_moves:
@@ -143,11 +113,11 @@ class Cluster:
 
     def record(self, command: AnyCommand) -> None:
         """A command that changes no sums (queue, refuse), in its place among the others."""
-        self._commands.append(command)
+        self.commands.append(command)
 
     def take_commands(self) -> list[AnyCommand]:
         """What has been decided since the last call."""
-        commands, self._commands = self._commands, []
+        commands, self.commands = self.commands, []
         return commands
 
     # ---- facts about workers
@@ -163,7 +133,7 @@ class Cluster:
         displaced = list(worker.requests.values())
         for request in displaced:
             state = request.after("lose")
-            self._leave(request)
+            self._leave(request, worker)
             request.state = state
             self.waiting.add(request, displaced=True)
         self.roster.remove(worker)
@@ -210,34 +180,13 @@ class Cluster:
         if event.request in self.requests:
             raise IllegalTransition("request", event.request, self.requests[event.request].state, "arrive")
         self._sequences += 1
-        request = Request(event.request, event.kv_bytes, event.prompt_tokens, event.priority, self._sequences)
-        request.arrived_s = self.now_s
-        request.client = event.client
-        self.requests[request.id] = request
+        request = Request(event.request, event.kv_bytes, event.priority, self._sequences, event.at_s, event.client)
+        self.requests[event.request] = request
         return request
 
     def grow(self, sizes: dict[RequestId, int]) -> None:
-        """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
-        known = self.requests
-        note = self.room.note
-        for name, kv_bytes in sizes.items():
-            request = known.get(name)
-            if request is None or (worker := request.worker) is None:
-                continue
-            delta_bytes = kv_bytes - request.kv_bytes
-            if delta_bytes <= 0:
-                continue
-            request.kv_bytes = kv_bytes
-            worker.used_bytes += delta_bytes
-            if request.client:
-                self.waiting.share.grow(request.client, delta_bytes)
-            note(worker)
-            if (destination := request.destination) is not None:
-                worker.leaving_bytes += delta_bytes
-                destination.used_bytes += delta_bytes
-                note(destination)
-            worker.growing += 1
-            worker.grown_bytes += delta_bytes
+        """See `Occupancy.grow`; the growth that is reckoned ahead follows what was observed."""
+        super().grow(sizes)
         self.growth.observe(self.now_s, self.workers.values())
         ahead_bytes = self.growth.ahead_bytes(self.settings.horizon_s)
         if ahead_bytes != self.ahead_bytes:
@@ -251,7 +200,7 @@ class Cluster:
             if request.id in self.waiting:
                 self.waiting.remove(request.id)
         else:
-            self._leave(request)
+            self._leave(request, worker)
         del self.requests[request.id]
         return worker
 
@@ -261,11 +210,7 @@ class Cluster:
         source, destination = request.worker, request.destination
         assert source is not None, request.id
         assert destination is not None, request.id
-        self._end_move(request, source, destination)
-        del source.requests[request.id]
-        source.used_bytes -= request.kv_bytes
-        self._note_departure(source)
-        self._settle_on(request, destination)
+        self._arrive(request, source, destination)
         return source
 
     def abort(self, request: Request) -> Worker:
@@ -275,62 +220,11 @@ class Cluster:
         assert source is not None, request.id
         assert destination is not None, request.id
         self._end_move(request, source, destination)
-        self._note_departure(destination)
         return destination
 
     # ---- the law
 
     def check(self) -> None:
         """Hold every sum and every state against what they stand for.  For tests and the simulator."""
-        for worker in self.workers.values():
-            held = [*worker.requests.values(), *worker.arriving.values()]
-            leaving = [request for request in worker.requests.values() if request.destination is not None]
-            assert worker.used_bytes == sum(request.kv_bytes for request in held), worker.id
-            assert worker.leaving_bytes == sum(request.kv_bytes for request in leaving), worker.id
-            assert worker.leaving == len(leaving), worker.id
-            assert all(request.worker is worker for request in worker.requests.values()), worker.id
-            assert all(request.destination is worker for request in worker.arriving.values()), worker.id
-            awake = worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING)
-            assert awake or not held, worker.id
-            assert (worker.id in self.active) == (worker.state is WorkerState.ACTIVE), worker.id
-            assert (worker.id in self.draining) == (worker.state is WorkerState.DRAINING), worker.id
-            assert (worker.id in self._empty) == (awake and not held), worker.id
-        for request in self.requests.values():
-            assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
-            assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id
-            assert (request.state is RequestState.WAITING) == (request.id in self.waiting), request.id
-            assert request.worker is None or self.workers.get(request.worker.id) is request.worker, request.id
-
-    # ---- in one place: how a request comes to a worker and leaves it
-
-    def _settle_on(self, request: Request, worker: Worker) -> None:
-        request.worker = worker
-        worker.requests[request.id] = request
-        worker.used_bytes += request.kv_bytes
-        self._empty.pop(worker.id, None)
-        self.room.note(worker)
-
-    def _leave(self, request: Request) -> None:
-        worker = request.worker
-        assert worker is not None, request.id
-        if request.destination is not None:
-            destination = request.destination
-            self._end_move(request, worker, destination)
-            self._note_departure(destination)
-        del worker.requests[request.id]
-        worker.used_bytes -= request.kv_bytes
-        request.worker = None
-        self._note_departure(worker)
-
-    def _end_move(self, request: Request, source: Worker, destination: Worker) -> None:
-        request.destination = None
-        source.leaving -= 1
-        source.leaving_bytes -= request.kv_bytes
-        del destination.arriving[request.id]
-        destination.used_bytes -= request.kv_bytes
-
-    def _note_departure(self, worker: Worker) -> None:
-        self.room.note(worker)
-        if not worker.requests and not worker.arriving:
-            worker.empty_since_s = self.now_s
-            self._empty[worker.id] = worker
+        check_workers(self.workers, self.active, self.draining, self._empty)
+        check_requests(self.requests, self.workers, self.waiting)

@@ -4,7 +4,6 @@ Both place where the request fits and wake a worker only when it fits nowhere.  
 except off a worker that an operator drains.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
@@ -12,18 +11,9 @@ from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, Worker
 
 
-def tightest_fit(cluster: Cluster, request: Request) -> Worker | None:
-    """The worker that would have the least room left."""
-    return _first_fit(cluster, request, cluster.room.tightest(request.kv_bytes))
-
-
 def roomiest_fit(cluster: Cluster, request: Request) -> Worker | None:
     """The worker that would have the most room left."""
-    return _first_fit(cluster, request, cluster.room.roomiest())
-
-
-def _first_fit(cluster: Cluster, request: Request, workers: Iterator[Worker]) -> Worker | None:
-    for worker in workers:
+    for worker in cluster.room.roomiest():
         if worker is not request.worker:
             return worker if cluster.fits(worker, request.kv_bytes) else None
     return None
@@ -36,10 +26,12 @@ class BestFit(Policy):
 
     def allocate(self, request: Request, cause: str) -> bool:
         """See `Policy.allocate`."""
-        worker = tightest_fit(self.cluster, request) or self.spare(request.kv_bytes, cause)
-        if worker is not None:
-            self.cluster.assign(request, worker, cause)
-        return worker is not None
+        cluster, kv_bytes = self.cluster, request.kv_bytes
+        worker = cluster.room.first(kv_bytes, request.worker) or self.spare(kv_bytes, cause)
+        if worker is None:
+            return False
+        cluster.assign(request, worker, cause)
+        return True
 
 
 class WorstFit(Policy):

@@ -2,6 +2,8 @@
 
 Owns the order; never decides.  Workers whose slots are all taken are left out: nothing fits on them.
 Changes are noted and paid for at the next question, all together: a whole epoch of growth costs one sort.
+
+A worker's key is one number, its room above its order of activation: numbers are compared faster than tuples.
 """
 
 from bisect import bisect_left, insort
@@ -10,61 +12,88 @@ from collections.abc import Callable, Iterator, Mapping
 from melld.ids import WorkerId
 from melld.scheduler.state import Worker
 
-Entry = tuple[int, int, Worker]
+ORDER_BITS = 32
+ORDER_MASK = (1 << ORDER_BITS) - 1
+FEWER_CHANGES = 8  # one sort of all is cheaper than to find anew the place of one in so many
 
 
 class RoomIndex:
-    """Sorted (room_bytes, order, worker) of the active workers with a free slot."""
+    """The active workers with a free slot, by (room_bytes, order).
+
+    `noted`: workers whose room, slots or state may have changed; whoever changes them adds them.
+    """
 
     def __init__(self, active: Mapping[WorkerId, Worker], room_bytes: Callable[[Worker], int]) -> None:
+        self.noted: dict[WorkerId, Worker] = {}
         self._active = active
         self._room_bytes = room_bytes
-        self._entries: list[Entry] = []
-        self._changed: dict[WorkerId, Worker] = {}
+        self._keys: list[int] = []  # ascending
+        self._workers: dict[int, Worker] = {}  # by order
         self._stale = False
 
     def note(self, worker: Worker) -> None:
         """The worker's room, slots or state may have changed."""
-        self._changed[worker.id] = worker
+        self.noted[worker.id] = worker
 
     def note_all(self) -> None:
         """Every worker's room may have changed."""
         self._stale = True
 
+    def first(self, room_bytes: int, but: Worker | None) -> Worker | None:
+        """The tightest with at least that room, other than `but`."""
+        if self.noted or self._stale:
+            self._settle()
+        keys = self._keys
+        for position in range(bisect_left(keys, room_bytes << ORDER_BITS), len(keys)):
+            worker = self._workers[keys[position] & ORDER_MASK]
+            if worker is not but:
+                return worker
+        return None
+
     def tightest(self, room_bytes: int) -> Iterator[Worker]:
         """Workers with at least that room, the tightest first.  The index must not be changed in between."""
-        self._settle()
-        entries = self._entries
-        for position in range(bisect_left(entries, (room_bytes,)), len(entries)):
-            yield entries[position][2]
+        if self.noted or self._stale:
+            self._settle()
+        keys, workers = self._keys, self._workers
+        for position in range(bisect_left(keys, room_bytes << ORDER_BITS), len(keys)):
+            yield workers[keys[position] & ORDER_MASK]
 
     def roomiest(self) -> Iterator[Worker]:
         """Workers with a free slot, the roomiest first.  The index must not be changed in between."""
-        self._settle()
-        for entry in reversed(self._entries):
-            yield entry[2]
+        if self.noted or self._stale:
+            self._settle()
+        workers = self._workers
+        for key in reversed(self._keys):
+            yield workers[key & ORDER_MASK]
 
     def _settle(self) -> None:
-        changed = self._changed
-        if self._stale or len(changed) * 8 > len(self._entries):
-            for entry in self._entries:
-                entry[2].entry = None
-            self._entries = sorted([self._enter(w) for w in self._active.values() if w.count < w.slots])
-            self._stale = False
-        else:
-            for worker in changed.values():
-                self._replace(worker)
-        if changed:
-            changed.clear()
+        noted, keys = self.noted, self._keys
+        if self._stale or len(noted) * FEWER_CHANGES > len(keys):
+            self._sort()
+            return
+        for worker in noted.values():
+            if (key := worker.key) is not None:
+                del keys[bisect_left(keys, key)]
+                del self._workers[key & ORDER_MASK]
+            if (key := self._enter(worker)) is not None:
+                insort(keys, key)
+        noted.clear()
 
-    def _enter(self, worker: Worker) -> Entry:
-        worker.entry = (self._room_bytes(worker), worker.order, worker)
-        return worker.entry
+    def _sort(self) -> None:
+        for worker in self._workers.values():
+            worker.key = None
+        self._workers = {}
+        entered = map(self._enter, self._active.values())
+        self._keys = sorted([key for key in entered if key is not None])
+        self._stale = False
+        self.noted.clear()
 
-    def _replace(self, worker: Worker) -> None:
-        entries = self._entries
-        if worker.entry is not None:
-            del entries[bisect_left(entries, worker.entry)]
-            worker.entry = None
-        if worker.id in self._active and worker.count < worker.slots:
-            insort(entries, self._enter(worker))
+    def _enter(self, worker: Worker) -> int | None:
+        """Give the worker its key, which is returned, if it has a place in the order."""
+        key = None
+        if worker.count < worker.slots and worker.id in self._active:
+            order = worker.order
+            key = (self._room_bytes(worker) << ORDER_BITS) + order
+            self._workers[order] = worker
+        worker.key = key
+        return key

@@ -39,7 +39,7 @@ class Outlook:
         settings = self.cluster.settings
         if settings.instant_moves:
             return settings.horizon_s
-        mean_bytes = worker.used_bytes / (len(worker.requests) + len(worker.arriving) or 1)
+        mean_bytes = worker.used_bytes / (worker.count or 1)
         return max(settings.horizon_s, self._wait_s + CAUTION * self.moves.expected_s(mean_bytes))
 
     def in_time(self, worker: Worker, requests: list[Request]) -> list[Request]:
@@ -54,14 +54,14 @@ class Outlook:
     def life_s(self, worker: Worker, more_bytes: int = 0, more: int = 0) -> float:
         """Life with `more` requests of `more_bytes` in all than it will have once moves in flight are done."""
         free_bytes = worker.capacity_bytes - worker.used_bytes + worker.leaving_bytes - more_bytes
-        rate = (len(worker.requests) + len(worker.arriving) - worker.leaving + more) * self.growth_bytes_s(worker)
+        rate = (worker.count - worker.leaving + more) * self.growth_bytes_s(worker)
         if rate <= 0.0:
             return FOREVER_S if free_bytes >= 0 else -FOREVER_S
         return free_bytes / rate
 
     def overloaded(self, worker: Worker) -> bool:
         """Whether the worker overflows before the next look, or runs more requests than it should."""
-        staying = len(worker.requests) + len(worker.arriving) - worker.leaving
+        staying = worker.count - worker.leaving
         return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s(worker))
 
     def takes(self, worker: Worker, kv_bytes: int, more: int = 1) -> bool:
@@ -69,7 +69,7 @@ class Outlook:
         cluster = self.cluster
         if not cluster.fits(worker, kv_bytes + (more - 1) * cluster.ahead_bytes) or leaves_wholly(worker):
             return False
-        count = len(worker.requests) + len(worker.arriving) + more
+        count = worker.count + more
         if count > worker.slots:
             return False
         grown_bytes = count * self.growth_bytes_s(worker) * self.look_s(worker)

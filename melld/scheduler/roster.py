@@ -10,6 +10,8 @@ from melld.events import WorkerUp
 from melld.ids import WorkerId
 from melld.scheduler.state import Worker, WorkerState
 
+OPEN_STATES = (WorkerState.ASLEEP, WorkerState.ACTIVE)
+
 
 class Roster:
     """Workers in the order in which they became known (their rank): the first that sleeps is woken first.
@@ -22,7 +24,9 @@ class Roster:
         self.workers: dict[WorkerId, Worker] = {}
         self._asleep: list[tuple[float, int, WorkerId]] = []  # a heap; who was woken since is dropped when met
         self._ranks = 0
-        self._largest: tuple[int, int] | None = None  # bytes: ever offered, offered now; None: to be measured
+        self.largest_capacity_bytes = 0
+        """The most that any known worker has ever offered."""
+        self._largest_open_bytes = -1  # that those offer which take requests
 
     def add(self, event: WorkerUp) -> Worker:
         """A worker may be used from now on; it sleeps."""
@@ -32,7 +36,9 @@ class Roster:
         worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
         self.workers[worker.id] = worker
         self.sleeps(worker)
-        self.note()
+        self.largest_capacity_bytes = max(self.largest_capacity_bytes, event.capacity_bytes)
+        if event.slots > 0:
+            self._largest_open_bytes = max(self._largest_open_bytes, event.capacity_bytes)
         return worker
 
     def remove(self, worker: Worker) -> None:
@@ -42,7 +48,10 @@ class Roster:
 
     def note(self) -> None:
         """A worker offers more or less than before."""
-        self._largest = None
+        known = self.workers.values()
+        self.largest_capacity_bytes = max((worker.largest_capacity_bytes for worker in known), default=0)
+        usable = (worker.capacity_bytes for worker in known if worker.state in OPEN_STATES and worker.slots > 0)
+        self._largest_open_bytes = max(usable, default=-1)
 
     def sleeps(self, worker: Worker) -> None:
         """The worker may be woken again."""
@@ -71,21 +80,9 @@ class Roster:
                 return worker
         return None
 
-    def largest_capacity_bytes(self) -> int:
-        """The most that any known worker has ever offered."""
-        return self._measured()[0]
-
     def could_hold(self, kv_bytes: int) -> bool:
         """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
-        return kv_bytes <= self._measured()[1]
-
-    def _measured(self) -> tuple[int, int]:
-        if self._largest is None:
-            open_states = (WorkerState.ASLEEP, WorkerState.ACTIVE)
-            ever = max((worker.largest_capacity_bytes for worker in self.workers.values()), default=0)
-            usable = [w.capacity_bytes for w in self.workers.values() if w.state in open_states and w.slots > 0]
-            self._largest = (ever, max(usable, default=-1))
-        return self._largest
+        return kv_bytes <= self._largest_open_bytes
 
     def _asleep_worker(self, entry: tuple[float, int, WorkerId]) -> Worker | None:
         wake_s, rank, name = entry

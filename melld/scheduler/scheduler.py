@@ -66,15 +66,17 @@ class Scheduler:
             IllegalTransition: the event contradicts what is known; nothing has changed.
             ValueError: the event's time is before the last one's, or a size is negative; nothing has changed.
         """
-        if event.at_s < self.cluster.now_s:
-            raise ValueError(f"time runs backwards: {event.at_s} after {self.cluster.now_s}")
-        before_s, self.cluster.now_s = self.cluster.now_s, event.at_s
+        cluster, now_s = self.cluster, event.at_s
+        before_s = cluster.now_s
+        if now_s < before_s:
+            raise ValueError(f"time runs backwards: {now_s} after {before_s}")
+        cluster.now_s = now_s
         try:
             self._handlers[type(event)](event)
         except (IllegalTransition, ValueError):
-            self.cluster.now_s = before_s
+            cluster.now_s = before_s
             raise
-        return self.cluster.take_commands()
+        return cluster.take_commands() if cluster.commands else []
 
     # ---- requests
 
@@ -83,10 +85,10 @@ class Scheduler:
             raise ValueError(f"request {event.request} of {event.kv_bytes} bytes")
         cluster = self.cluster
         request = cluster.add_request(event)
-        if cluster.workers and event.kv_bytes > (largest_bytes := cluster.largest_capacity_bytes()):
+        if event.kv_bytes > (largest_bytes := cluster.roster.largest_capacity_bytes) and cluster.workers:
             cluster.remove_request(request)
             cluster.record(events.RefuseRequest("too large", request.id, event.kv_bytes, largest_bytes))
-        elif len(cluster.waiting):
+        elif cluster.waiting.requests:
             cluster.waiting.add(request)
             self._serve_waiting()
             self._tell_waiting(request)
@@ -138,7 +140,8 @@ class Scheduler:
         worker = self.cluster.remove_request(request)
         if worker is not None:
             self.policy.departed(request, worker, destination)
-        self._serve_waiting()
+        if self.cluster.waiting.requests:
+            self._serve_waiting()
 
     def _preempted(self, event: events.RequestPreempted) -> None:
         """Its size still counts: it needs the bytes again before it can go on."""

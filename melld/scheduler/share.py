@@ -33,6 +33,11 @@ class FairShare:
         self._floor_bytes = max(self._floor_bytes, had_bytes)
         self._served_bytes[client] = had_bytes + kv_bytes
 
+    def begin_alone(self, client: str, kv_bytes: int) -> None:
+        """`returns` and `begin` in one, for when nobody waits."""
+        self._floor_bytes = had_bytes = max(self._served_bytes.get(client, 0), self._floor_bytes)
+        self._served_bytes[client] = had_bytes + kv_bytes
+
     def grow(self, client: str, kv_bytes: int) -> None:
         """A request of the client has grown by so much."""
         self._served_bytes[client] = self.served_bytes(client) + kv_bytes

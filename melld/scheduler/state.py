@@ -32,6 +32,8 @@ class RequestState(enum.StrEnum):
     MOVING = "moving"
 
 
+WAITING = RequestState.WAITING
+
 WORKER_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
     (WorkerState.ASLEEP, "activate"): WorkerState.ACTIVE,
     (WorkerState.ASLEEP, "drain"): WorkerState.WITHDRAWN,
@@ -66,31 +68,34 @@ class Request:
         "id",
         "kv_bytes",
         "moved_s",
-        "moves",
         "placed_s",
         "priority",
-        "prompt_bytes",
-        "prompt_tokens",
         "sequence",
         "state",
         "worker",
     )
 
-    def __init__(self, request: RequestId, kv_bytes: int, prompt_tokens: int, priority: int, sequence: int) -> None:
+    worker: "Worker | None"
+    destination: "Worker | None"
+
+    def __init__(
+        self,
+        request: RequestId,
+        kv_bytes: int,
+        priority: int,
+        sequence: int,
+        arrived_s: float = 0.0,
+        client: str = "",
+    ) -> None:
         self.id = request
         self.kv_bytes = kv_bytes
-        self.prompt_bytes = kv_bytes
-        self.prompt_tokens = prompt_tokens
         self.priority = priority
         self.sequence = sequence
-        self.client = ""
-        self.arrived_s = 0.0
-        self.placed_s = 0.0
-        self.moved_s = 0.0
-        self.moves = 0
-        self.state = RequestState.WAITING
-        self.worker: Worker | None = None
-        self.destination: Worker | None = None
+        self.arrived_s = arrived_s
+        self.client = client
+        self.placed_s = self.moved_s = 0.0
+        self.state = WAITING
+        self.worker = self.destination = None
 
     def after(self, event: str) -> RequestState:
         """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
@@ -104,7 +109,8 @@ class Worker:
     """A bin of the packing problem.
 
     `requests` run here (those that are leaving included); `arriving` are the reservations of moves towards here.
-    `used_bytes` is the sum of both; `leaving_bytes` is the part of it that moves in flight will free.
+    `count` is how many both are, each with a slot; `used_bytes` is their sum, and `leaving_bytes` the part of it that
+    moves in flight will free.
     `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
@@ -112,12 +118,13 @@ class Worker:
     __slots__ = (
         "arriving",
         "capacity_bytes",
+        "count",
         "empty_since_s",
-        "entry",
         "growing",
         "grown_bytes",
         "growth_bytes_s",
         "id",
+        "key",
         "largest_capacity_bytes",
         "leaving",
         "leaving_bytes",
@@ -142,6 +149,7 @@ class Worker:
         self.state = WorkerState.ASLEEP
         self.requests: dict[RequestId, Request] = {}
         self.arriving: dict[RequestId, Request] = {}
+        self.count = 0
         self.used_bytes = 0
         self.leaving = 0
         self.leaving_bytes = 0
@@ -149,13 +157,8 @@ class Worker:
         self.growing = 0
         self.grown_bytes = 0
         self.growth_bytes_s = 0.0
-        self.entry: tuple[int, int, Worker] | None = None
+        self.key: int | None = None
         self.wake_s = 0.0
-
-    @property
-    def count(self) -> int:
-        """Requests that hold a slot: running here or arriving."""
-        return len(self.requests) + len(self.arriving)
 
     @property
     def free_bytes(self) -> int:

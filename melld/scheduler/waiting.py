@@ -26,15 +26,15 @@ class WaitingQueue:
         self.share = FairShare()
         self._displaced: list[tuple[int, int, RequestId]] = []  # priority, sequence: sorted
         self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by client; none is empty
-        self._waiting: dict[RequestId, Request] = {}
+        self.requests: dict[RequestId, Request] = {}  # all that wait; to be read only
         self._clients: Counter[str] = Counter()
         self._passed: list[tuple[Request, bool]] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.requests)
 
     def __contains__(self, request: RequestId) -> bool:
-        return request in self._waiting
+        return request in self.requests
 
     def __iter__(self) -> Iterator[Request]:
         """Those that wait and have not begun, in no order that means anything."""
@@ -43,14 +43,14 @@ class WaitingQueue:
     @property
     def newcomers(self) -> int:
         """How many wait that never had a worker."""
-        return len(self._waiting) - len(self._displaced)
+        return len(self.requests) - len(self._displaced)
 
     def add(self, request: Request, displaced: bool = False) -> None:
         """Let the request wait; one that lost its worker goes ahead of all that never had one.
 
         Requests that never had a worker come in the order of their sequence.
         """
-        self._waiting[request.id] = request
+        self.requests[request.id] = request
         if displaced:
             bisect.insort(self._displaced, (request.priority, request.sequence, request.id))
             return
@@ -60,7 +60,7 @@ class WaitingQueue:
 
     def remove(self, request: RequestId) -> bool:
         """The request waits no more.  Whether it had lost a worker."""
-        found = self._waiting.pop(request)
+        found = self.requests.pop(request)
         entry = (found.priority, found.sequence, request)
         place = bisect.bisect_left(self._displaced, entry)
         if self._displaced[place : place + 1] == [entry]:
@@ -74,7 +74,10 @@ class WaitingQueue:
 
     def begin(self, request: Request) -> None:
         """The request is given room, whether or not it has waited.  What is done over again is nobody's debt."""
-        if request.id not in self._waiting:
+        if not self.requests:
+            self.share.begin_alone(request.client, request.kv_bytes)
+            return
+        if request.id not in self.requests:
             self._returns(request.client)
         elif self.remove(request.id):
             return
@@ -115,11 +118,11 @@ class WaitingQueue:
         """Leave the head out of `head` and `last` until `restore`; it still waits."""
         assert self.head() == request, request
         displaced = bool(self._displaced)
-        self._passed.append((self._waiting[request], displaced))
+        self._passed.append((self.requests[request], displaced))
         if displaced:
             del self._displaced[0]
         else:
-            self._leave_line(self._waiting[request])
+            self._leave_line(self.requests[request])
 
     def restore(self) -> None:
         """All who were passed over have their places again."""

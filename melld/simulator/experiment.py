@@ -13,9 +13,10 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.catalogue import BLOCK_TOKENS
+from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
 from melld.simulator.settings import SimulatorSettings
-from melld.simulator.simulation import Simulation, Sink
+from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
 
 UNBATCHED_SUFFIX = "-unbatched"

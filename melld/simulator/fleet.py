@@ -17,6 +17,8 @@ from melld.simulator.running import Integers, Running
 from melld.simulator.settings import SimulatorSettings
 
 SPARE_WORKERS = 16
+Ending = tuple[float, int, Run, int]
+"""When, which of all requests, which run, and the version that it must still have then."""
 
 
 class Fleet:
@@ -36,7 +38,6 @@ class Fleet:
         self._moving: dict[RequestId, Run] = {}
         self._prefill_s = settings.latency.prefill_s
         self._links = None if settings.link is None else Links(settings.link)
-        self._orders = 0
         self._rows = np.zeros(0, dtype=np.int64)  # those in memory when the epoch began
         self._need_bytes = np.zeros(0, dtype=np.int64)  # what each of all rows needs, as of then
 
@@ -85,21 +86,18 @@ class Fleet:
 
         Every request passes here once, so it is written for speed: `_settle` and `_prefill` for a new row.
         """
-        running, index = self.running, self._indexes[worker]
-        prompt, output = run.prompt, run.output
-        row = run.row = running.add(run.id, prompt, output, run.prompt_bytes)
-        self._orders += 1
-        running.worker[row] = run.worker = index
-        running.order[row] = self._orders
-        counts, free_s = self._counts, self._prefill_free_s
-        seconds = self._prefill_s(prompt)
-        start_s = free_s[index]
-        first_s = max(start_s, now_s) + seconds
-        free_s[index] = run.first_token_s = running.since_s[row] = first_s
+        running, counts, free_s = self.running, self._counts, self._prefill_free_s
+        index = run.worker = self._indexes[worker]
+        seconds, first_s = self._prefill_s(run.prompt), free_s[index]
+        if first_s < now_s:
+            first_s = now_s
+        first_s += seconds
+        free_s[index] = run.first_token_s = first_s
         if counts[index]:
             running.debt_s[index] += seconds
         counts[index] += 1
-        return first_s + (output - 1) / running.pace[index]
+        run.row = running.add(run, index, first_s)
+        return first_s + (run.output - 1) / running.pace[index]
 
     def kv_bytes(self, run: Run) -> int:
         """The run's size, as last told to the scheduler."""
@@ -235,11 +233,13 @@ class Fleet:
         """What has been told is what is needed now, of those placed since the epoch began too."""
         self._need_bytes = self.running.all_told()
 
-    def replan(self, now_s: float, epoch_s: float) -> list[tuple[float, Run]]:
-        """Set the paces for the epoch that begins; returns who ends within it, and when."""
+    def replan(self, now_s: float, epoch_s: float) -> list[Ending]:
+        """Set the paces for the epoch that begins; returns who ends within it, the last first."""
         rows, ends_s = self.running.replan(now_s, epoch_s)
-        ids, runs = self.running.ids, self.runs
-        return [(end_s, runs[ids[row]]) for row, end_s in zip(rows.tolist(), ends_s.tolist(), strict=True)]
+        runs = map(self.runs.__getitem__, map(self.running.ids.__getitem__, rows.tolist()))
+        ending = [(end_s, run.index, run, run.version) for end_s, run in zip(ends_s.tolist(), runs, strict=True)]
+        ending.sort(reverse=True)
+        return ending
 
     def check(self) -> None:
         """Assert that no worker holds more than it has.  For tests."""
@@ -259,13 +259,11 @@ class Fleet:
         return used
 
     def _settle(self, run: Run, worker: int) -> None:
-        self._orders += 1
         self._counts[run.worker] -= 1
         self._counts[worker] += 1
         run.worker = worker
         run.version += 1
-        self.running.worker[run.row] = worker
-        self.running.order[run.row] = self._orders
+        self.running.settle(run.row, worker)
 
     def _readmit(self, run: Run, now_s: float) -> None:
         run.become(RunState.RUNNING)

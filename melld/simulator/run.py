@@ -1,4 +1,4 @@
-"""One request's passage through a simulation.
+"""One request's passage through a simulation, and the error that it may never end.
 
 QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
 """
@@ -6,7 +6,7 @@ QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
 import enum
 from collections.abc import Sequence
 
-from melld.errors import IllegalTransition
+from melld.errors import IllegalTransition, MelldError
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
 
@@ -20,6 +20,7 @@ class RunState(enum.IntEnum):
     ENDED = 3
 
 
+QUEUED = RunState.QUEUED
 RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
     (RunState.RUNNING, RunState.ENDED),
     (RunState.PREEMPTED, RunState.ENDED),
@@ -68,17 +69,23 @@ class Run:
         self.prompt = prompt_tokens
         self.output = output_tokens
         self.prompt_bytes = prompt_bytes
-        self.row = -1
-        self.worker = -1
-        self.version = 0
-        self.moves = 0
-        self.placed_s = 0.0
-        self.first_token_s = 0.0
+        self.row = self.worker = -1
+        self.version = self.moves = 0
+        self.placed_s = self.first_token_s = 0.0
         self.move: Move | None = None
-        self.state = RunState.QUEUED
+        self.state = QUEUED
 
     def become(self, state: RunState) -> None:
         """Take the next state; raises `IllegalTransition` where the table has none."""
         if state not in RUN_TRANSITIONS[self.state]:
             raise IllegalTransition("run", self.id, self.state.name.lower(), f"become {state.name.lower()}")
         self.state = state
+
+
+class SimulationStuck(MelldError):
+    """Requests wait although nothing runs, and nothing will change that."""
+
+    def __init__(self, waiting: int, at_s: float) -> None:
+        super().__init__(f"{waiting} requests wait at {at_s:.0f} s while nothing runs: the policy never places them")
+        self.waiting = waiting
+        self.at_s = at_s

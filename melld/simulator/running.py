@@ -18,6 +18,7 @@ import numpy.typing as npt
 from melld.ids import RequestId
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
+from melld.simulator.run import Run
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ class Running:
         self.latency = latency
         self.block_bytes = block_bytes
         self.rows = 0
+        self.orders = 0
         self.ids: list[RequestId] = []
         self.worker, self.order, self.prompt, self.output, self.told_bytes = (
             array("q", bytes(8 * FIRST_ROWS)) for _ in INTEGER_COLUMNS
@@ -58,20 +60,27 @@ class Running:
         self.pace = self._paces.tolist()
         self.debt_s += [0.0] * count
 
-    def add(self, request: RequestId, prompt_tokens: int, output_tokens: int, told_bytes: int) -> int:
-        """A row for a request that is about to be placed; the caller sets worker, order and since_s."""
+    def add(self, run: Run, worker: int, since_s: float) -> int:
+        """A row for a request that is placed on the worker and has its first token at `since_s`.
+
+        Every request passes here once: it is written for speed.
+        """
         if self._free:
             row = self._free.pop()
-            self.ids[row] = request
+            self.ids[row] = run.id
         else:
             row = self.rows
             self.rows += 1
-            self.ids.append(request)
+            self.ids.append(run.id)
             if row == len(self.worker):
                 self._double()
-        self.prompt[row] = prompt_tokens
-        self.output[row] = output_tokens
-        self.told_bytes[row] = told_bytes
+        self.orders += 1
+        self.worker[row] = worker
+        self.order[row] = self.orders
+        self.prompt[row] = run.prompt
+        self.output[row] = run.output
+        self.told_bytes[row] = run.prompt_bytes
+        self.since_s[row] = since_s
         self.generated[row] = 1.0  # prefill emits the first token
         self.held[row] = 1
         return row
@@ -80,6 +89,12 @@ class Running:
         """The request has ended."""
         self.held[row] = 0
         self._free.append(row)
+
+    def settle(self, row: int, worker: int) -> None:
+        """The request is on that worker from now on, as its latest."""
+        self.orders += 1
+        self.worker[row] = worker
+        self.order[row] = self.orders
 
     def held_rows(self) -> Integers:
         """Rows whose blocks are in memory, shape [held]."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
@@ -46,5 +47,6 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
 
     def kv_bytes_of(self, tokens: Sequence[int]) -> list[int]:
         """Bytes of the blocks of so many tokens, for each."""
-        block_bytes = self.block_bytes
-        return [-(-count // BLOCK_TOKENS) * block_bytes for count in tokens]
+        blocks = -(-np.array(tokens, dtype=np.int64) // BLOCK_TOKENS)
+        kv_bytes: list[int] = (blocks * self.block_bytes).tolist()
+        return kv_bytes

@@ -23,30 +23,19 @@ from collections.abc import Callable
 from typing import Any
 
 from melld import events
-from melld.decision_log import Record, decision_record, fact_records, preempted_record
-from melld.errors import MelldError
-from melld.events import AnyCommand, AnyEvent, RequestArrived, RequestFinished
+from melld.events import AnyEvent, RequestArrived, RequestFinished
 from melld.migrate.snapshot import Via
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.fleet import Fleet
+from melld.simulator.fleet import Ending, Fleet
+from melld.simulator.journal import Journal, Sink
 from melld.simulator.measures import Measures
 from melld.simulator.planning import MovePlanning
-from melld.simulator.run import Move, Run, RunState
+from melld.simulator.run import Move, Run, RunState, SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
 RUNNING, ENDED = RunState.RUNNING, RunState.ENDED
 STUCK_AFTER_S = 24 * 3600.0
-Sink = Callable[[Record], None]
-
-
-class SimulationStuck(MelldError):
-    """Requests wait although nothing runs, and nothing will change that."""
-
-    def __init__(self, waiting: int, at_s: float) -> None:
-        super().__init__(f"{waiting} requests wait at {at_s:.0f} s while nothing runs: the policy never places them")
-        self.waiting = waiting
-        self.at_s = at_s
 
 
 class Simulation:
@@ -63,14 +52,14 @@ class Simulation:
         self.measures = Measures(settings, len(workload))
         self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
         self.now_s = 0.0
-        self._log = log
+        self._journal = None if log is None else Journal(log, self.fleet, self._planning)
+        self._plain = self._planning is None and self._journal is None
         self._decide = scheduler.handle
         self._unbounded = settings.gpus is None
-        self._step = 0
         self._chance = random.Random(settings.seed)
         self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
         self._heap: list[tuple[float, int, Callable[[Any, int], None], Any, int]] = []
-        self._ending: list[tuple[float, int, Run, int]] = []  # of this epoch, the next one last
+        self._ending: list[Ending] = []  # in this epoch, the next one last
         self._sequence = itertools.count()
         self._epochs = 0
         self._next_epoch_s = 0.0
@@ -105,23 +94,22 @@ class Simulation:
     def _run(self, arrivals: list[float], progress: Callable[[int], None] | None) -> None:
         """Arrivals come from their list, the ends of this epoch from theirs, all else from the heap."""
         heap, fleet, never = self._heap, self.fleet, math.inf
-        arrived, count = 0, len(arrivals)
-        arrival_s = arrivals[0] if arrivals else never
+        arrived, count, arrivals = 0, len(arrivals), [*arrivals, never]
+        arrival_s = arrivals[0]
         self._begin_epoch(None, 0)
         while True:
             ending = self._ending
             end_s = ending[-1][0] if ending else never
-            heap_s = heap[0][0]
-            if arrival_s <= end_s and arrival_s <= heap_s:
+            while arrival_s <= end_s and arrival_s <= heap[0][0]:
                 self.now_s = arrival_s
                 self._arrive(arrived)
                 arrived += 1
-                arrival_s = arrivals[arrived] if arrived < count else never
+                arrival_s = arrivals[arrived]
                 if arrived == count:
                     self.measures.last_arrival(self.now_s)
                 if progress is not None:
                     progress(arrived)
-            elif end_s <= heap_s:
+            if end_s <= heap[0][0]:
                 self.now_s, _, run, version = ending.pop()
                 self._finish(run, version)
             elif arrived == count and not fleet.runs and not fleet.awake:
@@ -170,9 +158,7 @@ class Simulation:
             self._turn_back()
         self._epochs += 1
         self._next_epoch_s = self._epochs * self.settings.epoch_s
-        ending = fleet.replan(now_s, self._next_epoch_s - now_s)
-        self._ending = [(end_s, run.index, run, run.version) for end_s, run in ending]
-        self._ending.sort(reverse=True)
+        self._ending = fleet.replan(now_s, self._next_epoch_s - now_s)
         self._push(self._next_epoch_s, self._begin_epoch, None, 0)
         self.measures.sample(now_s, fleet)
         if fleet.awake:
@@ -221,42 +207,46 @@ class Simulation:
     # ---- decisions: what the scheduler wants
 
     def _handle(self, event: AnyEvent) -> None:
-        self._step += 1
-        if self._log is not None:
-            self._log_fact(event)
+        if self._plain:
+            for command in self._decide(event):
+                self._apply[type(command)](command)
+        else:
+            self._handle_watched(event)
+        if self._unbounded and (missing := self.fleet.missing_workers()):
+            self._add_workers(missing)
+
+    def _handle_watched(self, event: AnyEvent) -> None:
+        """As above, where a log is kept or moves are planned."""
+        if self._journal is not None:
+            self._journal.next_step(event)
         commands = self._decide(event)
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
+            if self._journal is not None:
+                self._journal.decision(self.now_s, command)
             self._apply[type(command)](command)
         if self._planning is not None:
             self._begin_moves(self._planning)
-        if self._unbounded and (missing := self.fleet.missing_workers()):
-            self._add_workers(missing)
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
         run.become(RUNNING)
-        if self._log is not None:
-            self._log_decision(command, run.prompt_bytes)
         now_s = run.placed_s = self.now_s
         end_s = self.fleet.place(run, command.worker, now_s)
         if end_s <= self._next_epoch_s:  # nobody else would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
 
-    def _queue(self, command: events.QueueRequest) -> None:
-        self._log_decision(command)
+    def _queue(self, _command: events.QueueRequest) -> None:
         self.measures.queued += 1
 
     def _refuse(self, command: events.RefuseRequest | events.ShedRequest) -> None:
-        self._log_decision(command)
         self.fleet.runs.pop(command.request).become(RunState.ENDED)
         self.measures.refused += 1
 
     def _move(self, command: events.MoveRequest) -> None:
         run = self.fleet.runs[command.request]
         via = Via.KV if self._planning is None else self._planning.way_of(command.request)
-        self._log_decision(command, via=via)
         move = self.fleet.expect(run, command.destination, via)
         if self._planning is None:
             self._begin_move(run, move, self.now_s)
@@ -279,17 +269,16 @@ class Simulation:
             end_s = self.now_s + self._chance.random() * (end_s - self.now_s)
         if self.settings.instant_moves:  # the scheduler has counted it as done: it must not hear of it again
             self._commit(run)
-            self._log_fact(events.MoveCommitted(self.now_s, run.id))
+            if self._journal is not None:
+                self._journal.fact(events.MoveCommitted(self.now_s, run.id))
         else:
             self._push(end_s, self._end_move, run, move.version)
 
     def _activate(self, command: events.ActivateWorker) -> None:
-        self._log_decision(command)
         self.fleet.wake(command.worker, self.now_s)
         self.measures.activated(self.now_s, len(self.fleet.awake))
 
     def _retire(self, command: events.RetireWorker) -> None:
-        self._log_decision(command)
         self.fleet.sleep(command.worker)
         self.measures.retired(self.now_s, len(self.fleet.awake))
 
@@ -298,27 +287,7 @@ class Simulation:
     def _add_workers(self, count: int) -> None:
         for worker, machine in self.fleet.add_workers(count):
             capacity_bytes, slots = self.settings.capacity_bytes, self.settings.slots
-            self._handle_up(events.WorkerUp(self.now_s, worker, capacity_bytes, slots, machine))
-
-    def _handle_up(self, event: events.WorkerUp) -> None:
-        self._step += 1
-        self._log_fact(event)
-        for command in self.scheduler.handle(event):
-            self._apply[type(command)](command)
+            self._handle_watched(events.WorkerUp(self.now_s, worker, capacity_bytes, slots, machine))
 
     def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))
-
-    def _log_fact(self, event: AnyEvent) -> None:
-        if self._log is None:
-            return
-        if isinstance(event, events.RequestPreempted):
-            worker = self.fleet.names[self.fleet.runs[event.request].worker]
-            self._log(preempted_record(event, worker, self._step))
-            return
-        for record in fact_records(event, self._step):
-            self._log(record)
-
-    def _log_decision(self, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> None:
-        if self._log is not None:
-            self._log(decision_record(self.now_s, command, kv_bytes, via, self._step))

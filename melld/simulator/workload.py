@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
 import msgspec
+import numpy as np
 
 from melld.errors import ConfigError
 
@@ -44,10 +45,8 @@ class Workload(msgspec.Struct, frozen=True):
 
         A prompt that is longer than that stays as it is: it is for the scheduler to refuse.
         """
-        output = [
-            max(1, min(output, most_tokens - prompt))
-            for prompt, output in zip(self.prompt_tokens, self.output_tokens, strict=True)
-        ]
+        room = most_tokens - np.array(self.prompt_tokens, dtype=np.int64)
+        output = np.maximum(1, np.minimum(np.array(self.output_tokens, dtype=np.int64), room)).tolist()
         return Workload(self.arrival_s, self.prompt_tokens, output)
 
     def scaled(self, factor: float) -> "Workload":

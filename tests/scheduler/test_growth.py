@@ -12,7 +12,7 @@ from melld.scheduler.state import Request, Worker
 def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate, Worker]:
     """What is learned of one worker with four requests that grow alike, told in blocks, for a minute."""
     worker = Worker("w", 10**9, 100, 0, 0)
-    worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, 0, number) for number in range(4)}
+    worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, number) for number in range(4)}
     growth = GrowthRate()
     tokens = [float(number) for number in range(4)]
     for epoch in range(int(60 / epoch_s)):

@@ -17,11 +17,12 @@ def test_the_order_is_that_of_a_fresh_sort(changes: list[tuple[int, int, bool, b
         worker.order = worker.rank
     active: dict[str, Worker] = {}
     index = RoomIndex(active, lambda worker: worker.free_bytes)
-    request = Request("r", 0, 0, 0, 0)
+    request = Request("r", 0, 0, 0)
     for number, used_bytes, awake, full in changes:
         worker = workers[number]
         worker.used_bytes = used_bytes
         worker.requests = {"a": request, "b": request} if full else {}
+        worker.count = len(worker.requests)
         active.pop(worker.id, None)
         if awake:
             active[worker.id] = worker

@@ -13,7 +13,7 @@ def waiting(
     queue: WaitingQueue, name: str, sequence: int, client: str = "", priority: int = 0, size: int = 1
 ) -> Request:
     """One more request that waits."""
-    request = Request(name, size, size, priority, sequence)
+    request = Request(name, size, priority, sequence)
     request.client = client
     queue.add(request)
     return request
@@ -36,7 +36,7 @@ def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool,
     requests = {}
     for number, (come, displaced, priority, victim) in enumerate(steps):
         if come or not expected:
-            request = requests[f"r{number}"] = Request(f"r{number}", 1, 1, priority, number)
+            request = requests[f"r{number}"] = Request(f"r{number}", 1, priority, number)
             queue.add(request, displaced)
             expected[request.id] = (not displaced, priority, number)
         else:
@@ -53,7 +53,7 @@ def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool,
 def test_who_is_passed_over_keeps_the_place() -> None:
     """Passing over is for one round of serving only."""
     queue = WaitingQueue()
-    displaced = Request("lost", 1, 1, 3, 9)
+    displaced = Request("lost", 1, 3, 9)
     requests = {name: waiting(queue, name, number) for number, name in enumerate("abc")} | {"lost": displaced}
     queue.add(displaced, displaced=True)
     for name in ("lost", "a", "b"):
@@ -119,7 +119,7 @@ def test_who_was_away_has_saved_nothing_up() -> None:
     """A night alone on the machine is not held against anybody in the morning."""
     queue = WaitingQueue()
     for number in range(100):
-        alone = Request(f"night{number}", 1000, 1000, 0, number)
+        alone = Request(f"night{number}", 1000, 0, number)
         alone.client = "a"
         queue.begin(alone)
         queue.share.grow("a", 500)

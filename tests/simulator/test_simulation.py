@@ -10,8 +10,9 @@ from melld.scheduler.policies import POLICIES
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Measures, Report
+from melld.simulator.run import SimulationStuck
 from melld.simulator.settings import SimulatorSettings
-from melld.simulator.simulation import Simulation, SimulationStuck
+from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
 from tests.simulator.setups import BLOCK_BYTES, BLOCKS, MACHINES, SMALL, one_by_one, scheduler, small_load
 

@@ -14,7 +14,7 @@ workers, any bin with room is the last resort.
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import L, M, S, SizeClass, T
 from melld.scheduler.mell.items import Item
 from melld.scheduler.mell.plan import Plan

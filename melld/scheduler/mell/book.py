@@ -9,55 +9,11 @@ only what is planned and not yet carried out.  Never decides, never records a co
 from collections.abc import Iterator
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
 from melld.scheduler.mell.items import Item, halves
 from melld.scheduler.mell.ladder import Ladder
 from melld.scheduler.state import Request, Worker, WorkerState
-
-
-class Bin:
-    """A worker and the items planned for it.
-
-    `planned_bytes` and `planned_count`: what the plan adds to the worker's own sums (negative: takes away).
-    `order`: unique, grows with each time that a bin enters a class; the greatest is the latest.
-    The rest is derived from the items by `Book.derive`.
-    """
-
-    __slots__ = (
-        "has_partner",
-        "items",
-        "klass",
-        "large",
-        "lives",
-        "open_group",
-        "order",
-        "planned_bytes",
-        "planned_count",
-        "smallest_bytes",
-        "t_bytes",
-        "weight_sixths",
-        "worker",
-    )
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.items: dict[Item, None] = {}
-        self.planned_bytes = 0
-        self.planned_count = 0
-        self.order = 0
-        self.lives = 0  # how often it has been emptied: what was said of it before no longer counts
-        self.klass: SizeClass = TINY  # the class of an empty bin
-        self.large: Item | None = None
-        self.has_partner = False  # an S or M beside the L
-        self.weight_sixths = 0
-        self.t_bytes = 0  # of T items that may be moved
-        self.smallest_bytes: int | None = None  # of S and M items that may be moved
-        self.open_group: Item | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the proof would have one more S or M here."""
-        return S <= self.klass <= M and self.weight_sixths < FULL_SIXTHS
 
 
 class Book:
@@ -83,7 +39,7 @@ class Book:
     def free_bytes(self, bin_: Bin) -> int:
         """Bytes that the plan leaves free one horizon ahead."""
         worker = bin_.worker
-        count = len(worker.requests) + len(worker.arriving) + bin_.planned_count
+        count = worker.count + bin_.planned_count
         used_bytes = worker.used_bytes + bin_.planned_bytes
         return worker.capacity_bytes - used_bytes - count * self.cluster.ahead_bytes
 

@@ -4,7 +4,7 @@ Owns the rule for each hole.  The mended rules are in `settle`.
 """
 
 from melld.scheduler.mell.allocate import allocate
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import L, SizeClass, T
 from melld.scheduler.mell.plan import Plan
 from melld.scheduler.mell.pull import bring_partner, pull, stranded

@@ -12,7 +12,7 @@ from melld.scheduler.mell.classes import TINY, Limits, SizeClass, T
 from melld.scheduler.state import Request
 
 if TYPE_CHECKING:
-    from melld.scheduler.mell.book import Bin
+    from melld.scheduler.mell.bins import Bin
 
 
 class Item:

@@ -9,7 +9,8 @@ is to where it ends, and one that comes back or ends is not moved at all.  Placi
 import msgspec
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.mell.book import Bin, Book
+from melld.scheduler.mell.bins import Bin
+from melld.scheduler.mell.book import Book
 from melld.scheduler.mell.classes import SizeClass
 from melld.scheduler.mell.items import Item
 from melld.scheduler.state import Request, WorkerState

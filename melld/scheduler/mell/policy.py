@@ -12,7 +12,7 @@ from typing import ClassVar
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.mell import allocate, depart, settle, update
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import Limits, SizeClass, T
 from melld.scheduler.mell.items import Item, class_of_single
 from melld.scheduler.mell.plan import MellSettings, Plan

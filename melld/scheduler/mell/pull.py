@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from melld.scheduler.mell.allocate import CANDIDATES, best, evict_for
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import M, S, SizeClass, T
 from melld.scheduler.mell.items import Item
 from melld.scheduler.mell.plan import Plan

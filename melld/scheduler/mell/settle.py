@@ -18,7 +18,7 @@ with an L and an M (3/2), and by (4) a single L of ours meets there only partner
 """
 
 from melld.scheduler.mell.allocate import allocate, evict_for
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import TINY, L, M, S, T
 from melld.scheduler.mell.items import Item
 from melld.scheduler.mell.plan import Plan

@@ -10,7 +10,7 @@ and S that have become S or M are allocated anew, and an L that overloads its bi
 from itertools import islice
 
 from melld.scheduler.mell.allocate import CANDIDATES, allocate, best, least_sufficient
-from melld.scheduler.mell.book import Bin
+from melld.scheduler.mell.bins import Bin
 from melld.scheduler.mell.classes import L, SizeClass, T
 from melld.scheduler.mell.items import Item
 from melld.scheduler.mell.plan import Plan

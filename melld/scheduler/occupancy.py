@@ -1,0 +1,122 @@
+"""What workers hold and what still fits on them: bytes and slots, now and one horizon ahead.
+
+Owns the sums of every worker (free + used = capacity), the order of the active ones by room, and which are empty.  It
+changes them as requests come to a worker, leave it and grow; states and commands are the Cluster's, which builds on it.
+
+A request on a move in flight counts on both workers until the move has ended.
+"""
+
+from melld.ids import RequestId, WorkerId
+from melld.scheduler.index import RoomIndex
+from melld.scheduler.state import Request, Worker, WorkerState
+from melld.scheduler.waiting import WaitingQueue
+
+ACTIVE = WorkerState.ACTIVE
+
+
+class Occupancy:
+    """The sums of one model's workers."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.active: dict[WorkerId, Worker] = {}  # in the order of activation (resumed ones at the end)
+        self.requests: dict[RequestId, Request] = {}
+        self.waiting = WaitingQueue()
+        self.ahead_bytes = 0
+        self.room = RoomIndex(self.active, self.room_bytes)
+        self._noted = self.room.noted
+        self._empty: dict[WorkerId, Worker] = {}  # awake, without requests
+
+    # ---- asking
+
+    def room_bytes(self, worker: Worker) -> int:
+        """The largest request that still fits one horizon ahead, slots aside.  An empty worker needs no horizon."""
+        count = worker.count
+        ahead_bytes = (count + 1) * self.ahead_bytes if count else 0
+        return worker.capacity_bytes - worker.used_bytes - ahead_bytes
+
+    def fits(self, worker: Worker, kv_bytes: int) -> bool:
+        """Whether a request of that size could be assigned to the worker now."""
+        if worker.state is not ACTIVE or worker.count >= worker.slots:
+            return False
+        return kv_bytes <= self.room_bytes(worker)
+
+    def empty_workers(self) -> list[Worker]:
+        """Workers that are awake, active or draining, and have no requests."""
+        return list(self._empty.values())
+
+    # ---- how a request comes to a worker, grows on it, moves and leaves it
+
+    def grow(self, sizes: dict[RequestId, int]) -> None:
+        """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
+        known, noted = self.requests.get, self._noted
+        for name, kv_bytes in sizes.items():
+            request = known(name)
+            if request is None or (worker := request.worker) is None:
+                continue
+            delta_bytes = kv_bytes - request.kv_bytes
+            if delta_bytes <= 0:
+                continue
+            request.kv_bytes = kv_bytes
+            worker.used_bytes += delta_bytes
+            worker.growing += 1
+            worker.grown_bytes += delta_bytes
+            noted[worker.id] = worker
+            if request.client:
+                self.waiting.share.grow(request.client, delta_bytes)
+            if (destination := request.destination) is not None:
+                worker.leaving_bytes += delta_bytes
+                destination.used_bytes += delta_bytes
+                noted[destination.id] = destination
+
+    def _settle_on(self, request: Request, worker: Worker) -> None:
+        request.worker = worker
+        self._take(request, worker, worker.requests)
+
+    def _leave(self, request: Request, worker: Worker) -> None:
+        if request.destination is not None:
+            self._end_move(request, worker, request.destination)
+        request.worker = None
+        self._give_up(request, worker, worker.requests)
+
+    def _begin_move(self, request: Request, source: Worker, destination: Worker) -> None:
+        request.destination = destination
+        self._take(request, destination, destination.arriving)
+        source.leaving += 1
+        source.leaving_bytes += request.kv_bytes
+
+    def _end_move(self, request: Request, source: Worker, destination: Worker) -> None:
+        """The request runs on its source alone."""
+        request.destination = None
+        source.leaving -= 1
+        source.leaving_bytes -= request.kv_bytes
+        self._give_up(request, destination, destination.arriving)
+
+    def _arrive(self, request: Request, source: Worker, destination: Worker) -> None:
+        """The request, which was on its way, runs on its destination alone."""
+        request.destination = None
+        source.leaving -= 1
+        source.leaving_bytes -= request.kv_bytes
+        self._give_up(request, source, source.requests)
+        del destination.arriving[request.id]
+        request.worker = destination
+        destination.requests[request.id] = request
+
+    def _take(self, request: Request, worker: Worker, among: dict[RequestId, Request]) -> None:
+        """The one place where a worker's sums rise with a request; `among`: those that run there, or are to come."""
+        among[request.id] = request
+        if not worker.count:
+            self._empty.pop(worker.id, None)
+        worker.count += 1
+        worker.used_bytes += request.kv_bytes
+        self._noted[worker.id] = worker
+
+    def _give_up(self, request: Request, worker: Worker, among: dict[RequestId, Request]) -> None:
+        """The one place where they fall with one."""
+        del among[request.id]
+        worker.count -= 1
+        worker.used_bytes -= request.kv_bytes
+        self._noted[worker.id] = worker
+        if not worker.count:
+            worker.empty_since_s = self.now_s
+            self._empty[worker.id] = worker
