@@ -38,6 +38,10 @@ async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
+
+
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -200,10 +204,11 @@ def ask(connection: socket.socket, key: str) -> str:
 
 class TestEnds:
     async def test_workers_die_with_a_daemon_that_is_killed(self, demo_model: Path) -> None:
-        """No GPU memory is held by orphans, whatever killed the daemon."""
+        """No GPU memory is held by orphans, whatever killed the daemon; until then `ps` says what they are."""
         with DaemonProcess(demo_model, "--device", "cpu:1") as process:
             process.wait_ready()
             pids = [worker["pid"] for worker in process.status()["workers"]]
+            assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
             process.process.kill()
             process.wait_end()
             await until(lambda: all(is_gone(pid) for pid in pids), 10.0)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from setproctitle import setproctitle
 
 from melld.engine import wire
 from melld.engine.worker_start import build_engine, die_with_parent, ready_of, warm_up
@@ -36,6 +37,7 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
     """
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     die_with_parent(spec.parent_pid)
+    setproctitle(f"melld: worker {spec.worker}")
     os.dup2(log, 1)
     os.dup2(log, 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then ends us in good order

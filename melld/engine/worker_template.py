@@ -21,6 +21,7 @@ import traceback
 from pathlib import Path
 
 import msgspec
+from setproctitle import setproctitle
 
 from melld.engine import wire
 from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
@@ -61,6 +62,7 @@ def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     """Where the process begins, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon; workers inherit this
     die_with_parent(daemon_pid)
+    setproctitle("melld: template of the workers")
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     gc.disable()
