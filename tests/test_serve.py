@@ -42,6 +42,10 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
 
 
+def files_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -203,15 +207,16 @@ def ask(connection: socket.socket, key: str) -> str:
 
 
 class TestEnds:
-    async def test_workers_die_with_a_daemon_that_is_killed(self, demo_model: Path) -> None:
-        """No GPU memory is held by orphans, whatever killed the daemon; until then `ps` says what they are."""
-        with DaemonProcess(demo_model, "--device", "cpu:1") as process:
+    async def test_workers_die_with_a_daemon_that_is_killed(self, demo_model: Path, tmp_path: Path) -> None:
+        """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
+        with DaemonProcess(demo_model, "--device", "cpu:1", environment={"TMPDIR": str(tmp_path)}) as process:
             process.wait_ready()
             pids = [worker["pid"] for worker in process.status()["workers"]]
             assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
             process.process.kill()
             process.wait_end()
             await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+        assert files_in(tmp_path) == []
 
     def test_a_bad_engine_argument_ends_it_with_one_clear_line(self, demo_model: Path) -> None:
         """A typing error is told in words, not in a traceback."""

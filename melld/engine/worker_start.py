@@ -6,6 +6,7 @@ Owns what is done once.  Runs on the worker's main thread, before its loop.
 import ctypes
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,11 +39,19 @@ def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
     arguments = async_engine_args(spec.model_path, spec.engine_arguments)
     config = arguments.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT)
     engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
+    _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
     engine.engine_index = 0
     engine.frontend_stats_publish_address = None
     response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
     return engine, msgspec.msgpack.encode(response)
+
+
+def _remove_rendezvous(engine: "EngineCore") -> None:
+    """Remove the file by which the processes of one engine find each other: here it is one, and vLLM would leave it."""
+    place = engine.model_executor.driver_worker.worker.distributed_init_method
+    if place.startswith("file://"):
+        Path(place.removeprefix("file://")).unlink(missing_ok=True)
 
 
 def warm_up(engine: "EngineCore") -> None:
