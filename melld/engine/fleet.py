@@ -108,7 +108,7 @@ class Fleet:
         """One of `wire.UTILITIES` on every ready worker.
 
         Raises:
-            RuntimeError: a worker's call failed.
+            RuntimeError: a worker's call failed, or the worker ended first.
         """
         return await self.calls.ask_all(filter(self.is_ready, self.workers), method, arguments)
 
@@ -225,6 +225,7 @@ class Fleet:
         """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
         worker = slot.worker
         self.ready.pop(worker, None)
+        self.calls.worker_lost(worker)
         if self.reports.worker_lost(worker):
             self.moves.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]

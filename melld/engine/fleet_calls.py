@@ -18,15 +18,15 @@ class Calls:
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None]) -> None:
         self._send = send
-        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._futures: dict[int, tuple[WorkerId, asyncio.Future[Any]]] = {}
         self._numbers = 0
 
     async def ask(self, worker: WorkerId, make: Callable[[int], msgspec.Struct], deadline_s: float) -> Any:
         """The result of one call of one worker; `make` makes the message from the call's number.
 
         Raises:
-            RuntimeError: it failed, with the worker's words.
-            TimeoutError: the worker did not answer, or is no more.
+            RuntimeError: it failed, with the worker's words, or the worker ended first.
+            TimeoutError: the worker did not answer.
         """
         return await asyncio.wait_for(self._begin(worker, make), deadline_s)
 
@@ -34,7 +34,7 @@ class Calls:
         """The results of one of `wire.UTILITIES` on these workers.
 
         Raises:
-            RuntimeError: a worker's call failed.
+            RuntimeError: a worker's call failed, or the worker ended first.
         """
         if method not in wire.UTILITIES:
             raise ValueError(f"{method} is not among the calls that a worker takes")
@@ -46,7 +46,7 @@ class Calls:
 
     def answered(self, done: wire.UtilityDone) -> None:
         """A worker has done what it was called for, or could not.  An answer that nobody waits for is nothing."""
-        future = self._futures.pop(done.call, None)
+        _, future = self._futures.pop(done.call, (None, None))
         if future is None or future.done():
             return
         if done.error is not None:
@@ -54,10 +54,17 @@ class Calls:
         else:
             future.set_result(done.result)
 
+    def worker_lost(self, worker: WorkerId) -> None:
+        """It answers no more."""
+        for asked, future in list(self._futures.values()):
+            if asked == worker and not future.done():
+                future.set_exception(RuntimeError(f"{worker} ended before it had answered"))
+
     def _begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
         self._numbers += 1
         call = self._numbers
-        future = self._futures[call] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        self._futures[call] = worker, future
         future.add_done_callback(lambda _: self._futures.pop(call, None))
         self._send(worker, make(call))
         return future

@@ -50,3 +50,18 @@ async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
         await calls.ask_all([W0, W1], "reset_prefix_cache", [])
     with pytest.raises(ValueError, match="not among the calls"):
         await calls.ask_all([W0], "shutdown", [])
+
+
+async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> None:
+    """Nobody waits for ever for a worker that is gone."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    calls = Calls(lambda _worker, message: told.put_nowait(message))
+    lost, other = (asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1))
+    all_of_them = asyncio.ensure_future(calls.ask_all([W0], "reset_mm_cache", []))
+    asked = [await told.get() for _ in range(3)]
+    calls.worker_lost(W0)
+    for one in (lost, all_of_them):
+        with pytest.raises(RuntimeError, match="w0 ended before it had answered"):
+            await one
+    calls.answered(wire.UtilityDone(call=asked[1].call, result=W1))
+    assert await other == W1
