@@ -177,11 +177,11 @@ class Cluster(Occupancy):
 
     def add_request(self, event: RequestArrived) -> Request:
         """The request waits (or will be assigned at once); raises `IllegalTransition` if it is known."""
-        if event.request in self.requests:
-            raise IllegalTransition("request", event.request, self.requests[event.request].state, "arrive")
-        self._sequences += 1
-        request = Request(event.request, event.kv_bytes, event.priority, self._sequences, event.at_s, event.client)
-        self.requests[event.request] = request
+        name, sequence = event.request, self._sequences + 1
+        request = Request(name, event.kv_bytes, event.priority, sequence, event.at_s, event.client)
+        if (known := self.requests.setdefault(name, request)) is not request:
+            raise IllegalTransition("request", name, known.state, "arrive")
+        self._sequences = sequence
         return request
 
     def grow(self, sizes: dict[RequestId, int]) -> None:

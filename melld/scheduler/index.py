@@ -14,7 +14,7 @@ from melld.scheduler.state import Worker
 
 ORDER_BITS = 32
 ORDER_MASK = (1 << ORDER_BITS) - 1
-FEWER_CHANGES = 8  # one sort of all is cheaper than to find anew the place of one in so many
+FEWER_CHANGES = 3  # one sort of all is cheaper than to find anew the place of one in so many
 
 
 class RoomIndex:

@@ -50,6 +50,9 @@ class Occupancy:
     def grow(self, sizes: dict[RequestId, int]) -> None:
         """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
         known, noted = self.requests.get, self._noted
+        most_grow = len(sizes) > len(self.active)
+        if most_grow:
+            self.room.note_all()
         for name, kv_bytes in sizes.items():
             request = known(name)
             if request is None or (worker := request.worker) is None:
@@ -61,7 +64,8 @@ class Occupancy:
             worker.used_bytes += delta_bytes
             worker.growing += 1
             worker.grown_bytes += delta_bytes
-            noted[worker.id] = worker
+            if not most_grow:
+                noted[worker.id] = worker
             if request.client:
                 self.waiting.share.grow(request.client, delta_bytes)
             if (destination := request.destination) is not None:

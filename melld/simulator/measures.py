@@ -4,6 +4,8 @@ Owns counters, integrals over virtual time and samples (one per epoch, at most o
 that it looks at.  No wall-clock time enters: the same seed gives the same report.
 """
 
+from array import array
+
 import msgspec
 import numpy as np
 
@@ -105,11 +107,11 @@ class Measures:
         self._gpus = 0
         self._gpus_since_s = 0.0
         self._next_sample_s = 0.0
-        nothing = float("nan")
-        self._placed_s = [nothing] * requests
-        self._first_token_s = [nothing] * requests
-        self._end_s = [nothing] * requests
-        self._outputs = [0] * requests
+        nothing = array("d", [float("nan")])
+        self._placed_s = nothing * requests
+        self._first_token_s = nothing * requests
+        self._end_s = nothing * requests
+        self._outputs = array("q", [0]) * requests
 
     def finished(self, run: Run, now_s: float) -> None:
         """The request has ended."""
