@@ -10,7 +10,9 @@ so that nothing is serialised on the step path.  The only process that imports v
 (an environment comes first).
 """
 
+import ctypes
 import os
+import queue
 import signal
 import socket
 import threading
@@ -25,6 +27,9 @@ from setproctitle import setproctitle
 from melld.engine import wire
 from melld.engine.worker_start import build_engine, die_with_parent, ready_of, warm_up
 from melld.engine.worker_writer import write_frame
+
+IDLE_S = 1.0
+"""A worker without requests for so long gives memory back."""
 
 
 def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
@@ -81,8 +86,16 @@ class Worker:
                 self._step()
             else:
                 self._parts.reporter.report(None, 0.0)
-                self._handle(inbox.get())
+                self._handle(self._wait())
         writer.finish()
+
+    def _wait(self) -> Any:
+        """The inbox's next.  Long waits give the kernel what glibc keeps of the tensors of many sizes that there were."""
+        try:
+            return self._parts.inbox.get(timeout=IDLE_S)
+        except queue.Empty:
+            ctypes.CDLL(None).malloc_trim(0)  # takes up to 0.1 s
+            return self._parts.inbox.get()
 
     def _handlers_of(self) -> dict[type, Callable[[Any], None]]:
         """Who handles what the inbox holds."""
