@@ -90,7 +90,7 @@ class Worker:
         writer.finish()
 
     def _wait(self) -> Any:
-        """The inbox's next.  Long waits give the kernel what glibc keeps of the tensors of many sizes that there were."""
+        """The next of the inbox.  Meanwhile the kernel gets what glibc keeps of tensors of many sizes."""
         try:
             return self._parts.inbox.get(timeout=IDLE_S)
         except queue.Empty:
