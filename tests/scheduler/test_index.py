@@ -32,3 +32,5 @@ def test_the_order_is_that_of_a_fresh_sort(changes: list[tuple[int, int, bool, b
         ranked = sorted((w for w in active.values() if w.count < w.slots), key=lambda w: (w.free_bytes, w.order))
         assert [w for w in ranked if w.free_bytes >= 70] == list(index.tightest(70))
         assert ranked[::-1] == list(index.roomiest())
+        fitting = (w for w in ranked if w.free_bytes >= 70 and w is not worker)
+        assert next(fitting, None) is index.first(70, but=worker)
