@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/overview_picture.py docs/overview.png docs/overview-dark.png
 
-Three workers on the CPU under mell-plus; long and short prompts of tokens, so that every size class is there.
+Four workers on the CPU under mell-plus, one of them at rest; long and short prompts, so that size classes differ.
 """
 
 import asyncio
@@ -19,10 +19,13 @@ from tests.daemon_process import DaemonProcess
 
 WORKER_TOKENS = 8192
 # The prompts, as parts of a worker.
-PARTS = (0.52, 0.3, 0.26, 0.21, 0.2, 0.14, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02)
+PARTS = (0.52, 0.35, 0.26, 0.2, 0.14, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02)
 WIDTH, HEIGHT = 1100, 1000
-# A picture is worth taking when a request is on its way and several hold memory.
-WORTH_IT = "document.querySelector('.bar .part.leaving') && document.querySelectorAll('.bar .part').length > 8"
+# A picture is worth taking when a request is on its way, several hold memory, and a worker rests.
+WORTH_IT = (
+    "document.querySelector('.bar .part.leaving') && document.querySelectorAll('.bar .part').length > 8"
+    " && document.querySelector('.worker.resting')"
+)
 
 
 async def main() -> list[bytes]:
@@ -30,8 +33,7 @@ async def main() -> list[bytes]:
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "demo"
         make_demo_model(model)
-        flags = ["--device", "cpu:3", "--kv-bytes", f"{WORKER_TOKENS * 4096}"]
-        flags += ["--set", 'scheduler.policy="mell-plus"']
+        flags = ["--device", "cpu:4", "--kv-bytes", f"{WORKER_TOKENS * 4096}", "--set", "idle.sleep_after_s=2"]
         with DaemonProcess(model, *flags) as daemon:
             daemon.wait_ready()
             async with aiohttp.ClientSession() as session, browser_tab() as tab:

@@ -100,7 +100,8 @@ def _saved(status: DaemonStatus) -> str:
     """What packing has brought, in one line."""
     awake_h, shadow_h = status.worker_seconds_awake / 3600, status.shadow_worker_seconds_awake / 3600
     hours = f"awake {awake_h:.2f} worker-hours, about {shadow_h:.2f} with best fit"
-    return f"{hours}: {status.gpu_hours_saved:.2f} saved; {status.preemptions} preemptions"
+    saved = round(status.gpu_hours_saved, 2) + 0.0  # never "-0.00"
+    return f"{hours}: {saved:.2f} saved; {status.preemptions} preemptions"
 
 
 def _remarks(status: DaemonStatus) -> list[Text]:
