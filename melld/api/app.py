@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from starlette.datastructures import State
 from vllm.utils.gc_utils import freeze_gc_heap
 
+from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
 from melld.api.body import read_body
@@ -37,7 +38,6 @@ from melld.status import DaemonState, DaemonStatus
 
 log = logging.getLogger("melld.api")
 
-BACKLOG = 1024
 SETTLE_S = 2.0
 
 
@@ -72,15 +72,18 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     await runner.setup()
     # All that has been imported and built is for good: looking it through for garbage would stop every stream.
     freeze_gc_heap()
+    acceptors = [Acceptor(listener, server) for listener in listeners]
     try:
-        for listener in listeners:
-            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        for acceptor in acceptors:
+            acceptor.start()
         yield api.admission
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):
             log.warning("%d calls are ended by the shutdown", api.admission.abort())
             await api.admission.wait_idle(SETTLE_S)
+        for acceptor in acceptors:
+            acceptor.stop()
         await runner.cleanup()
 
 

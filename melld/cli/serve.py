@@ -7,11 +7,15 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import sys
 
 from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.errors import ConfigError, MelldError
+
+DESCRIPTORS = 65_536
+"""What a shell allows, often 1,024, is a limit for programs that use select(); the unit allows as many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("vllm").setLevel(logging.ERROR)
+    _allow_descriptors()
     try:
         config = load_config(arguments, os.environ)
         import uvloop
@@ -45,6 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     except MelldError as error:
         print(f"melld serve: {error}", file=sys.stderr)
         return FAILED
+
+
+def _allow_descriptors() -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, DESCRIPTORS)), most))
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,85 @@
+"""New connections: taken while there are descriptors to spare, and else left to wait in the kernel's line.
+
+Owns a listening socket.  libuv's own server takes what it has no descriptor for, and closes it at once.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+log = logging.getLogger("melld.api")
+
+WAITING = 1024
+"""Connections that the kernel lets wait."""
+AT_ONCE = 64
+"""Connections that are taken before others have their turn."""
+SPARE_DESCRIPTORS = 64
+"""For what the daemon opens itself: the wires of a worker that starts again, `melld status`, its files."""
+LOOK_AGAIN_S = 0.1
+
+
+class Acceptor:
+    """One listening socket, on the running loop; `protocol` makes the protocol of a new connection."""
+
+    def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listener = listener
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._joining: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Listen."""
+        self._listener.setblocking(False)
+        self._listener.listen(WAITING)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def stop(self) -> None:
+        """Accept no more, and close the socket."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            if not has_descriptors_to_spare():
+                log.warning("the daemon is out of file descriptors: new connections wait")
+                self._loop.remove_reader(self._listener)
+                self._look_again()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            task = self._loop.create_task(self._join(connection))
+            self._joining.add(task)
+            task.add_done_callback(self._joining.discard)
+
+    async def _join(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError as error:  # the client has gone already
+            log.debug("a connection was lost as it was made: %s", error)
+            connection.close()
+
+    def _look_again(self) -> None:
+        if has_descriptors_to_spare():
+            self._pause = None
+            self._loop.add_reader(self._listener, self._accept)
+        else:
+            self._pause = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+
+def has_descriptors_to_spare() -> bool:
+    """Whether the process may open `SPARE_DESCRIPTORS` files more, as far as the lowest free number tells."""
+    try:
+        lowest = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    os.close(lowest)
+    return lowest + SPARE_DESCRIPTORS < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
