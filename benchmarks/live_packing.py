@@ -6,13 +6,15 @@ A piece of a trace is played open loop against `melld serve` with four CPU worke
 scaled so that the workers' small KV is what binds.  Worker-seconds come from the decision log (kept in --output): the
 time between `activate` and `retire`.  The simulator runs the same arrivals with the step time that the clients of that
 very run saw.  A request is good when its first token came within --ttft-s and its mean time between tokens is within
---itl-ms.
+--itl-ms.  With --step-ms every step of a worker lasts at least so long, whatever its batch, asleep for the rest:
+as on devices of their own, which do not wait for one another's cores.
 """
 
 import argparse
 import asyncio
 import collections
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -31,6 +33,17 @@ from tests.daemon_process import DaemonProcess
 
 POLICIES = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
 BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096
+# In every process of the daemon's: a step that is shorter than that waits.
+PACED = """
+import time
+from melld.engine import worker
+step = worker.Worker._step
+def paced(self):
+    end_s = time.monotonic() + {step_s}
+    step(self)
+    time.sleep(max(0.0, end_s - time.monotonic()))
+worker.Worker._step = paced
+"""
 Figures = dict[str, Any]
 
 
@@ -55,7 +68,9 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     settings |= {"idle.sleep_after_s": arguments.sleep_after_s, "idle.stop_after_s": 3600.0}
     for key, value in settings.items():
         flags += ["--set", f"{key}={json.dumps(value)}"]
-    with DaemonProcess(model, *flags) as daemon:
+    paths = [str(arguments.output.resolve() / "paced")] if arguments.step_ms else []
+    environment = {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    with DaemonProcess(model, *flags, environment=environment) as daemon:
         daemon.wait_ready()
         asyncio.run(play(daemon.url, Workload([0.0] * 8, [64] * 8, [32] * 8), 1))  # every worker's first steps
         began_s = time.monotonic()
@@ -143,6 +158,9 @@ def main() -> None:
     """All policies, one after the other, a line each."""
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.step_ms:
+        (arguments.output / "paced").mkdir(exist_ok=True)
+        (arguments.output / "paced" / "sitecustomize.py").write_text(PACED.format(step_s=arguments.step_ms / 1e3))
     workload = piece(arguments)
     print(f"{len(workload)} requests, {sum(workload.output_tokens)} tokens to be made", flush=True)
     rows = []
@@ -200,6 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-factor", type=float, default=1.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--worker-tokens", type=int, default=640, help="KV of each worker")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="a step takes at least so long")
     parser.add_argument("--sleep-after-s", type=float, default=1.0)
     parser.add_argument("--ttft-s", type=float, default=2.0)
     parser.add_argument("--itl-ms", type=float, default=100.0)

@@ -44,10 +44,10 @@ MORE_REQUESTS_THAN_FIT = 10_000
 
 
 class Mixed(History):
-    """A history with long and short prompts and answers, n = 2, and every third request not streamed."""
+    """A history with long and short prompts and answers, and every third request not streamed."""
 
     def __init__(self, daemon: DaemonProcess, faults: Path, seed: int, harm_every_s: float) -> None:
-        self._kinds = itertools.cycle(["any", "long answer", "any", "long prompt", "any", "short", "any", "n"])
+        self._kinds = itertools.cycle(["any", "long answer", "any", "long prompt", "any", "short"])
         self._whole = itertools.cycle([False, False, True])
         self._salts = itertools.count()
         super().__init__(daemon, faults, seed, harm_every_s)
@@ -63,8 +63,7 @@ class Mixed(History):
             body = {**GREEDY, "messages": LONG_STORY, "max_tokens": self._chance.randrange(10, 40)}
         elif kind == "short":
             body = {**GREEDY, "messages": SHORT, "max_tokens": self._chance.randrange(1, 8)}
-        elif kind == "n" or "n" in body:
-            body = {**body, "n": 2}
+        body = {key: value for key, value in body.items() if key != "n"}  # its answers would share the prompt's blocks
         return {**body, "stream": False} if next(self._whole) else body
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:

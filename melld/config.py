@@ -40,7 +40,8 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     allow_remote_without_key: bool = False
     """Without this, melld refuses to listen beyond loopback when it has no key."""
     runtime_directory: str | None = None
-    """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`."""
+    """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`,
+    else `$XDG_RUNTIME_DIR/melld`, else `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
     """The largest body of a request, also after decompression; beyond it 413."""
     max_header_bytes: Positive = 8 << 10
@@ -81,7 +82,7 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     """`[model]`: what is served.  `[model.vllm]` holds any option of `vllm serve` by its long name, verbatim."""
 
     path: str
-    """The directory of the model."""
+    """The directory of the model, or its name on Hugging Face, which vLLM then fetches (`HF_TOKEN`, `HF_HOME`)."""
     name: str | None = None
     """The name that clients call it by.  Default: the last part of the path."""
     vllm: dict[str, Any] = {}

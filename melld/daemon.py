@@ -231,7 +231,8 @@ class Daemon:
             log.error("reload refused, the old configuration stays: %s", error)
             self.watch.warnings = [f"the configuration was not reloaded: {error}"]
         else:
-            log.info("reloaded: %s", ", ".join(reloaded.applied) or "nothing has changed")
+            waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
+            log.info("reloaded: %s%s", ", ".join(reloaded.applied) or "nothing", waits)
         self._notifier.ready()
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:

@@ -12,9 +12,13 @@ from typing import Any
 import msgspec
 
 from melld.config import Config
-from melld.errors import ConfigError
+from melld.errors import ConfigError, MelldError
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import SchedulerSettings
+
+
+class CannotListen(MelldError):
+    """The address is taken, or not this machine's; it may be free later."""
 
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
@@ -57,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ConfigError("[server]", f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 
 
@@ -89,7 +93,7 @@ def ready_text(url: str, model: str, needs_key: bool, generates: bool) -> str:
     return f"""melld: ready
 
   API     {url}/v1
-  try     curl {url}/v1/{route} -H 'Content-Type: application/json'{key} \\
+  try     curl -s {url}/v1/{route} -H 'Content-Type: application/json'{key} \\
             -d '{{"model": "{model}", {question}}}'
   status  {program} status --watch
 """

@@ -146,7 +146,9 @@ class Watch:
         worker = place.slot.worker
         facts = self._fleet.workers.get(worker)
         blocks = self._fleet.ledger.worker(worker)
-        reading = self._readings.get(place.slot.device)
+        # A CPU device is what its process takes: without one there is nothing to read.
+        is_there = place.process is not None or place.slot.uuid is not None
+        reading = self._readings.get(place.slot.device) if is_there else None
         phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
         state, reason = _state_of(place, self._drains.by_worker.get(worker))
         if not reason and reading is not None and reading.state is not DeviceState.OK:
@@ -180,7 +182,7 @@ class Watch:
 
     def _tokens_per_s(self, worker: str) -> float:
         seen = self._tokens.get(worker)
-        if seen is None or len(seen) < 2:
+        if seen is None or len(seen) < 2 or not self._fleet.is_ready(WorkerId(worker)):
             return 0.0
         (first_s, first), (last_s, last) = seen[0], seen[-1]
         return round((last - first) / (last_s - first_s), 1)

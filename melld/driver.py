@@ -14,7 +14,7 @@ from melld import events
 from melld.driver_line import WaitingLine
 from melld.driver_moves import WantedMoves
 from melld.engine.fleet import Fleet
-from melld.errors import MelldError
+from melld.errors import MelldError, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.executor import Executor
@@ -35,7 +35,7 @@ class NoRoomAsked(MelldError):
     code = "no_room"
 
     def __init__(self, request: str, worker: str) -> None:
-        super().__init__(f"{worker} takes no request of that size now, or {request} is not running")
+        super().__init__(f"{worker} has no room for {request} now, or is not awake")
 
 
 class Driver:
@@ -95,11 +95,14 @@ class Driver:
     async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport:
         """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
 
+        `request`: its id, or what of it tells it from the others.
+
         Raises:
             MelldError: it could not even be begun.
         """
-        if request not in self._fleet.live:
-            raise MoveRefused(request, Refusal.UNKNOWN)
+        request = self._called(request)
+        if destination not in self._fleet.supervisor.places:
+            raise UnknownWorker(destination, list(self._fleet.supervisor.places))
         if request in self._executor.moves:
             raise MoveRefused(request, Refusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
@@ -113,6 +116,12 @@ class Driver:
         if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(await self.moves.begun(request))
+
+    def _called(self, name: str) -> RequestId:
+        alike = [name] if name in self._fleet.live else [request for request in self._fleet.live if name in request]
+        if len(alike) != 1:
+            raise UnknownRequest(name, alike)
+        return RequestId(alike[0])
 
     def check_line(self, client: str, priority: int) -> None:
         """Refuse a request that would be sent away at once.

@@ -100,7 +100,7 @@ class BoundaryKeeper:
     def _adopt(self, profiled: Profiled) -> None:
         self.profiled = profiled
         self._driver.moves.planner.boundaries = profiled.boundaries.for_epochs_of(self._settings.epoch_s)
-        log.info("boundaries: %s", self.line())
+        log.debug("boundaries: %s", self.line())
 
     # -- shown -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class BoundaryKeeper:
                 try:
                     await self.measure()
                 except NotMeasured as error:
-                    log.info("the boundaries were not measured: %s", error)
+                    log.debug("the boundaries were not measured: %s", error)
                     quiet_since_s = self._clock()
 
     async def measure(self) -> Profiled:

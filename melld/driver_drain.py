@@ -18,21 +18,11 @@ from melld.control_messages import Drained, DrainOutcome, Resumed
 from melld.driver import Driver
 from melld.engine.fleet import Fleet
 from melld.engine.supervisor import Place
-from melld.errors import IllegalTransition, MelldError
+from melld.errors import IllegalTransition, MelldError, UnknownWorker
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.state import WorkerState
 
 log = logging.getLogger("melld.drain")
-
-
-class UnknownWorker(MelldError):
-    """There is no worker of that name."""
-
-    status = 404
-    code = "unknown_worker"
-
-    def __init__(self, worker: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no worker {worker!r}; there are: {', '.join(known)}")
 
 
 class LastWorker(MelldError):
@@ -155,7 +145,8 @@ class Drains:
             self._driver.handle(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
         self._fleet.start_worker(worker)
-        log.info("%s is in service again", worker)
+        if drain is not None or started:
+            log.info("%s is in service again", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 `status` is what an HTTP client is answered when the error ends its request; `whose` says who can mend it.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -26,6 +27,27 @@ class ConfigError(MelldError):
         super().__init__(f"{where}: {why}")
         self.where = where
         self.why = why
+
+
+class UnknownWorker(MelldError):
+    """There is no worker of that name."""
+
+    status = 404
+    code = "unknown_worker"
+
+    def __init__(self, worker: str, known: Sequence[str]) -> None:
+        super().__init__(f"there is no worker {worker!r}; there are: {', '.join(known)}")
+
+
+class UnknownRequest(MelldError):
+    """No request that runs is called so, or several are."""
+
+    status = 404
+    code = "unknown_request"
+
+    def __init__(self, request: str, alike: Sequence[str]) -> None:
+        among = f"{len(alike)} requests could be meant" if alike else "there is no request"
+        super().__init__(f"{among}: {request!r}{' (' + ', '.join(alike[:3]) + ')' if alike else ''}")
 
 
 class RequestTooLarge(MelldError):

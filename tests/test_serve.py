@@ -244,8 +244,8 @@ class TestEnds:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with DaemonProcess(demo_model, "--port", str(port)) as process:
-                assert process.wait_end() == 2
-        assert process.lines == [f"melld serve: [server]: cannot listen on 127.0.0.1:{port}: Address already in use"]
+                assert process.wait_end() == 1, "it may be free later: a service manager may try again"
+        assert process.lines == [f"melld serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
 
 
 def test_the_first_line_of_the_daemon_comes_before_torch_is_imported() -> None:

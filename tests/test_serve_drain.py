@@ -67,6 +67,7 @@ def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Op
     worker = state_of(operator, "w1")
     assert (worker["state"], worker["pid"], worker["used_blocks"]) == ("drained", None, 0)
     assert worker["why"] == "drained: `melld resume w1` starts it"
+    assert (worker["reason"], worker["tokens_per_s"], worker["memory_bytes"]) == ("", 0, None), "nothing is wrong"
     assert [stream.result() for stream in streams] == unmoved
 
 

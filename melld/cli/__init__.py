@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from melld import __version__
+
 DONE, FAILED, BAD_USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -64,5 +66,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`melld COMMAND --help` says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"melld {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     return parser

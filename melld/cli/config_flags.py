@@ -34,10 +34,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="FILE", help=f"the configuration (default: ./{DEFAULT_FILE}, where there is one)"
     )
-    group.add_argument("--model", metavar="DIR", help="the model to serve")
+    group.add_argument("--model", metavar="DIR", help="the model to serve: its directory, or its name on Hugging Face")
     group.add_argument("--name", metavar="NAME", help="the name that clients call it by")
     group.add_argument("--host", metavar="ADDRESS", help="where the API listens (default: 127.0.0.1)")
-    group.add_argument("--port", metavar="PORT", type=int, help="(default: 8000; 0 takes a free one)")
+    group.add_argument("--port", metavar="PORT", type=int, help="its TCP port (default: 8000; 0 takes a free one)")
     group.add_argument(
         "--device", metavar="DEVICES", help="cuda:0,1 (indices or UUIDs), cpu:2 (so many), or auto: all GPUs, else CPU"
     )

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = "Move a running request to another worker while its client's stream goes on."
     parser.epilog = "Exit codes: 0 moved, 1 it stays where it was, 2 bad usage, 3 no daemon to talk to."
-    parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it")
+    parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
     parser.add_argument("worker", metavar="WORKER", help="where it is to go on")
     parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or compute it anew from tokens")
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")

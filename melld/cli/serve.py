@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 
-from melld.cli import BAD_USAGE, DONE, FAILED
+from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.errors import ConfigError, MelldError
 
@@ -20,6 +20,8 @@ DESCRIPTORS = 65_536
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `melld serve`."""
+    parser.description = "Serve a model in the foreground until SIGTERM or Ctrl-C, which let running requests end."
+    parser.epilog = "Exit codes: 0 stopped in good order, 1 it could not start or go on, 2 bad configuration."
     add_config_flags(parser)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
@@ -30,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("vllm").setLevel(logging.ERROR)
+    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
     _allow_descriptors()
     try:
         config = load_config(arguments, os.environ)
@@ -47,6 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"melld serve: {error}", file=sys.stderr)
         return BAD_USAGE
+    except KeyboardInterrupt:  # before it had begun to listen for signals itself
+        _say("melld: stopped")
+        return INTERRUPTED
     except MelldError as error:
         print(f"melld serve: {error}", file=sys.stderr)
         return FAILED

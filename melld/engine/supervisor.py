@@ -190,9 +190,10 @@ class Supervisor:
             place.failed_starts = 0
             place.detail = ""
             place.wake_s = asyncio.get_running_loop().time() - place.began_s
-            log.info(
-                "%s is ready on %s (pid %d, %.1f s)", place.slot.worker, place.slot.device, message.pid, message.load_s
-            )
+            level = logging.INFO if place.has_been_ready else logging.DEBUG  # of the first start the daemon tells
+            what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
+            log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
+            place.has_been_ready = True
         self._listener.worker_said(place.slot, message, payload)
         if isinstance(message, wire.WorkerReady):
             self._check_first_start()

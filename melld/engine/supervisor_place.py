@@ -63,6 +63,7 @@ class Place:
         self.process: WorkerProcess | None = None
         self.restarts = 0
         self.failed_starts = 0
+        self.has_been_ready = False
         self.detail = ""
         self.unanswered = 0
         self.began_s = 0.0

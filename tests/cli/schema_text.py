@@ -35,9 +35,9 @@ INTRODUCTION = f"""\
 
 `melld status --json` prints one JSON object, described here: schema {SCHEMA}. With `--watch` it prints one a line,
 twice a second. The same object is the answer to `GET /status` on the control socket, a Unix socket in the runtime
-directory:
+directory (`/run/melld` for the system's service, else see [operating.md](operating.md)):
 
-    curl --unix-socket $XDG_RUNTIME_DIR/melld/control.sock http://melld/status
+    curl --unix-socket /run/melld/control.sock http://melld/status
 
 Within one schema number fields may be added, and words to the lists of states; a field is neither removed nor renamed
 nor given another meaning. A value that is not known is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms`

@@ -115,4 +115,5 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
     assert main(["fly"]) == 2
     assert "simulate" in capsys.readouterr().err
     assert main(["--help"]) == 0
+    assert main(["--version"]) == 0
     assert "simulate" in capsys.readouterr().out

@@ -104,15 +104,18 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert (report["outcome"], report["destination"]) == ("committed", there)
     assert min(report["rounds"], report["blocks"], report["copied_bytes"], report["copy_s"], report["gap_s"]) > 0
-    assert command(bench, one["request"], one["worker"]) == 0
+    part_of_its_name = one["request"][4:-4]
+    assert command(bench, part_of_its_name, one["worker"]) == 0
     assert "ms between two tokens" in capsys.readouterr().out
+    assert command(bench, one["request"], "w9") == 1
+    assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
     stream.result()
 
 
 def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
     assert command(bench, "nobody", "w0") == 1
-    assert "not on this worker" in capsys.readouterr().err
+    assert "there is no request" in capsys.readouterr().err
     assert command(bench, "nobody", "w0", "--via", "pigeon") == 2
     assert command(bench, "nobody", "w0", where=tmp_path) == 3
 
