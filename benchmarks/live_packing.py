@@ -48,10 +48,12 @@ Figures = dict[str, Any]
 
 
 def piece(arguments: argparse.Namespace) -> Workload:
-    """The trace's first arrivals, as many as the rate wants, prompts and answers scaled apart, none above a worker."""
-    whole, count = read_trace(arguments.trace), round(arguments.rate * arguments.seconds)
-    first = Workload(whole.arrival_s[:count], whole.prompt_tokens[:count], whole.output_tokens[:count])
-    trace = first.stretched(arguments.rate)
+    """Arrivals of the trace, as many as the rate wants, prompts and answers scaled apart, none above a worker."""
+    whole = read_trace(arguments.trace)
+    those = slice(arguments.first, arguments.first + round(arguments.rate * arguments.seconds))
+    began_s = whole.arrival_s[those.start]
+    arrival_s = [at_s - began_s for at_s in whole.arrival_s[those]]
+    trace = Workload(arrival_s, whole.prompt_tokens[those], whole.output_tokens[those]).stretched(arguments.rate)
     most = arguments.worker_tokens - BLOCK_TOKENS
     prompts = [min(most // 2, max(1, round(n * arguments.prompt_factor))) for n in trace.prompt_tokens]
     answers = [max(2, round(n * arguments.output_factor)) for n in trace.output_tokens]
@@ -214,6 +216,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--rate", type=float, default=3.0, help="arrivals per second")
+    parser.add_argument("--first", type=int, default=0, help="the number of the trace's arrival to begin with")
     parser.add_argument("--prompt-factor", type=float, default=0.1)
     parser.add_argument("--output-factor", type=float, default=1.0)
     parser.add_argument("--workers", type=int, default=4)
