@@ -84,6 +84,8 @@ class Watch:
             if not pid or self._metered.get(place.slot.device) == pid:
                 continue
             self._metered[place.slot.device] = pid
+            if place.slot.uuid is None:
+                self._readings.pop(place.slot.device, None)  # it tells of the process before
             self._capacities.pop(place.slot.worker, None)
             self._poller.set_source(place.slot.device, self._reader(place, pid))
 
@@ -146,9 +148,7 @@ class Watch:
         worker = place.slot.worker
         facts = self._fleet.workers.get(worker)
         blocks = self._fleet.ledger.worker(worker)
-        # A CPU device is what its process takes: without one there is nothing to read.
-        is_there = place.process is not None or place.slot.uuid is not None
-        reading = self._readings.get(place.slot.device) if is_there else None
+        reading = self._reading(place)
         phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
         state, reason = _state_of(place, self._drains.by_worker.get(worker))
         if not reason and reading is not None and reading.state is not DeviceState.OK:
@@ -179,6 +179,13 @@ class Watch:
             size_class=self._why.size_class(worker),
             why=self._why.why(place),
         )
+
+    def _reading(self, place: Place) -> DeviceReading | None:
+        """The device's last.  A CPU device is what its process takes, so that of a process before says nothing."""
+        pid = place.process.pid if place.process is not None else None
+        if place.slot.uuid is None and self._metered.get(place.slot.device) != pid:
+            return None
+        return self._readings.get(place.slot.device)
 
     def _tokens_per_s(self, worker: str) -> float:
         seen = self._tokens.get(worker)

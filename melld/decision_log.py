@@ -144,7 +144,7 @@ def _moved(event: events.MoveCommitted | events.MoveAborted) -> list[tuple[str, 
 
 def _worker(event: events.WorkerUp) -> list[tuple[str, Record]]:
     rest = {"worker": event.worker, "capacity_bytes": event.capacity_bytes, "slots": event.slots}
-    return [("worker", {**rest, "machine": event.machine})]
+    return [("worker", {**rest, "machine": event.machine, "block_bytes": event.block_bytes})]
 
 
 _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {

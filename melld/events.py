@@ -57,13 +57,15 @@ class RequestPreempted(Event, frozen=True, tag=True, gc=False):
 class WorkerUp(Event, frozen=True, tag=True, gc=False):
     """A worker may be used: `activate` may name it.  `slots` is the most requests that it runs at once.
 
-    `machine` groups workers that are near each other (the distance part of the priority of GPUs).
+    `machine` groups workers that are near each other (the distance part of the priority of GPUs).  `block_bytes`: sizes
+    grow in steps of so many; 0: in any.
     """
 
     worker: WorkerId
     capacity_bytes: int
     slots: int = 2**31
     machine: int = 0
+    block_bytes: int = 0
 
 
 class WorkerDown(Event, frozen=True, tag=True, gc=False):

@@ -52,6 +52,16 @@ def test_an_outsider_finds_no_fault(log: Path) -> None:
     assert min(auditor.kinds[kind] for kind in ("move", "moved", "epoch", "grow", "retire")) > 0
 
 
+def test_an_outsider_would_find_too_much_on_a_worker(log: Path) -> None:
+    """An auditor that cannot find faults in such a log proves nothing."""
+    with log.open("rb") as lines:
+        records = [json.loads(line) for line in lines]
+    for record in records:
+        if record["kind"] == "worker":
+            record["capacity_bytes"] //= 2
+    assert any("holds" in fault for fault in Auditor().read(map(json.dumps, records)).faults)
+
+
 def test_the_daemons_decisions_are_made_again(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A decision that somebody questions can be reproduced from the log alone, by the command."""
     assert main(["simulate", "--replay", str(log), "--json"]) == 0

@@ -247,7 +247,7 @@ class Fleet:
         for request in self._presence.release(worker):
             if (live := self._owned(request, worker)) is not None:
                 self._dispatch.give(live, worker)
-        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests)
+        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes)
         self._tell_all(self._presence.ready(worker, offer, self._clock()))
         self.moves.worker_ready(worker, ready)
 

@@ -17,6 +17,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     capacity_bytes: int
     slots: int
+    block_bytes: int
 
 
 class Presence:
@@ -32,7 +33,7 @@ class Presence:
         known = self._offers.get(worker)
         self._offers[worker] = offer
         if known is None:
-            yield events.WorkerUp(now_s, worker=worker, capacity_bytes=offer.capacity_bytes, slots=offer.slots)
+            yield events.WorkerUp(now_s, worker, offer.capacity_bytes, offer.slots, block_bytes=offer.block_bytes)
             return
         if known.capacity_bytes != offer.capacity_bytes:
             yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=offer.capacity_bytes)
@@ -46,14 +47,14 @@ class Presence:
         """It shall run at most so many requests at once."""
         known = self._offers.get(worker)
         if known is not None and known.slots != slots:
-            self._offers[worker] = Offer(known.capacity_bytes, slots)
+            self._offers[worker] = msgspec.structs.replace(known, slots=slots)
             yield events.WorkerSlotsChanged(now_s, worker=worker, slots=slots)
 
     def resize(self, worker: WorkerId, capacity_bytes: int, now_s: float) -> Iterator[events.AnyEvent]:
         """Others have taken from its device, or given back: it holds so much."""
         known = self._offers.get(worker)
         if known is not None and known.capacity_bytes != capacity_bytes:
-            self._offers[worker] = Offer(capacity_bytes, known.slots)
+            self._offers[worker] = msgspec.structs.replace(known, capacity_bytes=capacity_bytes)
             yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=capacity_bytes)
 
     def stopped(self, worker: WorkerId, wake_s: float, now_s: float) -> Iterator[events.AnyEvent]:

@@ -27,14 +27,10 @@ from melld.scheduler.state import Request, Worker, WorkerState
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided.
-
-    `block_bytes`: sizes grow in steps of so many.
-    """
+    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided."""
 
     horizon_s: float = 0.0
     instant_moves: bool = False
-    block_bytes: int = 0
 
 
 class Cluster(Occupancy):

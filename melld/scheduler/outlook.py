@@ -28,7 +28,7 @@ class Outlook:
         now_s, last_s = self.cluster.now_s, self._epoch_s
         self._epoch_s = now_s
         rate = self.cluster.growth.bytes_per_s
-        blocks_s = self.cluster.settings.block_bytes / rate if rate else 0.0
+        blocks_s = self.cluster.roster.block_bytes / rate if rate else 0.0
         self._wait_s = blocks_s + (now_s - last_s if last_s is not None else 0.0)
 
     def look_s(self, worker: Worker) -> float:

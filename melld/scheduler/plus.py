@@ -246,8 +246,13 @@ class MellPlus(Policy):
                 yield worker
 
     def _drain(self) -> None:
-        """Empty workers of few requests as long as the rest would not be fuller than it may be."""
+        """Empty workers of few requests as long as the rest would not be fuller than it may be.
+
+        How full they will be nobody knows before any growth was seen; where moves are instant, that does no harm.
+        """
         settings, active = self.settings, self.cluster.active
+        if not self.cluster.growth.bytes_per_s and not self.cluster.settings.instant_moves:
+            return
         capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in active.values())
         for _ in range(1 + len(active) // WORKERS_PER_DRAIN):

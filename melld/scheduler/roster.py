@@ -26,6 +26,8 @@ class Roster:
         self._ranks = 0
         self.largest_capacity_bytes = 0
         """The most that any known worker has ever offered."""
+        self.block_bytes = 0
+        """The largest block of any worker that there has been."""
         self._largest_open_bytes = -1  # that those offer which take requests
 
     def add(self, event: WorkerUp) -> Worker:
@@ -33,6 +35,7 @@ class Roster:
         if event.worker in self.workers:
             raise IllegalTransition("worker", event.worker, self.workers[event.worker].state, "come up")
         self._ranks += 1
+        self.block_bytes = max(self.block_bytes, event.block_bytes)
         worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
         self.workers[worker.id] = worker
         self.sleeps(worker)

@@ -12,7 +12,6 @@ import numpy as np
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
 from melld.simulator.settings import SimulatorSettings
@@ -52,7 +51,7 @@ def horizon_s(settings: SimulatorSettings) -> float:
     if settings.paper_slots and settings.link is None:
         return 0.0
     half_full = np.array([settings.most_tokens / 2])
-    block_s = BLOCK_TOKENS * float(settings.latency.step_s(np.array([8.0]), half_full)[0])
+    block_s = settings.block_tokens * float(settings.latency.step_s(np.array([8.0]), half_full)[0])
     transfer_s = 0.0
     if settings.link is not None:
         transfer_s = settings.link.delay_s + settings.capacity_bytes / 8 / settings.link.bytes_per_s
@@ -66,7 +65,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         KeyError: no such policy.
     """
     ahead_s = horizon_s(settings) if choices.horizon_s is None else choices.horizon_s
-    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves, block_bytes=settings.block_bytes)
+    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves)
     factory = POLICIES[policy if choices.batching else unbatched(policy)]
     return Scheduler(factory, SchedulerSettings(cluster=cluster, retire_after_s=choices.retire_after_s))
 

@@ -26,7 +26,7 @@ class Fleet:
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self.settings = settings
-        self.running = Running(settings.latency, settings.block_bytes)
+        self.running = Running(settings.latency, settings.block_tokens, settings.block_bytes)
         self.runs: dict[RequestId, Run] = {}
         self.awake: set[int] = set()
         self.names: list[WorkerId] = []

@@ -139,7 +139,7 @@ def as_event(facts: list[Record]) -> AnyEvent:
 def _worker_event(fact: dict[str, Any]) -> AnyEvent:
     at_s, worker, capacity_bytes = fact["at"], fact["worker"], fact["capacity_bytes"]
     if "machine" in fact:
-        return events.WorkerUp(at_s, worker, capacity_bytes, fact["slots"], fact["machine"])
+        return events.WorkerUp(at_s, worker, capacity_bytes, fact["slots"], fact["machine"], fact.get("block_bytes", 0))
     if "slots" in fact:
         return events.WorkerSlotsChanged(at_s, worker, fact["slots"])
     if capacity_bytes == 0:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from melld.ids import RequestId
-from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
 from melld.simulator.run import Run
 
@@ -35,8 +34,9 @@ class Running:
     `debt_s`: prefill work that a worker has accepted and not yet been slowed down for.
     """
 
-    def __init__(self, latency: Latency, block_bytes: int) -> None:
+    def __init__(self, latency: Latency, block_tokens: int, block_bytes: int) -> None:
         self.latency = latency
+        self.block_tokens = block_tokens
         self.block_bytes = block_bytes
         self.rows = 0
         self.orders = 0
@@ -133,7 +133,7 @@ class Running:
         self._generated[rows] = generated
         self._since_s[rows] = np.maximum(since, now_s)
         tokens = self._prompt[rows] + generated.astype(np.int64)
-        needed: Integers = -(-tokens // BLOCK_TOKENS) * self.block_bytes
+        needed: Integers = -(-tokens // self.block_tokens) * self.block_bytes
         return needed
 
     def advance_one(self, row: int, now_s: float) -> None:
@@ -150,7 +150,7 @@ class Running:
 
     def need_bytes(self, row: int) -> int:
         """Bytes of the blocks of one row's tokens, as of its last advance."""
-        return -(-self.tokens(row) // BLOCK_TOKENS) * self.block_bytes
+        return -(-self.tokens(row) // self.block_tokens) * self.block_bytes
 
     def end_s(self, row: int) -> float:
         """When the row will have emitted its last token if its worker's pace stays."""

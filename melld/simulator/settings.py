@@ -14,7 +14,8 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     """`gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
 
     `paper_slots`: overflow is judged after the scheduler has acted on the epoch.  `wake_s`: seconds from the
-    activation of a worker until it computes.  `failure_rate`: the part of the moves that fail.
+    activation of a worker until it computes.  `failure_rate`: the part of the moves that fail.  `block_tokens`: of one
+    KV block.
     """
 
     capacity_bytes: int
@@ -29,16 +30,17 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     failure_rate: float = 0.0
     gpus_per_machine: int = 8
     seed: int = 0
+    block_tokens: int = BLOCK_TOKENS
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block."""
-        return BLOCK_TOKENS * self.bytes_per_token
+        return self.block_tokens * self.bytes_per_token
 
     @property
     def most_tokens(self) -> int:
         """The longest request that one worker can hold alone."""
-        return self.capacity_bytes // self.block_bytes * BLOCK_TOKENS
+        return self.capacity_bytes // self.block_bytes * self.block_tokens
 
     @property
     def instant_moves(self) -> bool:
@@ -47,6 +49,6 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
 
     def kv_bytes_of(self, tokens: Sequence[int]) -> list[int]:
         """Bytes of the blocks of so many tokens, for each."""
-        blocks = -(-np.array(tokens, dtype=np.int64) // BLOCK_TOKENS)
+        blocks = -(-np.array(tokens, dtype=np.int64) // self.block_tokens)
         kv_bytes: list[int] = (blocks * self.block_bytes).tolist()
         return kv_bytes

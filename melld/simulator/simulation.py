@@ -285,9 +285,10 @@ class Simulation:
     # ---- small things
 
     def _add_workers(self, count: int) -> None:
+        settings = self.settings
+        offered = settings.capacity_bytes, settings.slots
         for worker, machine in self.fleet.add_workers(count):
-            capacity_bytes, slots = self.settings.capacity_bytes, self.settings.slots
-            self._handle_watched(events.WorkerUp(self.now_s, worker, capacity_bytes, slots, machine))
+            self._handle_watched(events.WorkerUp(self.now_s, worker, *offered, machine, settings.block_bytes))
 
     def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))

@@ -3,13 +3,13 @@
 from melld import events as e
 from melld.engine.fleet_presence import Offer, Presence
 
-OFFER = Offer(capacity_bytes=1000, slots=4)
+OFFER = Offer(capacity_bytes=1000, slots=4, block_bytes=100)
 
 
 def test_a_worker_is_announced_once_however_often_it_stops_and_wakes() -> None:
     """The scheduler keeps what it knows of a worker that sleeps, and hears only how long it takes to wake."""
     presence = Presence()
-    assert list(presence.ready("w0", OFFER, 1.0)) == [e.WorkerUp(1.0, "w0", 1000, 4)]
+    assert list(presence.ready("w0", OFFER, 1.0)) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100)]
     assert list(presence.stopped("w0", 2.5, 2.0)) == [e.WorkerWakeTimeChanged(2.0, "w0", 2.5)]
     assert list(presence.stopped("w0", 2.5, 3.0)) == []
     assert list(presence.ready("w0", OFFER, 4.0)) == [e.WorkerWakeTimeChanged(4.0, "w0", 0.0)]
@@ -20,7 +20,7 @@ def test_a_worker_that_wakes_with_less_memory_says_so() -> None:
     presence = Presence()
     list(presence.ready("w0", OFFER, 1.0))
     list(presence.stopped("w0", 2.5, 2.0))
-    told = list(presence.ready("w0", Offer(capacity_bytes=700, slots=3), 3.0))
+    told = list(presence.ready("w0", Offer(capacity_bytes=700, slots=3, block_bytes=100), 3.0))
     assert told == [
         e.WorkerCapacityChanged(3.0, "w0", 700),
         e.WorkerSlotsChanged(3.0, "w0", 3),
@@ -49,7 +49,7 @@ def test_a_worker_that_does_not_wake_is_taken_from_the_scheduler_with_what_it_he
     assert list(presence.lost("w0", 3.0)) == [e.WorkerDown(3.0, "w0")]
     assert presence.release("w0") == []
     assert list(presence.lost("w0", 4.0)) == []
-    assert list(presence.ready("w0", OFFER, 5.0)) == [e.WorkerUp(5.0, "w0", 1000, 4)]
+    assert list(presence.ready("w0", OFFER, 5.0)) == [e.WorkerUp(5.0, "w0", 1000, 4, block_bytes=100)]
 
 
 def test_a_limit_of_slots_is_told_when_it_changes() -> None:

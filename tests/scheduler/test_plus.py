@@ -1,8 +1,10 @@
 """Promises of `mell-plus`: it moves late, little, and in time."""
 
 from melld import events as e
+from melld.ids import WorkerId
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.scheduler import Scheduler
+from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.scheduler.driving import arrive, finish, moved, of_kind, placed, scheduler_with
 
 RATE = 1  # bytes per second that each request grows
@@ -90,6 +92,34 @@ def test_a_worker_is_emptied_when_the_rest_can_hold_its_requests() -> None:
     assert len(moved(commands)) == 1
     assert len(of_kind(commands, e.RetireWorker)) == 1
     assert len(scheduler.cluster.active) == 1
+
+
+def test_in_flight_nothing_is_packed_tighter_before_any_growth_was_seen() -> None:
+    """Who does not know how fast requests grow would fill the others to the brim."""
+    scheduler = scheduler_with(3, "mell-plus")
+    for name, size in (("a", 500), ("b", 400), ("c", 500), ("d", 300)):
+        arrive(scheduler, name, size)
+    finish(scheduler, "a")
+    finish(scheduler, "d")
+    assert not moved(scheduler.handle(e.EpochStarted(1.0)))
+    assert moved(grown(scheduler, 1.0, 3))
+
+
+def test_in_flight_a_request_leaves_earlier_by_the_time_of_a_block() -> None:
+    """Several requests may take their next block at once."""
+    assert _free_when_one_leaves(block_bytes=40) >= _free_when_one_leaves(block_bytes=0) + 40
+
+
+def _free_when_one_leaves(block_bytes: int) -> int:
+    scheduler = Scheduler(POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
+    for number in range(3):
+        scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), 1000, block_bytes=block_bytes))
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    now_s = 0.0
+    while not moved(grown(scheduler, now_s, 1)):
+        now_s += 1.0
+    return 1000 - scheduler.cluster.workers[WorkerId("w0")].used_bytes
 
 
 def test_a_drain_is_all_or_nothing() -> None:

@@ -33,6 +33,7 @@ class Auditor:
         self.drained: set[str] = set()
         self.size: dict[str, int] = {}
         self.owner: dict[str, str | None] = {}
+        self.begun: set[str] = set()  # they are known to hold what they were told to
         self.pushed_out: set[str] = set()
         self.moving: dict[str, str] = {}
         self.held: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
@@ -58,7 +59,7 @@ class Auditor:
         if at > self.at:
             self.touched |= self.swollen
             self.swollen.clear()
-            self.judge(record)
+            self.judge(record, decided=False)
         self.at = at
         handler = getattr(self, f"on_{kind}", None)
         if handler is None:
@@ -69,21 +70,27 @@ class Auditor:
             self.swollen |= self.touched
             self.touched.clear()
         elif not self.by_instant:
-            self.judge(record)
+            self.judge(record, decided=kind in ("place", "move"))
 
     def close(self) -> None:
         """The log is over: nothing may be left."""
         self.touched |= self.swollen
-        self.judge({"kind": "end"})
+        self.judge({"kind": "end"}, decided=False)
         for request in self.owner:
             self.faults.append(f"request {request} never finished")
         for worker in () if self.of_a_daemon else self.awake:  # a daemon may be stopped at any time
             self.faults.append(f"worker {worker} is still awake")
 
-    def judge(self, record: Record) -> None:
-        """Hold every worker that was touched against its capacity."""
+    def judge(self, record: Record, decided: bool) -> None:
+        """Hold every worker that was touched against its capacity.
+
+        What is decided must fit with all that is to come.  What has happened to a daemon may leave no room for that:
+        the destination then refuses what is on its way, and what was placed there and has not begun holds nothing yet.
+        """
         for worker in self.touched:
-            used = sum(self.held[worker].values())
+            everything = decided or not self.of_a_daemon
+            holds = self.held[worker].items()
+            used = sum(size for (one, role), size in holds if everything or (role == "runs" and one in self.begun))
             if used > self.capacity.get(worker, 0):
                 self.fault(record, f"{worker} holds {used} of {self.capacity.get(worker, 0)} bytes")
             if len(self.held[worker]) > self.slots.get(worker, 1 << 60):
@@ -181,6 +188,7 @@ class Auditor:
         self.expect(record, worker not in self.drained, f"{worker} takes nothing")
         self.expect(record, record["kv_bytes"] == self.size.get(request), "not its size")
         self.owner[request] = worker
+        self.begun.discard(request)
         self.hold(worker, request, "runs", self.size.get(request, 0))
 
     def on_grow(self, record: Record) -> None:
@@ -189,6 +197,7 @@ class Auditor:
         self.expect(record, owner is not None, "has no worker")
         self.expect(record, size >= self.size.get(request, 0), "shrinks")
         self.size[request] = size
+        self.begun.add(request)
         self.pushed_out.discard(request)
         if owner is not None:
             self.hold(owner, request, "runs", size)
@@ -217,6 +226,7 @@ class Auditor:
             self.hold(str(self.owner.get(request)), request, "runs", None)
             self.pushed_out.discard(request)
             self.owner[request] = destination
+            self.begun.add(request)
             self.hold(destination, request, "runs", self.size.get(request, 0))
 
     def on_preempt(self, record: Record) -> None:
