@@ -4,10 +4,11 @@
 
 A piece of a trace is played open loop against `melld serve` with four CPU workers, once for each policy; lengths are
 scaled so that the workers' small KV is what binds.  Worker-seconds come from the decision log (kept in --output): the
-time between `activate` and `retire`.  The simulator runs the same arrivals with the step time that the clients of that
-very run saw.  A request is good when its first token came within --ttft-s and its mean time between tokens is within
---itl-ms.  With --step-ms every step of a worker lasts at least so long, whatever its batch, asleep for the rest:
-as on devices of their own, which do not wait for one another's cores.
+time between `activate` and `retire`.  The simulator runs the same arrivals with that very run's median time between
+tokens and with the prefill rate of requests that were alone on the daemon before.  A request is good when its first
+token came within --ttft-s and its mean time between tokens is within --itl-ms.  With --step-ms every step of a worker
+lasts at least so long, whatever its batch, asleep for the rest: as on devices of their own, which
+do not wait for one another's cores.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 from live_load import Played, play, spread_ms
 
+from melld.config import SchedulerConfig
 from melld.demo_model import make_demo_model
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.latency import ConstantLatency
@@ -33,6 +35,7 @@ from tests.daemon_process import DaemonProcess
 
 POLICIES = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
 BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096
+LONELY = 7
 # In every process of the daemon's: a step that is shorter than that waits.
 PACED = """
 import time
@@ -75,12 +78,23 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     with DaemonProcess(model, *flags, environment=environment) as daemon:
         daemon.wait_ready()
         asyncio.run(play(daemon.url, Workload([0.0] * 8, [64] * 8, [32] * 8), 1))  # every worker's first steps
+        prefill_token_s = asyncio.run(lonely_prefill_token_s(daemon.url, max(workload.prompt_tokens)))
         began_s = time.monotonic()
         played = asyncio.run(play(daemon.url, workload, 0))
         wait_asleep(daemon)
         status = daemon.status()
     assert all(worker["used_blocks"] == 0 for worker in status["workers"]), "blocks are not free at the end"
-    return client_figures(played, arguments) | log_figures(decisions, began_s)
+    return client_figures(played, arguments) | log_figures(decisions, began_s) | {"prefill_token_s": prefill_token_s}
+
+
+async def lonely_prefill_token_s(url: str, tokens: int) -> float:
+    """By how much a prompt of so many tokens delays the first token more than one of 16, for each token."""
+    ttfts_s: dict[int, list[float]] = {16: [], tokens: []}
+    for number in range(2 * LONELY):
+        length = tokens if number % 2 else 16
+        [one] = await play(url, Workload([0.0], [length], [2]), 2 + number)
+        ttfts_s[length].append(one.ttft_s)
+    return max(0.0, statistics.median(ttfts_s[tokens]) - statistics.median(ttfts_s[16])) / (tokens - 16)
 
 
 def wait_asleep(daemon: DaemonProcess) -> None:
@@ -103,7 +117,6 @@ def client_figures(played: list[Played], arguments: argparse.Namespace) -> Figur
         "lost": len(played) - len(whole),
         "ttft_ms": spread_ms([one.ttft_s for one in whole]),
         "itl_ms": spread_ms(gaps),
-        "token_s": sum(one.arrivals_s[-1] - one.arrivals_s[0] for one in whole) / sum(one.tokens - 1 for one in whole),
         "good": len(good) / len(played),
     }
 
@@ -142,17 +155,18 @@ def log_figures(decisions: Path, since_s: float) -> Figures:
     }
 
 
-def simulated(policy: str, workload: Workload, token_s: float, arguments: argparse.Namespace) -> float:
-    """The simulator's worker-seconds for the same arrivals, at the pace of the live run."""
+def simulated(policy: str, workload: Workload, row: Figures, arguments: argparse.Namespace) -> float:
+    """The simulator's worker-seconds for the same arrivals, at the live run's pace, with the daemon's settings."""
     settings = SimulatorSettings(
         capacity_bytes=arguments.worker_tokens // BLOCK_TOKENS * BLOCK_TOKENS * BYTES_PER_TOKEN,
         bytes_per_token=BYTES_PER_TOKEN,
-        latency=ConstantLatency(token_s, token_s / 64),
+        latency=ConstantLatency(row["itl_ms"][0] / 1e3, row["prefill_token_s"]),
         gpus=arguments.workers,
         slots=64,
+        block_tokens=BLOCK_TOKENS,
         link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=arguments.move_s),
     )
-    choices = SchedulerChoices(retire_after_s=arguments.sleep_after_s)
+    choices = SchedulerChoices(retire_after_s=arguments.sleep_after_s, horizon_s=SchedulerConfig().headroom_s)
     return run_policy(policy, settings, workload, choices).report.gpu_seconds
 
 
@@ -172,7 +186,7 @@ def main() -> None:
         for round_number in range(arguments.rounds):
             for policy in arguments.policies.split(","):
                 row = {"policy": policy, "round": round_number} | live(policy, workload, model, arguments)
-                row["simulated_worker_s"] = simulated(policy, workload, row["token_s"], arguments)
+                row["simulated_worker_s"] = simulated(policy, workload, row, arguments)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     (arguments.output / "figures.json").write_text(json.dumps(rows, indent=1))

@@ -24,6 +24,7 @@ from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
 from melld.config import Config, ServerConfig
 from melld.control_messages import Reload, Reloaded
+from melld.daemon_hub import check_hub
 from melld.daemon_open import (
     bind,
     changed_keys,
@@ -101,6 +102,7 @@ class Daemon:
         check_model(config.model.path)
         self._parts = make_parts(config)
         self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
+        self.watch.lasting_warnings += check_hub(config.model.path)
         self.operations |= operations_of(self._parts)
         listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
         self.watch.url = url_of(listeners[0])
@@ -187,7 +189,8 @@ class Daemon:
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")
             generates = "generate" in await frontend.get_supported_tasks()
-            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys), generates))
+            directory = self.config.server.runtime_directory
+            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys), generates, directory))
             try:
                 yield
             finally:

@@ -3,6 +3,7 @@
 Owns the checks that take a moment, so that a mistake is told before anything slow is started.
 """
 
+import shlex
 import shutil
 import socket
 import sys
@@ -83,10 +84,14 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     }
 
 
-def ready_text(url: str, model: str, needs_key: bool, generates: bool) -> str:
-    """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds."""
+def ready_text(url: str, model: str, needs_key: bool, generates: bool, directory: str | None) -> str:
+    """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds.
+
+    `directory`: the runtime directory, where one was configured.
+    """
     program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
+    where = f" --runtime-directory {shlex.quote(directory)}" if directory else ""
     route, question = "embeddings", '"input": "Hello"'
     if generates:
         route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
@@ -95,5 +100,5 @@ def ready_text(url: str, model: str, needs_key: bool, generates: bool) -> str:
   API     {url}/v1
   try     curl -s {url}/v1/{route} -H 'Content-Type: application/json'{key} \\
             -d '{{"model": "{model}", {question}}}'
-  status  {program} status --watch
+  status  {program} status --watch{where}
 """

@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("vllm").setLevel(logging.ERROR)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub's: a line for each question
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
     _allow_descriptors()
     try:
