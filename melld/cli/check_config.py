@@ -17,7 +17,7 @@ from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
 from melld.config import Config
 from melld.daemon_open import check_model
-from melld.engine.arguments import engine_arguments
+from melld.engine.arguments import check_names, engine_arguments, names_in_source
 from melld.errors import ConfigError
 from melld.runtime_directory import runtime_directory
 from melld.scheduler.policies import POLICIES
@@ -58,7 +58,7 @@ def check_model_files(config: Config) -> None:
     """Look at the model as `melld serve` would, and into its config.json.
 
     Raises:
-        ConfigError: there is no model, or vLLM is told something that melld decides.
+        ConfigError: there is no model, or vLLM is told something that it lacks or that melld decides.
     """
     check_model(config.model.path)
     description = Path(config.model.path) / "config.json"
@@ -69,7 +69,9 @@ def check_model_files(config: Config) -> None:
         raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-    engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
+    arguments = engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
+    if (known := names_in_source()) is not None:
+        check_names(arguments, known)
 
 
 def check_policy(config: Config) -> None:

@@ -3,6 +3,10 @@
 Both sides build the same `VllmConfig` from the same words; nothing is pickled from one to the other.
 """
 
+import ast
+import importlib.util
+from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from melld.config import Config, CpuDevices
@@ -114,8 +118,26 @@ def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngin
     """What vLLM makes its configuration from; `ConfigError` names an argument that vLLM lacks.  Imports vLLM."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    known = AsyncEngineArgs.__dataclass_fields__
+    check_names(arguments, AsyncEngineArgs.__dataclass_fields__)
+    return AsyncEngineArgs(model=model_path, **arguments)
+
+
+def check_names(arguments: Iterable[str], known: Container[str]) -> None:
+    """Raises `ConfigError` for an argument that vLLM lacks."""
     for key in arguments:
         if key not in known:
             raise ConfigError(f"[model.vllm] {key}", "vLLM has no such option")
-    return AsyncEngineArgs(model=model_path, **arguments)
+
+
+def names_in_source() -> frozenset[str] | None:
+    """The fields of `vllm.engine.arg_utils.AsyncEngineArgs`, read and not imported, which would take seconds.
+
+    None where there is no vLLM.
+    """
+    if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:
+        return None
+    module = ast.parse((Path(found.origin).parent / "engine" / "arg_utils.py").read_bytes())
+    names = ("EngineArgs", "AsyncEngineArgs")
+    kinds = [one for one in module.body if isinstance(one, ast.ClassDef) and one.name in names]
+    fields = [line.target for kind in kinds for line in kind.body if isinstance(line, ast.AnnAssign)]
+    return frozenset(field.id for field in fields if isinstance(field, ast.Name))

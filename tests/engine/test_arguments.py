@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from melld.config import parse_config
-from melld.engine.arguments import COMMON_ENVIRONMENT, FRONTEND_OPTIONS, engine_arguments
+from melld.engine.arguments import COMMON_ENVIRONMENT, FRONTEND_OPTIONS, engine_arguments, names_in_source
 from melld.engine.pin import VLLM_VERSION, check_vllm_version
 from melld.errors import ConfigError
 
@@ -30,6 +30,13 @@ def test_what_melld_decides_is_refused_with_the_key_to_use(key: str) -> None:
     """An option that would do nothing, or harm, is told and not ignored."""
     with pytest.raises(ConfigError, match=key):
         engine_arguments(parse_config("", "test", {"model.path": "m", f"model.vllm.{key}": 1}), "cpu")
+
+
+def test_the_names_that_are_read_are_those_that_vllm_takes() -> None:
+    """`melld check-config` judges by the first, a worker by the second."""
+    code = "from vllm.engine.arg_utils import AsyncEngineArgs as a; print(*a.__dataclass_fields__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert names_in_source() == frozenset(done.stdout.splitlines()[-1].split())
 
 
 def test_options_of_the_api_do_not_reach_the_engine() -> None:
