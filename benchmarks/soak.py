@@ -53,6 +53,7 @@ class Mixed(History):
         super().__init__(daemon, faults, seed, harm_every_s)
         self.spared = frozenset({SPARED})
         self.move_every_s = 0.5
+        self.rounding = 1e-4
 
     def _body(self) -> dict[str, Any]:
         body = super()._body()
@@ -108,7 +109,7 @@ class Soak:
         quiet = Quiet.of(self._subject, status, dict(delayed))
         self.quiets.append(quiet)
         tally, wrong = self.history.tally, len(self.history.wrong)
-        happened = f"{tally['exact']} exact, {tally['left']} left, {wrong} wrong"
+        happened = f"{tally['exact']} exact, {tally['rounded']} rounded, {tally['left']} left, {wrong} wrong"
         processes = " ".join(_told(reading) for reading in sorted(quiet.readings, key=lambda one: one.role))
         print(f"{quiet.at_s - self.quiets[0].at_s:5.0f} s  {happened}  {processes}", flush=True)
 
@@ -125,7 +126,8 @@ def main() -> int:
     found = verdicts(soak.quiets, asked.warm_up_s)
     lost = soak.history.wrong + ([soak.broken_off] if soak.broken_off else [])
     tally = soak.history.tally
-    ended = f"{tally['exact']} exact, {tally['left']} left by their clients, {len(lost)} otherwise"
+    rounded = f"{tally['rounded']} with log-probabilities within {soak.history.rounding:g}"
+    ended = f"{tally['exact']} exact, {rounded}, {tally['left']} left by their clients, {len(lost)} otherwise"
     found = [
         Verdict("every request ended once, with the answer of a quiet run; all blocks free after", not lost, ended),
         Verdict("one owner at any time; exit 0; no process left", not wrong_at_end, "; ".join(wrong_at_end)[:300]),

@@ -13,13 +13,14 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from melld.api.control_client import ControlRefused
 from melld.engine.worker_faults import POINTS, SIGNALS
 from tests.daemon_process import DaemonProcess
-from tests.migrate.live import CALM, CASES, Answer, Operator, Stream
+from tests.migrate.live import CALM, CASES, Answer, Operator, Stream, alike
 
 BODIES = 20
 UNMET_S = 5.0
@@ -51,6 +52,9 @@ class History:
         self.spared: frozenset[str] = frozenset()
         """Workers that nothing is done to."""
         self.move_every_s = 0.02
+        self.rounding = 0.0
+        """By how much log-probabilities may differ: kernels round long prompts otherwise than single tokens, so that
+        what is computed again from some 250 tokens on differs in the last bits."""
 
     def _body(self) -> dict[str, Any]:
         body = dict(self._chance.choice([case for name, case in CASES.items() if name != "long"]))
@@ -114,11 +118,14 @@ class History:
                 continue
             finally:
                 self._running.discard(stream)
-            if answer == self._expected[which]:
+            expected = self._expected[which]
+            if answer == expected:
                 self.tally["exact"] += 1
+            elif alike(asdict(answer), asdict(expected), self.rounding):
+                self.tally["rounded"] += 1
             else:
                 kind = "lost" if answer.error else "altered"
-                self.wrong.append(f"{kind}: {self._bodies[which]}: {answer} instead of {self._expected[which]}")
+                self.wrong.append(f"{kind}: {self._bodies[which]}: {answer} instead of {expected}")
 
     def _mover(self) -> None:
         chance = random.Random(self._chance.random())

@@ -67,6 +67,17 @@ class Answer:
     error: Any = None
 
 
+def alike(one: Any, other: Any, tolerance: float) -> bool:
+    """Whether they are equal but for numbers with a fraction, log-probabilities, which may differ by so much."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= tolerance
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key], tolerance) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(alike(*pair, tolerance) for pair in zip(one, other, strict=True))
+    return bool(one == other)
+
+
 class Stream(threading.Thread):
     """One completion, streamed and read as it comes, or whole where the body says `stream: false`."""
 

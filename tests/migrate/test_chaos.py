@@ -9,5 +9,6 @@ def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     history = History(bench.daemon, bench.faults, seed=5, harm_every_s=4.0)
     history.play(requests=100, clients=6)
     assert history.wrong == []
+    assert not history.tally["rounded"]
     assert history.tally["exact"] + history.tally["left"] == 100
     assert history.tally["move committed"] > 0
