@@ -25,7 +25,7 @@ def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with DaemonProcess(demo_model, *flags) as daemon:
         operator = Operator(daemon.wait_ready())
         body = {"prompt": list(range(5, 205)), "temperature": 0, "ignore_eos": True}
-        lengths = [300 + 60 * number for number in range(STREAMS)]
+        lengths = [200 + 45 * number for number in range(STREAMS)]
         streams = [Stream(daemon, {**body, "max_tokens": tokens, "cache_salt": str(tokens)}) for tokens in lengths]
         streams[-1].wait_chunks(5)
         [last] = operator.requests_of(streams[-1])

@@ -32,24 +32,19 @@ def test_what_melld_decides_is_refused_with_the_key_to_use(key: str) -> None:
         engine_arguments(parse_config("", "test", {"model.path": "m", f"model.vllm.{key}": 1}), "cpu")
 
 
-def test_the_names_that_are_read_are_those_that_vllm_takes() -> None:
-    """`melld check-config` judges by the first, a worker by the second."""
-    code = "from vllm.engine.arg_utils import AsyncEngineArgs as a; print(*a.__dataclass_fields__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert names_in_source() == frozenset(done.stdout.splitlines()[-1].split())
-
-
 def test_options_of_the_api_do_not_reach_the_engine() -> None:
     """`vllm serve` has options of two kinds in one list: workers get those that an engine knows."""
     config = parse_config('[model]\npath="m"\n[model.vllm]\ntool_call_parser="hermes"', "test")
     assert "tool_call_parser" not in engine_arguments(config, "cpu")
 
 
-def test_vllm_still_has_the_api_options_that_we_name() -> None:
-    """Contract: `BaseFrontendArgs` of the pinned vLLM, so that an upgrade that adds one fails here."""
+@pytest.fixture(scope="module")
+def names_of_vllm() -> dict[str, list[str]]:
+    """The fields of both kinds of options, as the pinned vLLM has them."""
     code = (
-        "import json; from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs as B;"
-        "print(json.dumps(sorted(B.__dataclass_fields__)))"
+        "import json; from vllm.engine.arg_utils import AsyncEngineArgs as A;"
+        "from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs as B;"
+        "print(json.dumps({'engine': sorted(A.__dataclass_fields__), 'frontend': sorted(B.__dataclass_fields__)}))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -58,7 +53,18 @@ def test_vllm_still_has_the_api_options_that_we_name() -> None:
         check=True,
         env=os.environ | COMMON_ENVIRONMENT,
     )
-    assert sorted(FRONTEND_OPTIONS) == json.loads(done.stdout.splitlines()[-1])
+    names: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def test_vllm_still_has_the_api_options_that_we_name(names_of_vllm: dict[str, list[str]]) -> None:
+    """Contract: `BaseFrontendArgs` of the pinned vLLM, so that an upgrade that adds one fails here."""
+    assert sorted(FRONTEND_OPTIONS) == names_of_vllm["frontend"]
+
+
+def test_the_names_that_are_read_are_those_that_vllm_takes(names_of_vllm: dict[str, list[str]]) -> None:
+    """`melld check-config` judges by the first, a worker by the second."""
+    assert sorted(names_in_source() or ()) == names_of_vllm["engine"]
 
 
 def test_the_version_of_vllm_is_the_same_wherever_it_is_written() -> None:
