@@ -4,9 +4,9 @@
 
 A real daemon on two CPU workers.  The saturating rate is what it answers when there is always enough to do (closed
 loop).  Then requests come at 1, 2 and 4 times that rate, at random (Poisson, seeded), whether or not the earlier ones
-have been answered (open loop), and do not come again when they are refused.  Goodput is the requests, of those that
-came within the window, that were answered whole within the objective, per second of the window; printed as a ratio of
-the greatest that was seen at any rate.  The daemon's queue deadline is chosen for that objective.
+have been answered (open loop), and do not come again when they are refused.  Goodput is the answers that were whole
+within the objective, per second of the window without its first quarter, in which the line fills; what ends after the
+window, when nobody comes any more, does not count.  It is printed as a ratio of the greatest of its round.  The daemon's queue deadline is chosen for that objective.
 """
 
 import argparse
@@ -38,6 +38,7 @@ class Load:
     def __init__(self, session: aiohttp.ClientSession, url: str, seed: int) -> None:
         self.ends: collections.Counter[str] = collections.Counter()
         self.took_s: list[float] = []
+        self.good_s: list[float] = []  # when answers in time had come
         self._session = session
         self._url = url
         self._chance = random.Random(seed)
@@ -54,6 +55,8 @@ class Load:
         self.ends["in time" if in_time else "late" if answer.status == 200 else str(answer.status)] += 1
         if answer.status == 200:
             self.took_s.append(took_s)
+        if in_time:
+            self.good_s.append(began_s + took_s)
 
     async def closed(self, clients: int, seconds: float) -> float:
         """As many clients that ask again at once: answers per second, without the first and the last of them."""
@@ -72,14 +75,14 @@ class Load:
         return (len(inside) - 1) / (inside[-1] - inside[0])
 
     async def open(self, rate_per_s: float, seconds: float) -> float:
-        """They come at that rate for so long: how many per second of it were answered in time."""
+        """They come at that rate for so long: answers in time per second, once the line has filled."""
         began_s = time.monotonic()
         at_s = 0.0
         async with asyncio.TaskGroup() as group:
             while (at_s := at_s + self._chance.expovariate(rate_per_s)) < seconds:
                 await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
                 group.create_task(self.ask())
-        return self.ends["in time"] / seconds
+        return sum(seconds / 4 <= at_s - began_s < seconds for at_s in self.good_s) / (seconds * 3 / 4)
 
 
 class Processors:
@@ -122,7 +125,7 @@ async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict
                 load = Load(session, url, 100 * turn + int(times))
                 goodput = await load.open(times * saturating, asked.seconds)
                 took_s = sorted(load.took_s)
-                row = {"times": times, "goodput": goodput, "of_saturating": goodput / saturating}
+                row = {"round": turn, "times": times, "goodput": goodput, "of_saturating": goodput / saturating}
                 row |= {
                     "processor_s": processors.since(),
                     "ends": dict(load.ends),
@@ -150,10 +153,10 @@ def main() -> None:
         make_demo_model(model)
         with DaemonProcess(model, *flags) as daemon:
             rows = asyncio.run(measure(daemon.wait_ready(), asked))
-    peak = max(row["goodput"] for row in rows[1:])
-    for times in LOADS:
-        found = [row["goodput"] / peak for row in rows[1:] if row["times"] == times]
-        print(f"{times:g} x the saturating rate: {' '.join(f'{ratio:.3f}' for ratio in found)} of the peak")
+    for turn in range(asked.rounds):
+        mine = {row["times"]: row["goodput"] for row in rows[1:] if row["round"] == turn}
+        ratios = ", ".join(f"{times:g} x {goodput / max(mine.values()):.3f}" for times, goodput in mine.items())
+        print(f"round {turn + 1}, of its peak: {ratios}")
     if asked.output:
         asked.output.write_text(json.dumps(rows, indent=1))
 
