@@ -6,7 +6,8 @@ A real daemon on two CPU workers.  The saturating rate is what it answers when t
 loop).  Then requests come at 1, 2 and 4 times that rate, at random (Poisson, seeded), whether or not the earlier ones
 have been answered (open loop), and do not come again when they are refused.  Goodput is the answers that were whole
 within the objective, per second of the window without its first quarter, in which the line fills; what ends after the
-window, when nobody comes any more, does not count.  It is printed as a ratio of the greatest of its round.  The daemon's queue deadline is chosen for that objective.
+window, when nobody comes any more, does not count.  It is printed as a ratio of the greatest of its round.  The
+daemon's queue deadline is chosen for that objective.
 """
 
 import argparse
