@@ -55,7 +55,7 @@ def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [("us/nobodys", "does not give out us/nobodys"), ("no name", "no name of a model")]
+    ("model", "why"), [("us/nobodys", "does not give it out (404 Not Found"), ("no name", "no name of a model")]
 )
 def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
     """Before any worker starts."""
@@ -73,14 +73,15 @@ def test_a_hub_out_of_reach_ends_the_start_of_a_model_that_was_never_here(tmp_pa
     assert f"{UNREACHABLE} cannot be reached" in line
 
 
-def test_a_model_that_was_downloaded_is_loaded_without_the_hub(tmp_path: Path) -> None:
-    """A workstation that boots without a network serves what it has, and nobody asks the hub again."""
-    snapshot = tmp_path / "hub" / "models--us--ours"
+@pytest.mark.parametrize("reachable", [False, True])
+def test_a_model_that_was_downloaded_is_loaded_without_the_hub(hub: str, tmp_path: Path, reachable: bool) -> None:
+    """A workstation without a network, or whose token has ended, serves what it has, and asks nobody again."""
+    snapshot = tmp_path / "hub" / "models--us--mine"
     (snapshot / "refs").mkdir(parents=True)
     (snapshot / "refs" / "main").write_text("abc")
     (snapshot / "snapshots" / "abc").mkdir(parents=True)
     (snapshot / "snapshots" / "abc" / "config.json").write_text("{}")
-    said = run(["-c", LOOK, "us/ours"], UNREACHABLE, tmp_path).stdout.splitlines()
+    said = run(["-c", LOOK, "us/mine"], hub if reachable else UNREACHABLE, tmp_path).stdout.splitlines()
     assert "loaded as it was downloaded before" in said[0]
     assert said[1] == "True"
 
