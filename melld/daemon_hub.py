@@ -45,6 +45,5 @@ def check_hub(path: str) -> list[str]:
         raise ConfigError("[model] path", f"{path} is no directory, was not downloaded before, and {why}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    warning = f"{name} is loaded as it was downloaded before: {why}"
-    log.warning(warning)
-    return [warning]
+    log.warning("%s is loaded as it was downloaded before: %s", name, why)
+    return [f"{name} is loaded as it was downloaded before: {why}"]

@@ -13,7 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from melld.cli.render import bar_cells, duration_text, share_text, size_text
+from melld.cli.render import duration_text, share_text, size_text
+from melld.cli.status_bars import STYLES, class_letter, worker_bar
 from melld.status import DaemonState, DaemonStatus, MoveStatus, RequestStatus, WorkerState, WorkerStatus
 
 UNBOUNDED_WIDTH = 10_000
@@ -49,6 +50,7 @@ class Detail(NamedTuple):
 
 # From the most to the least: the first one that fits is taken.
 DETAILS = (
+    Detail(bar_cells=40, gap=2, timing=True, names=True, climate=True),
     Detail(bar_cells=20, gap=2, timing=True, names=True, climate=True),
     Detail(bar_cells=14, gap=2, timing=True, climate=True),
     Detail(bar_cells=12, gap=2, timing=True),
@@ -145,19 +147,18 @@ class Column(NamedTuple):
 def _workers(status: DaemonStatus, console: Console) -> RenderableType:
     if not status.workers:
         return Text("No workers yet.", "dim")
-    ascii_only = console.options.ascii_only
     for detail in DETAILS:
-        table = _worker_table(status.workers, detail, ascii_only=ascii_only)
+        table = _worker_table(status, detail, ascii_only=console.options.ascii_only)
         if Measurement.get(console, console.options.update(width=UNBOUNDED_WIDTH), table).maximum <= console.width:
             break
     return table
 
 
-def _worker_table(workers: tuple[WorkerStatus, ...], detail: Detail, *, ascii_only: bool) -> Table:
+def _worker_table(status: DaemonStatus, detail: Detail, *, ascii_only: bool) -> Table:
     table = _table(detail.gap)
     shown: list[list[Text | str]] = []
-    for column in _worker_columns(detail, ascii_only=ascii_only):
-        cells = [column.cell(worker) for worker in workers]
+    for column in _worker_columns(status.requests, detail, ascii_only=ascii_only):
+        cells = [column.cell(worker) for worker in status.workers]
         if any(cell is not None for cell in cells):
             table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
             shown.append([UNKNOWN if cell is None else cell for cell in cells])
@@ -166,12 +167,19 @@ def _worker_table(workers: tuple[WorkerStatus, ...], detail: Detail, *, ascii_on
     return table
 
 
-def _worker_columns(detail: Detail, *, ascii_only: bool) -> list[Column]:
+def _worker_columns(requests: tuple[RequestStatus, ...], detail: Detail, *, ascii_only: bool) -> list[Column]:
+    held: dict[str | None, list[RequestStatus]] = {}
+    for request in requests:
+        held.setdefault(request.worker, []).append(request)
+
+    def bar(worker: WorkerStatus) -> Text:
+        return worker_bar(worker, held.get(worker.worker, ()), detail.bar_cells, ascii_only=ascii_only)
+
     columns = [
         Column("Worker", lambda worker: worker.worker, right=False),
         Column("Device", lambda worker: _device(worker, named=detail.names), right=False),
         Column("State", lambda worker: Text(worker.state.value, STATE_STYLES[worker.state]), right=False),
-        Column("KV", lambda worker: _bar(worker, detail.bar_cells, ascii_only=ascii_only), right=False),
+        Column("KV", bar, right=False),
         Column("", _kv_share),
         Column("Reqs", _request_counts),
         Column("Tok/s", lambda worker: f"{worker.tokens_per_s:,.0f}"),
@@ -188,14 +196,6 @@ def _worker_columns(detail: Detail, *, ascii_only: bool) -> list[Column]:
 
 def _device(worker: WorkerStatus, *, named: bool) -> str:
     return f"{worker.device} {worker.device_name}" if named and worker.device_name else worker.device
-
-
-def _bar(worker: WorkerStatus, cells: int, *, ascii_only: bool) -> Text:
-    """Used, kept for requests on their way, free."""
-    used, reserved = bar_cells((worker.used_blocks, worker.reserved_blocks), worker.total_blocks, cells)
-    marks = "#+." if ascii_only else "■□·"
-    free = cells - used - reserved
-    return Text.assemble((marks[0] * used, "cyan"), (marks[1] * reserved, "cyan"), (marks[2] * free, "dim"))
 
 
 def _kv_share(worker: WorkerStatus) -> str | None:
@@ -239,14 +239,15 @@ def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
         shown = shown[: max(lines - 2, 0)]
     hidden = len(status.requests) - len(shown)
     rest = [Text(f"and {hidden} more", "dim")] if hidden else []
-    return [_request_table(shown), *rest] if shown else [Text(f"{hidden} requests", "dim")]
+    capacities = {worker.worker: worker.capacity_bytes for worker in status.workers}
+    return [_request_table(shown, capacities), *rest] if shown else [Text(f"{hidden} requests", "dim")]
 
 
-def _request_table(requests: tuple[RequestStatus, ...]) -> Table:
+def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, int]) -> Table:
     table = _table(gap=2)
     # The one column that gives way on a narrow terminal: an id is told from others by its beginning.
     table.add_column("Request", overflow="ellipsis", min_width=12)
-    for title in ("Worker", "Phase"):
+    for title in ("Worker", "Class", "Phase"):
         table.add_column(title, no_wrap=True)
     moved = any(request.moves for request in requests)
     for title in ("Prompt", "Output", "KV", "Age", *(("Moves",) if moved else ())):
@@ -254,7 +255,9 @@ def _request_table(requests: tuple[RequestStatus, ...]) -> Table:
     for request in requests:
         phase = "queued" if request.worker is None else request.phase.value
         where = f"{request.worker}>{request.moving_to}" if request.moving_to else request.worker or UNKNOWN
-        cells: list[Text | str] = [request.request, where, Text(phase, PHASE_STYLES[phase])]
+        letter = class_letter(request.kv_bytes, capacities.get(request.worker or "", 0))
+        size_class = Text(letter or UNKNOWN, STYLES.get(letter, "dim"))
+        cells: list[Text | str] = [request.request, where, size_class, Text(phase, PHASE_STYLES[phase])]
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
         table.add_row(*cells)

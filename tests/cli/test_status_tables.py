@@ -72,7 +72,7 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     status = msgspec.structs.replace(STATUS, state=DaemonState.STARTING, workers=starting, warnings=(), requests=())
     heading, row = drawn(status, 80)[5:7]
     assert heading.split() == ["Worker", "Device", "State", "KV", "Tok/s"]
-    assert row.split() == ["w0", "cpu:0", "starting", "····················", "0"]
+    assert row.split() == ["w0", "cpu:0", "starting", "·" * 40, "0"]
     status = msgspec.structs.replace(status, workers=(*starting, *STATUS.workers))
     assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
 

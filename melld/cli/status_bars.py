@@ -1,0 +1,61 @@
+"""A worker as a bar of the requests that it holds, each in its size class: what the page at `/` draws, in characters.
+
+Owns the marks and the classes' letters and colours.  Never lays out a table.
+
+    S■■■■■■T■■■■T■■■»t■t▪▪□□□···     a request begins with the letter of its class; » it is leaving;
+                                     ▪ other blocks in use; □ room kept for those on their way here; · free
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rich.text import Text
+
+from melld.cli.render import bar_cells
+from melld.scheduler.mell.classes import TINY, L, Limits, M, S, T
+from melld.status import RequestStatus, WorkerStatus
+
+# Tiny ones travel in groups, of which each counts as one T: a small letter.
+LETTERS = {TINY: "t", T: "T", S: "S", M: "M", L: "L"}
+STYLES = {"t": "blue", "T": "green", "S": "cyan", "M": "yellow", "L": "magenta"}
+
+
+class Marks(NamedTuple):
+    """One character for each kind of cell."""
+
+    held: str
+    leaving: str
+    other: str
+    kept: str
+    free: str
+
+
+UNICODE = Marks("■", "»", "▪", "□", "·")
+ASCII = Marks("#", ">", "=", "+", ".")
+
+
+def class_letter(kv_bytes: int, capacity_bytes: int) -> str:
+    """`t`, `T`, `S`, `M` or `L` (MELL, section VI); empty while nothing is held, or nothing is known of the worker."""
+    return LETTERS[Limits.of(capacity_bytes).class_of(kv_bytes)] if kv_bytes and capacity_bytes else ""
+
+
+def worker_bar(worker: WorkerStatus, requests: Iterable[RequestStatus], cells: int, *, ascii_only: bool) -> Text:
+    """Exactly `cells` characters: the worker's requests, the largest first, then what else is used, kept and free.
+
+    Blocks that several requests share count for each of them: their sum is pressed into what is used.
+    """
+    marks = ASCII if ascii_only else UNICODE
+    used, kept = bar_cells((worker.used_blocks, worker.reserved_blocks), worker.total_blocks, cells)
+    held = sorted((one for one in requests if one.kv_bytes), key=lambda one: -one.kv_bytes)
+    whole_bytes = max(worker.capacity_bytes, sum(one.kv_bytes for one in held) * cells // max(used, 1))
+    bar, so_far_bytes = Text(), 0
+    for one in held:
+        so_far_bytes += one.kv_bytes
+        length = min(round(cells * so_far_bytes / whole_bytes), used) - len(bar)
+        if length > 0:
+            letter = class_letter(one.kv_bytes, worker.capacity_bytes) or marks.held
+            rest = (marks.leaving if one.moving_to else marks.held) * (length - 1)
+            bar.append(letter + rest, STYLES.get(letter, "cyan"))
+    bar.append(marks.other * (used - len(bar)), "cyan")
+    bar.append(marks.kept * kept, "cyan")
+    return bar.append(marks.free * (cells - used - kept), "dim")

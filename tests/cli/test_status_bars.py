@@ -1,0 +1,72 @@
+"""A worker's bar: how full it is, and by what."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.cli.status_bars import class_letter, worker_bar
+from melld.migrate.snapshot import Phase
+from melld.status import RequestStatus, WorkerState, WorkerStatus
+
+WORKER = WorkerStatus(
+    worker="w0",
+    device="cpu:0",
+    state=WorkerState.READY,
+    capacity_bytes=960,
+    used_bytes=720,
+    total_blocks=40,
+    used_blocks=30,
+    reserved_blocks=4,
+)
+
+
+def request(kv_bytes: int, moving_to: str | None = None) -> RequestStatus:
+    return RequestStatus(
+        request=f"of-{kv_bytes}",
+        worker="w0",
+        phase=Phase.DECODING,
+        prompt_tokens=1,
+        age_s=0.0,
+        kv_bytes=kv_bytes,
+        moving_to=moving_to,
+    )
+
+
+def test_each_request_stands_in_its_class_the_largest_first() -> None:
+    """Someone sees from the bar alone what fills a worker, and what is about to leave it."""
+    held = [request(72, "w1"), request(24), request(320), request(192)]
+    assert worker_bar(WORKER, held, 40, ascii_only=False).plain == "S■■■■■■■■■■■■T■■■■■■■t»»t▪▪▪▪▪□□□□······"
+    assert worker_bar(WORKER, held, 40, ascii_only=True).plain == "S############T#######t>>t=====++++......"
+
+
+def test_shared_blocks_are_not_shown_twice() -> None:
+    """Two requests with one long prefix fill no more than the blocks that are in use."""
+    shared = [request(600), request(600)]
+    assert worker_bar(WORKER, shared, 40, ascii_only=True).plain == "L##############L##############++++......"
+
+
+@given(
+    st.lists(st.integers(0, 2000), max_size=60),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(1, 60),
+)
+def test_a_bar_tells_what_is_used_kept_and_free(sizes: list[int], total: int, used: int, kept: int, cells: int) -> None:
+    """Whatever the requests say of themselves, the filling level is the ledger's."""
+    worker = msgspec.structs.replace(
+        WORKER, total_blocks=total, used_blocks=used, reserved_blocks=kept, capacity_bytes=total * 24
+    )
+    empty = worker_bar(worker, (), cells, ascii_only=True).plain
+    bar = worker_bar(worker, [request(size) for size in sizes], cells, ascii_only=True).plain
+    assert len(bar) == len(empty) == cells
+    assert [bar.count(mark) for mark in "+."] == [empty.count(mark) for mark in "+."]
+    letters = [mark for mark in bar if mark.isalpha()]
+    assert letters == sorted(letters, key="LMSTt".index)
+
+
+def test_letters_are_mells_classes() -> None:
+    """Each class holds its upper limit; nothing held has none."""
+    sizes = (0, 1, 120, 121, 240, 241, 320, 321, 480, 481)
+    assert [class_letter(size, 960) for size in sizes] == ["", *"ttTTSSMML"]
+    assert class_letter(5, 0) == ""
