@@ -15,6 +15,7 @@ import collections
 import itertools
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -168,7 +169,10 @@ def play(directory: Path, asked: argparse.Namespace) -> tuple[Soak, list[str], f
         soak, began_s = Soak(subject, asked), time.monotonic()
         soak.run()
         took_s = time.monotonic() - began_s
-        return soak, subject.judge_end(), took_s
+        wrong_at_end = subject.judge_end()
+        if wrong_at_end and asked.output:  # to be looked into
+            shutil.copy(decisions, asked.output.with_suffix(".decisions.jsonl"))
+        return soak, wrong_at_end, took_s
 
 
 def write(asked: argparse.Namespace, soak: Soak, found: list[Verdict], took_s: float, lost: list[str]) -> None:

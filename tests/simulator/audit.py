@@ -85,7 +85,8 @@ class Auditor:
         """Hold every worker that was touched against its capacity.
 
         What is decided must fit with all that is to come.  What has happened to a daemon may leave no room for that:
-        the destination then refuses what is on its way, and what was placed there and has not begun holds nothing yet.
+        the destination then refuses what is on its way, and what was placed there, or has come by its tokens, holds
+        nothing before it begins.
         """
         for worker in self.touched:
             everything = decided or not self.of_a_daemon
@@ -226,7 +227,7 @@ class Auditor:
             self.hold(str(self.owner.get(request)), request, "runs", None)
             self.pushed_out.discard(request)
             self.owner[request] = destination
-            self.begun.add(request)
+            (self.begun.discard if record.get("via") == "tokens" else self.begun.add)(request)
             self.hold(destination, request, "runs", self.size.get(request, 0))
 
     def on_preempt(self, record: Record) -> None:

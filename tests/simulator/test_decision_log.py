@@ -128,6 +128,26 @@ def test_the_auditor_sees_a_worker_that_holds_too_much() -> None:
     assert any("holds" in fault for fault in Auditor().read(smaller).faults)
 
 
+@pytest.mark.parametrize(("via", "faults"), [("kv", 1), ("tokens", 0)])
+def test_what_comes_to_a_daemons_worker_by_its_tokens_holds_nothing_before_it_begins(via: str, faults: int) -> None:
+    """Those who run beside it may take its room meanwhile: vLLM then lets it wait, and nothing is pushed out."""
+    workers = [{"kind": "worker", "worker": worker, "capacity_bytes": 100} for worker in ("w0", "w1")]
+    awake = [{"kind": "activate", "worker": worker, "cause": "arrival"} for worker in ("w0", "w1")]
+    sizes = {"stays": ("w0", 50), "comes": ("w1", 40)}
+    begun: list[dict[str, object]] = []
+    for request, (worker, kv_bytes) in sizes.items():
+        begun.append({"kind": "arrive", "request": request, "kv_bytes": kv_bytes})
+        begun.append({"kind": "place", "request": request, "worker": worker, "kv_bytes": kv_bytes})
+        begun.append({"kind": "grow", "request": request, "kv_bytes": kv_bytes})
+    move = {"kind": "move", "request": "comes", "source": "w1", "destination": "w0", "kv_bytes": 40, "via": via}
+    moved = {"kind": "moved", "request": "comes", "outcome": "committed", "via": via}
+    ends = [{"kind": "grow", "request": "stays", "kv_bytes": 70}]
+    ends += [{"kind": "finish", "request": request} for request in sizes]
+    history = [{"kind": "scheduler"}, *workers, *awake, *begun, move, moved, *ends]
+    lines = [json.dumps({"at": float(at), **record}) for at, record in enumerate(history)]
+    assert len(Auditor().read(lines).faults) == faults
+
+
 def test_a_refused_request_is_arrived_and_finished() -> None:
     """A request that is too large must not look lost."""
     refuse = events.RefuseRequest("too large", "r9", 5, 4)  # type: ignore[arg-type]
