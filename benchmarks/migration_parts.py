@@ -158,7 +158,10 @@ def gaps_by_tokens(ways: dict[str, Served], tokens: int, repeats: int) -> Iterat
 
 
 def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[str, Any]]:
-    """The pace of three streams on each worker, in windows with a move by KV each second and windows without."""
+    """The pace of three streams on each worker, in windows with a move by KV each second and windows without.
+
+    Steps become longer as the streams do: a window with moves is held against the mean of those before and after it.
+    """
     daemon: Any = served
     operator = Operator(daemon)
     body = {"prompt": list(range(10, 210)), "max_tokens": 30000, **GREEDY}
@@ -167,31 +170,31 @@ def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[s
     for stream in (moved, *others):
         stream.wait_chunks(SETTLE_CHUNKS)
     seen: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    for _ in range(windows):
-        for moving in (False, True):
-            # So that both windows have the same requests on each worker, on average: the moved one goes to and fro.
-            began_s = time.monotonic()
-            while time.monotonic() < began_s + window_s:
-                turn_s = time.monotonic()
-                if moving:
-                    operator.move(moved, "kv")
-                time.sleep(max(0.0, turn_s + 1.0 - time.monotonic()))
-            gaps = [step for other in others for step in steps(other, began_s, time.monotonic())]
-            seen[moving].append((statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]))
-        if not moving:
-            operator.move(moved, "kv")
+    for number in range(2 * windows + 1):
+        moving = number % 2 == 1
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + window_s:
+            turn_s = time.monotonic()
+            if moving:
+                operator.move(moved, "kv")
+            time.sleep(max(0.0, turn_s + 1.0 - time.monotonic()))
+        gaps = [step for other in others for step in steps(other, began_s, time.monotonic())]
+        seen[moving].append((statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]))
     for stream in (moved, *others):
         stream.leave()
     operator.wait_idle()
     for number, name in enumerate(("median", "p99")):
         still, moving_ = ([window[number] for window in seen[moving]] for moving in (False, True))
-        ratios = sorted(b / a for a, b in zip(still, moving_, strict=True))
+        around = [(before + after) / 2 for before, after in itertools.pairwise(still)]
+        ratios = [with_moves / without for without, with_moves in zip(around, moving_, strict=True)]
+        drifts = [after / before for before, after in itertools.pairwise(still)]
         yield {
             "of": name,
             "still_ms": _ms(still),
             "moving_ms": _ms(moving_),
             "median_of_ratios": round(statistics.median(ratios), 3),
-            "ratios": [round(ratio, 3) for ratio in ratios],
+            "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
+            "drift_between_still_windows": round(statistics.median(drifts), 3),
         }
 
 
