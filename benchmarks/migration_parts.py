@@ -17,6 +17,7 @@ from tests.migrate.live import Operator, Stream
 KV_BYTES = "192MiB"
 """Of each worker: 49,152 tokens of the demo model, whose own limit is 32,768."""
 SETTLE_CHUNKS = 40
+WINDOWS_A_ROUND = 4
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -160,8 +161,32 @@ def gaps_by_tokens(ways: dict[str, Served], tokens: int, repeats: int) -> Iterat
 def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[str, Any]]:
     """The pace of three streams on each worker, in windows with a move by KV each second and windows without.
 
-    Steps become longer as the streams do: a window with moves is held against the mean of those before and after it.
+    Steps become longer as the streams do: a window with moves is held against the mean of those before and after it,
+    and after a few the streams begin anew.
     """
+    still: dict[str, list[float]] = {"median": [], "p99": []}
+    moving: dict[str, list[float]] = {"median": [], "p99": []}
+    while len(moving["median"]) < windows:
+        paces = _round(served, window_s, min(WINDOWS_A_ROUND, windows - len(moving["median"])))
+        for number, name in enumerate(still):
+            one = [pace[number] for pace in paces]
+            still[name] += [(before + after) / 2 for before, after in zip(one[:-2:2], one[2::2], strict=True)]
+            moving[name] += one[1::2]
+    for name in still:
+        ratios = sorted(b / a for a, b in zip(still[name], moving[name], strict=True))
+        low, _, high = statistics.quantiles(ratios, n=4)
+        yield {
+            "of": name,
+            "still_ms": _ms(still[name]),
+            "moving_ms": _ms(moving[name]),
+            "median_of_ratios": round(statistics.median(ratios), 3),
+            "middle_half": [round(low, 3), round(high, 3)],
+            "ratios": [round(ratio, 3) for ratio in ratios],
+        }
+
+
+def _round(served: Served, window_s: float, windows: int) -> list[tuple[float, float]]:
+    """(median, p99) of each window: still, with moves, still, ..., still."""
     daemon: Any = served
     operator = Operator(daemon)
     body = {"prompt": list(range(10, 210)), "max_tokens": 30000, **GREEDY}
@@ -169,33 +194,20 @@ def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[s
     others = [Stream(daemon, body) for _ in range(6)]
     for stream in (moved, *others):
         stream.wait_chunks(SETTLE_CHUNKS)
-    seen: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    paces = []
     for number in range(2 * windows + 1):
-        moving = number % 2 == 1
         began_s = time.monotonic()
         while time.monotonic() < began_s + window_s:
             turn_s = time.monotonic()
-            if moving:
+            if number % 2:
                 operator.move(moved, "kv")
             time.sleep(max(0.0, turn_s + 1.0 - time.monotonic()))
         gaps = [step for other in others for step in steps(other, began_s, time.monotonic())]
-        seen[moving].append((statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]))
+        paces.append((statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]))
     for stream in (moved, *others):
         stream.leave()
     operator.wait_idle()
-    for number, name in enumerate(("median", "p99")):
-        still, moving_ = ([window[number] for window in seen[moving]] for moving in (False, True))
-        around = [(before + after) / 2 for before, after in itertools.pairwise(still)]
-        ratios = [with_moves / without for without, with_moves in zip(around, moving_, strict=True)]
-        drifts = [after / before for before, after in itertools.pairwise(still)]
-        yield {
-            "of": name,
-            "still_ms": _ms(still),
-            "moving_ms": _ms(moving_),
-            "median_of_ratios": round(statistics.median(ratios), 3),
-            "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
-            "drift_between_still_windows": round(statistics.median(drifts), 3),
-        }
+    return paces
 
 
 def _ms(seconds: list[float]) -> float | None:
