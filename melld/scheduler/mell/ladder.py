@@ -1,12 +1,16 @@
 """Bins in the order of a key, so that "the roomiest", "the latest" and "the largest that fits" cost O(log N).
 
 Owns the order alone.  A ladder is a sorted list: at ten thousand entries, moving the tail by memmove costs less than
-the pointer chasing of a tree in Python.
+the pointer chasing of a tree in Python.  What is sorted is one number, the key above the order, as in
+`melld.scheduler.index`: numbers are compared faster than tuples.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
+
+ORDER_BITS = 40
+ORDER_MASK = (1 << ORDER_BITS) - 1
 
 
 class Ranked(Protocol):
@@ -21,60 +25,64 @@ R = TypeVar("R", bound=Ranked)
 
 
 class Ladder(Generic[R]):
-    """Sorted (key, order, thing)."""
+    """Things by (key, order)."""
 
-    __slots__ = ("_keys", "_rungs")
+    __slots__ = ("_rungs", "_rungs_of", "_things")
 
     def __init__(self) -> None:
-        self._rungs: list[tuple[int, int, R]] = []
-        self._keys: dict[R, tuple[int, int, R]] = {}
+        self._rungs: list[int] = []  # ascending
+        self._rungs_of: dict[R, int] = {}
+        self._things: dict[int, R] = {}  # by order
 
     def __len__(self) -> int:
         return len(self._rungs)
 
     def __contains__(self, thing: R) -> bool:
-        return thing in self._keys
+        return thing in self._rungs_of
 
     def put(self, thing: R, key: int) -> None:
         """Enter the thing, or change its key."""
-        old = self._keys.get(thing)
+        rungs, order = self._rungs, thing.order
+        rung = (key << ORDER_BITS) + order
+        old = self._rungs_of.get(thing)
+        if old == rung:
+            return
         if old is not None:
-            if old[0] == key:
-                return
-            rungs = self._rungs
             del rungs[bisect_left(rungs, old)]
-        entry = (key, thing.order, thing)
-        self._keys[thing] = entry
-        insort(self._rungs, entry)
+            del self._things[old & ORDER_MASK]
+        self._things[order] = thing
+        self._rungs_of[thing] = rung
+        insort(rungs, rung)
 
     def discard(self, thing: R) -> None:
         """Take the thing out, if it is in."""
-        old = self._keys.pop(thing, None)
+        old = self._rungs_of.pop(thing, None)
         if old is not None:
             rungs = self._rungs
             del rungs[bisect_left(rungs, old)]
+            del self._things[old & ORDER_MASK]
 
     def last(self) -> R | None:
         """The thing with the greatest key."""
-        return self._rungs[-1][2] if self._rungs else None
+        return self._things[self._rungs[-1] & ORDER_MASK] if self._rungs else None
 
     def first(self) -> R | None:
         """The thing with the least key."""
-        return self._rungs[0][2] if self._rungs else None
+        return self._things[self._rungs[0] & ORDER_MASK] if self._rungs else None
 
     def downwards(self, key: int | None = None, floor: int | None = None) -> Iterator[R]:
         """Things from the greatest key (at most `key`) down to `floor`.  The ladder must not change in between."""
-        rungs = self._rungs
-        position = len(rungs) if key is None else bisect_right(rungs, (key, 1 << 62))
+        rungs, things = self._rungs, self._things
+        position = len(rungs) if key is None else bisect_left(rungs, (key + 1) << ORDER_BITS)
         while position:
             position -= 1
             rung = rungs[position]
-            if floor is not None and rung[0] < floor:
+            if floor is not None and rung < floor << ORDER_BITS:
                 return
-            yield rung[2]
+            yield things[rung & ORDER_MASK]
 
     def upwards(self, key: int) -> Iterator[R]:
         """Things from the least key that is at least `key` upwards.  The ladder must not change in between."""
-        rungs = self._rungs
-        for position in range(bisect_left(rungs, (key,)), len(rungs)):
-            yield rungs[position][2]
+        rungs, things = self._rungs, self._things
+        for position in range(bisect_left(rungs, key << ORDER_BITS), len(rungs)):
+            yield things[rungs[position] & ORDER_MASK]
