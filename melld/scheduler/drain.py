@@ -15,7 +15,8 @@ FEWER_LOOKS = 4  # how many times `candidates` are looked at per request, becaus
 def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int) -> Plan | None:
     """Where each request of the worker can go so that the takers live `life_s`; None if one has no place.
 
-    The largest are placed first, each where it fits most tightly.
+    It is reckoned beyond the next look, because a taker is relieved a look before it would overflow; if that were soon,
+    a worker would have to be woken again.  The largest are placed first, each where it fits most tightly.
     """
     requests = movable(source)
     if len(requests) < source.count:
@@ -30,7 +31,8 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
             more, more_bytes = planned.get(worker, 0) + 1, planned_bytes.get(worker, 0) + request.kv_bytes
             if worker is source or not worker.count:
                 continue
-            if outlook.takes(worker, more_bytes, more) and outlook.life_s(worker, more_bytes, more) >= life_s:
+            lasts = outlook.life_s(worker, more_bytes, more) >= outlook.look_s(worker) + life_s
+            if lasts and outlook.takes(worker, more_bytes, more):
                 taker = worker
                 break
         if taker is None:

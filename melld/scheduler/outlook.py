@@ -11,7 +11,9 @@ from melld.scheduler.movetime import MoveTimes
 from melld.scheduler.state import Request, RequestState, Worker
 
 FOREVER_S = 1e9
-CAUTION = 1.2  # a move may take longer than expected
+CAUTION = 2.0
+"""A move is reckoned with so many times the time that it should take.  One in a hundred takes longer (over 4 GiB/s, to
+a worker that nothing else is on its way to), and an overflow costs more than a move that is made a little early."""
 
 
 class Outlook:
@@ -47,6 +49,16 @@ class Outlook:
         left_s, expected_s = self.life_s(worker), self.moves.expected_s
         return [request for request in requests if CAUTION * expected_s(request.kv_bytes) <= left_s] or requests
 
+    def arrives_in_time(self, request: Request, taker: Worker) -> bool:
+        """Whether the request would be gone before its worker overflows.
+
+        What is on its way to the taker already comes first, for they share its links and its compute.
+        """
+        if request.worker is None or not taker.arriving:
+            return True
+        ahead_s = sum(self.moves.expected_s(one.kv_bytes) for one in taker.arriving.values())
+        return CAUTION * (ahead_s + self.moves.expected_s(request.kv_bytes)) <= self.life_s(request.worker)
+
     def growth_bytes_s(self, worker: Worker) -> float:
         """What one request on the worker adds per second: its own rate, or everybody's while it has none."""
         return worker.growth_bytes_s or self.cluster.growth.bytes_per_s
@@ -58,6 +70,11 @@ class Outlook:
         if rate <= 0.0:
             return FOREVER_S if free_bytes >= 0 else -FOREVER_S
         return free_bytes / rate
+
+    def bytes_ahead(self, worker: Worker) -> float:
+        """What the worker will hold at the next look once moves in flight are done, if nobody comes or leaves."""
+        grown_bytes = (worker.count - worker.leaving) * self.growth_bytes_s(worker) * self.look_s(worker)
+        return worker.used_bytes - worker.leaving_bytes + grown_bytes
 
     def overloaded(self, worker: Worker) -> bool:
         """Whether the worker overflows before the next look, or runs more requests than it should."""

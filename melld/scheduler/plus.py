@@ -200,7 +200,10 @@ class MellPlus(Policy):
         return True
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> tuple[Request, Worker] | None:
-        """The one request and its taker after which both live longest, less the price of a large one."""
+        """The one request and its taker after which both live longest, less the price of a large one.
+
+        Life with a taker that the request would reach too late is worth nothing.
+        """
         life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
         roomiest = self.outlook.roomiest(self.settings.candidates)
         price_s = self.settings.price_s / max(worker.capacity_bytes, 1)
@@ -212,6 +215,8 @@ class MellPlus(Policy):
                 continue
             for taker in self._takers(request, worker, roomiest):
                 score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size
+                if not self.outlook.arrives_in_time(request, taker):
+                    score_s -= enough_s
                 if score_s > best_s:
                     best_s, best = score_s, (request, taker)
         return best
@@ -248,13 +253,14 @@ class MellPlus(Policy):
     def _drain(self) -> None:
         """Empty workers of few requests as long as the rest would not be fuller than it may be.
 
-        How full they will be nobody knows before any growth was seen; where moves are instant, that does no harm.
+        Growth until the next look counts as used: `takes` keeps that room free, so what is fuller wakes a worker again.
+        It is not known before any growth was seen; where moves are instant, that does no harm.
         """
         settings, active = self.settings, self.cluster.active
         if not self.cluster.growth.bytes_per_s and not self.cluster.settings.instant_moves:
             return
         capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
-        used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in active.values())
+        used_bytes = sum(self.outlook.bytes_ahead(worker) for worker in active.values())
         for _ in range(1 + len(active) // WORKERS_PER_DRAIN):
             smallest_bytes = min((worker.capacity_bytes for worker in active.values()), default=0)
             if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:

@@ -58,7 +58,7 @@ def test_in_flight_the_request_leaves_earlier_by_the_time_that_moves_take() -> N
         now_s += 1.0
     assert commands == {"b": "w1"}
     left_s = (1000 - scheduler.cluster.workers["w0"].used_bytes) / (2 * RATE)
-    assert 8.0 <= left_s <= 14.0
+    assert 8.0 <= left_s <= 18.0
 
 
 def test_an_arrival_avoids_a_worker_that_it_would_soon_overflow() -> None:
@@ -129,3 +129,19 @@ def test_a_drain_is_all_or_nothing() -> None:
         arrive(scheduler, name, size)
     finish(scheduler, "b")
     assert not moved(scheduler.handle(e.EpochStarted(1.0)))
+
+
+def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
+    """Moves to one worker share its link: the last of them may come after the source has overflowed."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    grown(scheduler, 0.0, 2)
+    cluster, outlook = scheduler.cluster, scheduler.policy.outlook
+    first, second, idle, taker = cluster.requests["c"], cluster.requests["a"], *map(cluster.workers.get, ("w1", "w2"))
+    cluster.activate(taker, "test")
+    outlook.moves.took(400, 20.0)
+    assert outlook.arrives_in_time(second, taker)
+    cluster.assign(first, taker, "test")
+    assert not outlook.arrives_in_time(second, taker)
+    assert outlook.arrives_in_time(second, idle)
