@@ -83,21 +83,17 @@ class Table:
         rows: Sequence[tuple[str, dict[str, object]]],
         policies: Sequence[str],
         show: Callable[..., str],
-        most_seeds: int = 5,
     ) -> None:
         self.rows = rows
         self.policies = [policy for policy in policies if policy in POLICIES]
         self.show = show
-        self.most_seeds = most_seeds
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
         """All cells of the table."""
-        seeds = seeds[: self.most_seeds]
         return [Cell(policy=p, seed=s, **rest) for _, rest in self.rows for p in self.policies for s in seeds]  # type: ignore[arg-type]
 
     def text(self, results: dict[Cell, Result], seeds: Sequence[int]) -> str:
         """The table in Markdown."""
-        seeds = seeds[: self.most_seeds]
         lines = ["| load | " + " | ".join(self.policies) + " |", "|---" * (len(self.policies) + 1) + "|"]
         for label, rest in self.rows:
             shown = []
@@ -201,16 +197,15 @@ TABLES = {
     "table:claims": Claims(BOTH, (*BASELINES, *MELLS), str),
     "table:gpus": Table(BOTH, (*BASELINES, *MELLS), gpus),
     "table:effects": Table(BOTH, (*BASELINES, *MELLS), side_effects),
-    "table:note": Table(NOTE, (*BASELINES, *MELLS), ratio_and_moves, 2),
+    "table:note": Table(NOTE, (*BASELINES, *MELLS), ratio_and_moves),
     "table:settings": Table(
-        rows(("13B",), ("lmsys-1.1",)), ("mell-plus-lean", "mell-plus", "mell-plus-tight"), ratio_and_moves, 2
+        rows(("13B",), ("lmsys-1.1",)), ("mell-plus-lean", "mell-plus", "mell-plus-tight"), ratio_and_moves
     ),
-    "table:flight": Table(FLIGHT, ("load-balance", "mell-plus"), ratio_and_moves, 2),
+    "table:flight": Table(FLIGHT, ("load-balance", "mell-plus"), ratio_and_moves),
     "table:batching": Table(
         rows(("13B",), ("lmsys-0.5", "lmsys-0.8")),
         ("mell-literal", "mell-literal-unbatched", "mell", "mell-unbatched"),
         moves,
-        2,
     ),
 }
 
