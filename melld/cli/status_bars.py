@@ -47,11 +47,11 @@ def worker_bar(worker: WorkerStatus, requests: Iterable[RequestStatus], cells: i
     marks = ASCII if ascii_only else UNICODE
     used, kept = bar_cells((worker.used_blocks, worker.reserved_blocks), worker.total_blocks, cells)
     held = sorted((one for one in requests if one.kv_bytes), key=lambda one: -one.kv_bytes)
-    whole_bytes = max(worker.capacity_bytes, sum(one.kv_bytes for one in held) * cells // max(used, 1))
+    whole_bytes = max(worker.used_bytes, sum(one.kv_bytes for one in held))
     bar, so_far_bytes = Text(), 0
     for one in held:
         so_far_bytes += one.kv_bytes
-        length = min(round(cells * so_far_bytes / whole_bytes), used) - len(bar)
+        length = round(used * so_far_bytes / whole_bytes) - len(bar)
         if length > 0:
             letter = class_letter(one.kv_bytes, worker.capacity_bytes) or marks.held
             rest = (marks.leaving if one.moving_to else marks.held) * (length - 1)

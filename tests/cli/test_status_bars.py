@@ -45,6 +45,12 @@ def test_shared_blocks_are_not_shown_twice() -> None:
     assert worker_bar(WORKER, shared, 40, ascii_only=True).plain == "L##############L##############++++......"
 
 
+def test_a_lonely_small_request_is_seen() -> None:
+    """One block in thousands is still somebody's."""
+    worker = msgspec.structs.replace(WORKER, used_bytes=24, used_blocks=1, reserved_blocks=0)
+    assert worker_bar(worker, [request(24)], 10, ascii_only=True).plain == "t........."
+
+
 @given(
     st.lists(st.integers(0, 2000), max_size=60),
     st.integers(0, 50),
