@@ -11,9 +11,9 @@ from melld.scheduler.movetime import MoveTimes
 from melld.scheduler.state import Request, RequestState, Worker
 
 FOREVER_S = 1e9
-CAUTION = 2.0
-"""A move is reckoned with so many times the time that it should take.  One in a hundred takes longer (over 4 GiB/s, to
-a worker that nothing else is on its way to), and an overflow costs more than a move that is made a little early."""
+CAUTION = 1.75
+"""A move is reckoned with so many times the time that it should take: an overflow costs more than a move that is made a
+little early.  One or two in a hundred take longer still (over 4 GiB/s); `overdue` sees them."""
 
 
 class Outlook:
@@ -80,6 +80,11 @@ class Outlook:
         """Whether the worker overflows before the next look, or runs more requests than it should."""
         staying = worker.count - worker.leaving
         return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s(worker))
+
+    def overdue(self, worker: Worker) -> bool:
+        """Whether moves that have begun come too late: unless they end first, it overflows before the next look."""
+        grown_bytes = len(worker.requests) * self.growth_bytes_s(worker) * self._wait_s
+        return worker.leaving > 0 and worker.free_bytes < grown_bytes
 
     def takes(self, worker: Worker, kv_bytes: int, more: int = 1) -> bool:
         """Whether `more` requests of `kv_bytes` in all fit now, everybody's growth until the next look included."""

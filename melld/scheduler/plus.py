@@ -7,7 +7,8 @@ Owns three decisions, made from present sizes and the growth observed of late (n
     dispatch   the tightest worker that keeps a life; else the longest-lived that fits; else one request is pushed
                aside; else a worker is woken
     overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
-               if nothing fits, a third worker makes room first; else a worker is woken
+               if nothing fits, a third worker makes room first; else a worker is woken.  Where that move comes too
+               late, the smallest request leaves as well
     drain      when the whole load fits on fewer workers, one with few requests is emptied, all or nothing
 
 Late is right: a move is made at the last look before an overflow and not earlier, because departures, which nobody
@@ -37,7 +38,8 @@ class PlusSettings(msgspec.Struct, frozen=True):
     worth nothing in a move.  `chain_life_s`: two moves in a row are made only if all three workers then live so long.
     `push_life_s`: the same for pushing aside.  `drain_life_s`: what a drain leaves to those that take its requests.
     `drain_utilisation`: how full the others may become on average.  `price_s`: the life that a request of a whole
-    capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind.
+    capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind; an overload, which
+    else wakes a worker, looks at `relief_candidates`.
     """
 
     dispatch_life_s: float = 9.0
@@ -49,6 +51,7 @@ class PlusSettings(msgspec.Struct, frozen=True):
     drain_attempts: int = 6
     price_s: float = 3.0
     candidates: int = 12
+    relief_candidates: int = 24
 
     def at_pace(self, pace: float) -> "PlusSettings":
         """The same for requests that run `pace` times as long."""
@@ -170,11 +173,20 @@ class MellPlus(Policy):
         self.settings = self._settings.at_pace(self.lifetimes.pace)
         outlook = self.outlook
         outlook.next_epoch()
+        for worker in [worker for worker in self.cluster.active.values() if outlook.overdue(worker)]:
+            self._hurry(worker)
         overloaded = [worker for worker in self.cluster.active.values() if outlook.overloaded(worker)]
         overloaded.sort(key=lambda worker: (outlook.life_s(worker), worker.order))
         for worker in overloaded:
             self._relieve(worker)
         self._drain()
+
+    def _hurry(self, worker: Worker) -> None:
+        """The smallest request, which is the soonest gone, leaves before those that are on their way."""
+        requests = movable(worker)
+        if requests and worker.count - worker.leaving > 1:
+            smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
+            self._let_one_leave(worker, [smallest], 0.0)
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
@@ -205,7 +217,7 @@ class MellPlus(Policy):
         Life with a taker that the request would reach too late is worth nothing.
         """
         life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
-        roomiest = self.outlook.roomiest(self.settings.candidates)
+        roomiest = self.outlook.roomiest(self.settings.relief_candidates)
         price_s = self.settings.price_s / max(worker.capacity_bytes, 1)
         best_s, best = -float("inf"), None
         for request in requests:
@@ -228,10 +240,10 @@ class MellPlus(Policy):
         life_s = self.outlook.life_s
         best_s, best = self.settings.chain_life_s, None
         sources_s = [(request, life_s(worker, -request.kv_bytes, -1)) for request in requests]
-        for middle in self.outlook.roomiest(self.settings.candidates):
+        for middle in self.outlook.roomiest(self.settings.relief_candidates):
             room_bytes = self.cluster.room_bytes(middle)
             for first in movable(middle) if middle is not worker else ():
-                for last in self.outlook.tightest(first.kv_bytes, self.settings.candidates, middle):
+                for last in self.outlook.tightest(first.kv_bytes, self.settings.relief_candidates, middle):
                     last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0
                     for second, source_s in sources_s if last_s > best_s else ():
                         change_bytes = second.kv_bytes - first.kv_bytes
@@ -245,7 +257,7 @@ class MellPlus(Policy):
     def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterator[Worker]:
         """Candidates for the request: those where it fits most tightly, then those of `roomiest` that take it."""
         outlook, size = self.outlook, request.kv_bytes
-        yield from outlook.tightest(size, self.settings.candidates, source)
+        yield from outlook.tightest(size, self.settings.relief_candidates, source)
         for worker in roomiest:
             if worker is not source and outlook.takes(worker, size):
                 yield worker

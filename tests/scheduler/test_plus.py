@@ -145,3 +145,21 @@ def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
     cluster.assign(first, taker, "test")
     assert not outlook.arrives_in_time(second, taker)
     assert outlook.arrives_in_time(second, idle)
+
+
+def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
+    """A move that takes longer than any before it costs nobody a preemption: a small request is still in time."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    for name, size in (("a", 500), ("b", 300), ("small", 40)):
+        arrive(scheduler, name, size)
+    commands: list[e.AnyCommand] = []
+    now_s = 0.0
+    while not moved(commands):
+        commands = grown(scheduler, now_s, 1)
+        now_s += 1.0
+    (slow,) = moved(commands)
+    assert slow != "small"
+    while not moved(commands := grown(scheduler, now_s, 1)):
+        now_s += 1.0
+    assert moved(commands) == {"small": "w1"}
+    assert scheduler.cluster.workers["w0"].used_bytes <= 1000
