@@ -13,6 +13,7 @@ import logging
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -173,9 +174,14 @@ class Api:
             headers = {"Content-Type": page.content_type} | page.headers
             return web.Response(status=page.status, body=page.body, headers=headers)
         self.admission.check(exchange.client)
-        body = await read_body(request, self._context.config())
+        config = self._context.config()
+        fields = parse_object(await read_body(request, config), config.max_json_depth)
+        if call.engine:
+            # Before anything else is looked at: under overload most requests come no further, and must cost little.
+            priority = fields.get("priority")
+            self._context.check_line(exchange.client, priority if isinstance(priority, int) else 0)
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
-            return await self._serve(exchange, call, body)
+            return await self._serve(exchange, call, fields)
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
         """The call, or the page (None) and the rest of its path."""
@@ -224,17 +230,12 @@ class Api:
         least = self._context.config().min_priority
         return 0 if least is None and len(self._context.keys().digests) > 1 else least
 
-    async def _serve(self, exchange: Exchange, call: Call, body: bytes) -> web.StreamResponse:
-        config = self._context.config()
+    async def _serve(self, exchange: Exchange, call: Call, fields: dict[str, Any]) -> web.StreamResponse:
         wanted = exchange.request.headers.get("X-Request-Id")
         check_request_id(wanted, "X-Request-Id")
-        fields = parse_object(body, config.max_json_depth)
         exchange.parameters = frozenset(fields)
-        check_request(fields, config, self._trust)
+        check_request(fields, self._context.config(), self._trust)
         check_priority(fields, self._least_priority())
-        if call.engine:
-            priority = fields.get("priority", 0)
-            self._context.check_line(exchange.client, priority if isinstance(priority, int) else 0)
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
