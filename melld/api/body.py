@@ -30,8 +30,10 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
         raise Refusal(415, "Content-Encoding must be gzip, deflate or absent", code="unsupported_encoding")
     if (request.content_length or 0) > limits.max_body_bytes:
         raise _too_large(limits)
-    await _let_go_on(request)
     try:
+        if request.content.is_eof():  # it came with its head: there is nothing to wait for
+            return await _read(request, limits)
+        await _let_go_on(request)
         async with asyncio.timeout(limits.body_timeout_s):
             return await _read(request, limits)
     except TimeoutError as error:

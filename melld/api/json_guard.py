@@ -29,7 +29,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise _malformed("the body is empty")
     try:
         text = body.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise _malformed("the body is not UTF-8") from error
     except RecursionError as error:
@@ -92,3 +92,6 @@ def _refuse_constant(name: str) -> Never:
 
 def _malformed(message: str, param: str | None = None) -> Refusal:
     return Refusal(400, message, code="invalid_json", param=param)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)

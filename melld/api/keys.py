@@ -4,6 +4,7 @@ Owns the comparison, in constant time, of a presented key with the digests of th
 Reads no file itself: the caller passes the means.
 """
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -78,6 +79,7 @@ def refuse_open_listen(config: ServerConfig, keys: Keys) -> None:
     )
 
 
+@functools.lru_cache(maxsize=128)  # most clients name the same host in every request
 def names_this_machine(host: str | None) -> bool:
     """Whether a `Host` header is localhost or an address, as of somebody who means this machine.
 
