@@ -6,8 +6,11 @@ A real daemon on two CPU workers.  The saturating rate is what it answers when t
 loop).  Then requests come at 1, 2 and 4 times that rate, at random (Poisson, seeded), whether or not the earlier ones
 have been answered (open loop), and do not come again when they are refused.  Goodput is the answers that were whole
 within the objective, per second of the window without its first quarter, in which the line fills; what ends after the
-window, when nobody comes any more, does not count.  It is printed as a ratio of the greatest of its round.  The
-daemon's queue deadline is chosen for that objective.
+window, when nobody comes any more, does not count.  The daemon's queue deadline is chosen for that objective.
+
+The speed of a machine that is shared drifts over minutes.  So goodput is told as a ratio of the greatest of its round,
+every other round goes through the loads in the opposite order, and of each load the median over the rounds is printed.
+The client shares the processors with the workers: it sends bytes that were made before the window.
 """
 
 import argparse
@@ -17,13 +20,16 @@ import json
 import os
 import random
 import resource
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import uvloop
 
+from benchmarks.plain_client import Answer, PlainClient
 from melld.demo_model import make_demo_model
 from tests.daemon_process import DaemonProcess
 
@@ -31,78 +37,122 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 64, 96
 OBJECTIVE_S, QUEUE_DEADLINE_S = 10.0, 3.0
 SEQUENCES = 16
 LOADS = (1.0, 2.0, 4.0)
+PATIENCE_S = 120.0
 
 
 class Load:
     """Requests to one daemon, and what became of each."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, seed: int) -> None:
+    def __init__(self, client: PlainClient, seed: int) -> None:
         self.ends: collections.Counter[str] = collections.Counter()
         self.took_s: list[float] = []
         self.good_s: list[float] = []  # when answers in time had come
-        self._session = session
-        self._url = url
+        self._client = client
         self._chance = random.Random(seed)
+        self._under_way = 0
+        self._idle = asyncio.Event()
 
-    async def ask(self) -> None:
-        """One request; counted by its status, and as late where the objective was missed."""
+    def request(self) -> bytes:
+        """The bytes of one request, with a prompt that nobody else has."""
         body: dict[str, Any] = {"model": "demo", "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
         body["prompt"] = [self._chance.randrange(5, 200) for _ in range(PROMPT_TOKENS)]
-        began_s = time.monotonic()
-        async with self._session.post(self._url + "/v1/completions", json=body) as answer:
-            await answer.read()
-        took_s = time.monotonic() - began_s
-        in_time = answer.status == 200 and took_s <= OBJECTIVE_S
-        self.ends["in time" if in_time else "late" if answer.status == 200 else str(answer.status)] += 1
-        if answer.status == 200:
-            self.took_s.append(took_s)
-        if in_time:
-            self.good_s.append(began_s + took_s)
+        return self._client.post("/v1/completions", json.dumps(body).encode())
+
+    def plan(self, rate_per_s: float, seconds: float) -> list[tuple[float, bytes]]:
+        """The requests of a window and their times.  Made before it begins: in it the workers need the processors."""
+        planned = []
+        at_s = 0.0
+        while (at_s := at_s + self._chance.expovariate(rate_per_s)) < seconds:
+            planned.append((at_s, self.request()))
+        return planned
 
     async def closed(self, clients: int, seconds: float) -> float:
         """As many clients that ask again at once: answers per second, without the first and the last of them."""
         ends_s: list[float] = []
         end_s = time.monotonic() + seconds
 
-        async def client() -> None:
-            while time.monotonic() < end_s:
-                await self.ask()
-                ends_s.append(time.monotonic())
+        def again() -> None:
+            ends_s.append(time.monotonic())
+            if ends_s[-1] < end_s:
+                self._ask(self.request(), again)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(client())
+        for _ in range(clients):
+            self._ask(self.request(), again)
+        await self._all_answered()
         inside = sorted(ends_s)[clients // 2 : -clients // 2]
         return (len(inside) - 1) / (inside[-1] - inside[0])
 
-    async def open(self, rate_per_s: float, seconds: float) -> float:
-        """They come at that rate for so long: answers in time per second, once the line has filled."""
+    async def open(self, planned: list[tuple[float, bytes]], seconds: float) -> float:
+        """They come at their times: answers in time per second, once the line has filled."""
         began_s = time.monotonic()
-        at_s = 0.0
-        async with asyncio.TaskGroup() as group:
-            while (at_s := at_s + self._chance.expovariate(rate_per_s)) < seconds:
-                await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-                group.create_task(self.ask())
+        for at_s, request in planned:
+            if (early_s := began_s + at_s - time.monotonic()) > 0:
+                await asyncio.sleep(early_s)
+            self._ask(request)
+        await self._all_answered()
         return sum(seconds / 4 <= at_s - began_s < seconds for at_s in self.good_s) / (seconds * 3 / 4)
+
+    def _ask(self, request: bytes, then: Callable[[], None] = lambda: None) -> None:
+        """One request; `then` is called when it has ended."""
+        began_s = time.monotonic()
+
+        def answered(answer: Answer) -> None:
+            self._count(answer, began_s)
+            then()
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+        self._under_way += 1
+        self._idle.clear()
+        self._client.ask(request, answered)
+
+    def _count(self, answer: Answer, began_s: float) -> None:
+        """By its status; as late beyond the objective, as not whole where bytes or tokens of it are missing."""
+        ended_s = time.monotonic()
+        if not answer.status or (answer.status == 200 and tokens_in(answer) != OUTPUT_TOKENS):
+            self.ends["not whole"] += 1
+        elif answer.status != 200:
+            self.ends[str(answer.status)] += 1
+        else:
+            self.took_s.append(ended_s - began_s)
+            in_time = self.took_s[-1] <= OBJECTIVE_S
+            self.ends["in time" if in_time else "late"] += 1
+            if in_time:
+                self.good_s.append(ended_s)
+
+    async def _all_answered(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self._idle.wait()
+
+
+def tokens_in(answer: Answer) -> int:
+    """The tokens of an answer, as the daemon counts them."""
+    tokens: int = json.loads(answer.body)["usage"]["completion_tokens"]
+    return tokens
 
 
 class Processors:
-    """The seconds of processor that each party has used: who pays for an overload."""
+    """The seconds of processor that each party uses: who pays for an overload.
+
+    Whatever else runs on the machine, or takes the machine itself away from its guest, is told as `others`: a window
+    in which they took much says little.
+    """
 
     def __init__(self, daemon: DaemonProcess) -> None:
-        self._daemon = daemon
+        self._daemon = daemon.process.pid
+        self._workers = [worker["pid"] for worker in daemon.status()["workers"]]
         self._before = self._now()
 
     def _now(self) -> dict[str, float]:
-        workers = [worker["pid"] for worker in self._daemon.status()["workers"]]
         own = resource.getrusage(resource.RUSAGE_SELF)
-        used = {"client": own.ru_utime + own.ru_stime, "daemon": seconds_of(self._daemon.process.pid)}
-        return used | {"workers": sum(map(seconds_of, workers))}
+        used = {"workers": sum(map(seconds_of, self._workers)), "daemon": seconds_of(self._daemon)}
+        used["client"] = own.ru_utime + own.ru_stime
+        return used | {"others": seconds_of_all() - sum(used.values())}
 
     def since(self) -> dict[str, float]:
-        """Since the last time it was asked."""
-        before, self._before = self._before, self._now()
-        return {name: round(used - before[name], 2) for name, used in self._before.items()}
+        """Since this was made."""
+        return {name: round(used - self._before[name], 2) for name, used in self._now().items()}
 
 
 def seconds_of(pid: int) -> float:
@@ -111,31 +161,51 @@ def seconds_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def seconds_of_all() -> float:
+    """The time in which the processors were not idle: user, nice, system, interrupts, stolen by the host."""
+    first = Path("/proc/stat").read_text().partition("\n")[0]
+    user, nice, system, _idle, _iowait, *others = map(int, first.split()[1:9])
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+
+
 async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """The saturating rate, and the goodput at multiples of it, in turns."""
-    url = daemon.url
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
-        await Load(session, url, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
-        saturating = await Load(session, url, 1).closed(4 * SEQUENCES, asked.seconds)
-        print(f"saturating: {saturating:.2f} requests/s ({saturating * OUTPUT_TOKENS:.0f} tokens/s)", flush=True)
-        rows = []
-        processors = Processors(daemon)
-        for turn in range(asked.rounds):
-            for times in LOADS:
-                load = Load(session, url, 100 * turn + int(times))
-                goodput = await load.open(times * saturating, asked.seconds)
-                took_s = sorted(load.took_s)
-                row = {"round": turn, "times": times, "goodput": goodput, "of_saturating": goodput / saturating}
-                row |= {
-                    "processor_s": processors.since(),
-                    "ends": dict(load.ends),
-                    "median_s": took_s[len(took_s) // 2],
-                    "longest_s": took_s[-1],
-                }
-                rows.append(row)
-                print(f"  {times:g} x: {goodput:.2f} in time/s, {row}", flush=True)
+    """The saturating rate, and the goodput at multiples of it, in turns: upwards, downwards, upwards, ..."""
+    client = PlainClient(daemon.url)
+    await Load(client, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
+    saturating = await Load(client, 1).closed(4 * SEQUENCES, asked.seconds)
+    print(f"saturating: {saturating:.2f} requests/s ({saturating * OUTPUT_TOKENS:.0f} tokens/s)", flush=True)
+    rows = []
+    for turn in range(asked.rounds):
+        for times in reversed(LOADS) if turn % 2 else LOADS:
+            load = Load(client, 100 * turn + int(times))
+            planned = load.plan(times * saturating, asked.seconds)
+            processors = Processors(daemon)
+            goodput = await load.open(planned, asked.seconds)
+            took_s = sorted(load.took_s)
+            row = {"round": turn, "times": times, "goodput": goodput, "of_saturating": goodput / saturating}
+            row |= {
+                "processor_s": processors.since(),
+                "ends": dict(load.ends),
+                "median_s": took_s[len(took_s) // 2],
+                "longest_s": took_s[-1],
+            }
+            rows.append(row)
+            print(f"  {times:g} x: {goodput:.2f} in time/s, {row}", flush=True)
     return [{"saturating": saturating, "objective_s": OBJECTIVE_S, "queue_deadline_s": QUEUE_DEADLINE_S}, *rows]
+
+
+def add_ratios(rows: list[dict[str, Any]]) -> None:
+    """To each window its goodput as a ratio of its round's peak: within a round the host has about one speed."""
+    for row in rows:
+        row["of_peak"] = row["goodput"] / max(one["goodput"] for one in rows if one["round"] == row["round"])
+
+
+def print_ratios(rows: list[dict[str, Any]]) -> None:
+    """For each load its median over the rounds, and every window."""
+    for times in LOADS:
+        ratios = [row["of_peak"] for row in rows if row["times"] == times]
+        windows = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"{times:g} x, of the round's peak: median {statistics.median(ratios):.3f} ({windows})")
 
 
 def main() -> None:
@@ -153,13 +223,13 @@ def main() -> None:
         model = Path(name) / "demo"
         make_demo_model(model)
         with DaemonProcess(model, *flags) as daemon:
-            rows = asyncio.run(measure(daemon.wait_ready(), asked))
-    for turn in range(asked.rounds):
-        mine = {row["times"]: row["goodput"] for row in rows[1:] if row["round"] == turn}
-        ratios = ", ".join(f"{times:g} x {goodput / max(mine.values()):.3f}" for times, goodput in mine.items())
-        print(f"round {turn + 1}, of its peak: {ratios}")
+            daemon.wait_ready()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                facts, *rows = runner.run(measure(daemon, asked))
+    add_ratios(rows)
+    print_ratios(rows)
     if asked.output:
-        asked.output.write_text(json.dumps(rows, indent=1))
+        asked.output.write_text(json.dumps([facts, *rows], indent=1))
 
 
 if __name__ == "__main__":
