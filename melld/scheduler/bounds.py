@@ -13,6 +13,7 @@ All workers are alike and hold `capacity` bytes.  Sizes are whole bytes in (0, c
     exact     branch and bound, for small sets and up to a limit of nodes
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -62,9 +63,11 @@ def lower_bound(sizes: Sizes, capacity: int) -> int:
 
     Sizes of zero (a preempted request that holds nothing) are left out.
     """
-    ascending = np.sort(sizes)
-    ascending = ascending[np.searchsorted(ascending, 1) :]
-    if ascending.size == 0:
+    ascending = sizes.copy()
+    ascending.sort()
+    if ascending.size and not ascending[0]:
+        ascending = ascending[ascending.searchsorted(1) :]
+    if not ascending.size:
         return 0
     # l2 with alpha = 0 is the volume bound; u(2) and u(3) are at least the counting of L, M and S.
     return max(l2_bound(ascending, capacity), dual_bound(ascending, capacity))
@@ -96,33 +99,48 @@ def counting_bound(ascending: Sizes, capacity: int) -> int:
 
 
 def l2_bound(ascending: Sizes, capacity: int) -> int:
-    """Martello and Toth's L2 over every alpha that can matter, in O(n log n) for sorted sizes of shape [n].
+    """Martello and Toth's L2 over every alpha that can matter, in O(n) for sorted sizes of shape [n].
 
     For a given alpha, requests above C - alpha are alone, requests above C/2 are apart from each other, and requests
-    of at least alpha must use what room the latter leave.
+    of at least alpha must use what room the latter leave.  As alpha rises fewer are counted, so only the least alpha
+    matters at which one more of the large requests is alone; and zero, which is the volume bound.
     """
-    if ascending.size == 0:
-        return 0
-    cumulative = np.concatenate(([0], np.cumsum(ascending)))
-    half = int(np.searchsorted(ascending, capacity // 2, side="right"))
-    alphas = np.concatenate((np.zeros(1, dtype=np.int64), ascending[:half]))
-    first_counted = np.concatenate(([0], np.searchsorted(ascending, ascending[:half], side="left")))
-    first_alone = np.searchsorted(ascending, capacity - alphas, side="right")
-    apart = first_alone - half
-    room_beside = apart * capacity - (cumulative[first_alone] - cumulative[half])
-    small_bytes = cumulative[half] - cumulative[first_counted]
-    more = np.maximum(0, -((room_beside - small_bytes) // capacity))
-    return int((ascending.size - half + more).max())
+    half = int(ascending.searchsorted(capacity // 2, side="right"))
+    volume = volume_bound(ascending, capacity)
+    if half == ascending.size:
+        return volume
+    small, large = ascending[:half], ascending[half:]
+    small_bytes = np.concatenate((small[::-1].cumsum()[::-1], [0]))  # from each small one on
+    counted_bytes = small_bytes[small.searchsorted(capacity - large, side="right")]
+    rooms = capacity - large
+    more_bytes = counted_bytes - (rooms.cumsum() - rooms)  # beside those before the first that is alone
+    return max(volume, large.size + _ceil_div(max(0, int(more_bytes.max())), capacity))
 
 
 def dual_bound(ascending: Sizes, capacity: int) -> int:
     """The best of Fekete and Schepers' u(k): x counts floor((k+1)x)/k, or x itself where (k+1)x is whole."""
-    best = 0
+    steps, thresholds = _dual_steps(capacity)
+    below = ascending.searchsorted(thresholds).tolist()
+    weights = dict.fromkeys(_DUAL_PARTS, 0)
+    for (parts, whole_bytes), reach, exceed in zip(steps, below[::2], below[1::2], strict=True):
+        weights[parts] += capacity * (ascending.size - reach) - whole_bytes * (exceed - reach)
+    return max(_ceil_div(weight, parts * capacity) for parts, weight in weights.items())
+
+
+@functools.lru_cache
+def _dual_steps(capacity: int) -> tuple[Sequence[tuple[int, int]], Sizes]:
+    """Where each u(k) rises: k with the size x at which (k+1)x is whole, zero if there is none, shape [steps].
+
+    Then the least size that is counted as more, and the one above it, in turns: shape [2 x steps].
+    """
+    steps: list[tuple[int, int]] = []
+    thresholds: list[int] = []
     for parts in _DUAL_PARTS:
-        whole, rest = np.divmod(ascending * (parts + 1), capacity)
-        weight = np.where(rest == 0, ascending * parts, whole * capacity)
-        best = max(best, _ceil_div(int(weight.sum()), parts * capacity))
-    return best
+        for count in range(1, parts + 2):
+            least, rest = _ceil_div(count * capacity, parts + 1), count * capacity % (parts + 1)
+            steps.append((parts, 0 if rest else least))
+            thresholds += least, least + 1
+    return steps, np.array(thresholds, dtype=np.int64)
 
 
 def first_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:

@@ -1,6 +1,8 @@
 """Lower bounds on the number of workers: true, ordered, tight where the paper's counter-examples need them."""
 
 import itertools
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -38,6 +40,16 @@ def slow_l2(sizes: list[int], capacity: int) -> int:
     return best
 
 
+def slow_dual(sizes: list[int], capacity: int) -> int:
+    """The best of u(2), u(3) and u(4) straight from their definition."""
+
+    def counted(size: int, parts: int) -> Fraction:
+        whole, rest = divmod((parts + 1) * size, capacity)
+        return Fraction(whole, parts) if rest else Fraction(size, capacity)
+
+    return max(math.ceil(sum(counted(size, parts) for size in sizes)) for parts in (2, 3, 4))
+
+
 @given(st.lists(st.integers(1, CAPACITY), max_size=5))
 def test_the_exact_search_agrees_with_trying_everything(sizes: list[int]) -> None:
     """An optimum that is not one would make every ratio in the reports wrong."""
@@ -63,6 +75,13 @@ def test_the_fast_bound_is_the_best_of_the_cheap_ones(sizes: list[int]) -> None:
 def test_l2_is_the_definition(sizes: list[int], capacity: int) -> None:
     """The vectorised form must be Martello and Toth's, odd capacities included."""
     assert b.l2_bound(b.sorted_sizes(sizes, capacity), capacity) == slow_l2(sizes, capacity)
+
+
+@given(st.lists(st.integers(1, 60) | st.sampled_from([12, 15, 20, 24, 30, 36, 40, 45, 48]), max_size=40), st.data())
+def test_the_dual_bound_is_the_definition(sizes: list[int], data: st.DataObject) -> None:
+    """Sizes are counted by thresholds; one that is a whole part of the capacity counts as itself."""
+    capacity = data.draw(st.sampled_from([60, 61, 62, 63]))
+    assert b.dual_bound(b.sorted_sizes(sizes, capacity), capacity) == slow_dual(sizes, capacity)
 
 
 @given(st.lists(st.integers(1, CAPACITY), max_size=30), st.permutations(range(30)))
