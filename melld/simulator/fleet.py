@@ -17,8 +17,8 @@ from melld.simulator.running import Integers, Running
 from melld.simulator.settings import SimulatorSettings
 
 SPARE_WORKERS = 16
-Ending = tuple[float, int, Run, int]
-"""When, which of all requests, which run, and the version that it must still have then."""
+Ending = tuple[float, Run, int]
+"""When, which run, and the version that it must still have then."""
 
 
 class Fleet:
@@ -177,16 +177,15 @@ class Fleet:
         """Push the youngest out of every worker whose requests need more than it has, until the rest fits."""
         running, capacity_bytes = self.running, self.settings.capacity_bytes
         rows = running.held_rows()
-        workers = running.workers_of(rows)
         used_bytes = self._used_bytes(rows)
-        for worker in np.flatnonzero(used_bytes > capacity_bytes).tolist():
-            here = rows[workers == worker]
+        for worker in (used_bytes > capacity_bytes).nonzero()[0].tolist():
+            here = rows[running.workers_of(rows) == worker]
             over_bytes = int(used_bytes[worker]) - capacity_bytes
             for row in here[np.argsort(-running.orders_of(here))].tolist()[:-1]:
                 if over_bytes <= 0:
                     break
                 over_bytes -= int(self._need_bytes[row])
-                run = self.runs[running.ids[row]]
+                run = running.runs[row]
                 running.held[row] = 0
                 run.version += 1
                 self._preempted.setdefault(worker, []).append(run)
@@ -235,11 +234,11 @@ class Fleet:
 
     def replan(self, now_s: float, epoch_s: float) -> list[Ending]:
         """Set the paces for the epoch that begins; returns who ends within it, the last first."""
-        rows, ends_s = self.running.replan(now_s, epoch_s)
-        runs = map(self.runs.__getitem__, map(self.running.ids.__getitem__, rows.tolist()))
-        ending = [(end_s, run.index, run, run.version) for end_s, run in zip(ends_s.tolist(), runs, strict=True)]
-        ending.sort(reverse=True)
-        return ending
+        running = self.running
+        rows, ends_s = running.replan(now_s, epoch_s)
+        last_first = np.lexsort((running.indexes_of(rows), ends_s))[::-1]
+        runs = list(map(running.runs.__getitem__, rows[last_first].tolist()))
+        return list(zip(ends_s[last_first].tolist(), runs, [run.version for run in runs], strict=True))
 
     def check(self) -> None:
         """Assert that no worker holds more than it has.  For tests."""

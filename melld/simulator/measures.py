@@ -5,6 +5,7 @@ that it looks at.  No wall-clock time enters: the same seed gives the same repor
 """
 
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -87,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Measures:
     """Counters of one simulation."""
 
-    def __init__(self, settings: SimulatorSettings, requests: int) -> None:
+    def __init__(self, settings: SimulatorSettings, output_tokens: Sequence[int]) -> None:
         self.settings = settings
         self.samples = Samples()
         self.preemptions = 0
@@ -107,18 +108,16 @@ class Measures:
         self._gpus = 0
         self._gpus_since_s = 0.0
         self._next_sample_s = 0.0
-        nothing = array("d", [float("nan")])
-        self._placed_s = nothing * requests
-        self._first_token_s = nothing * requests
-        self._end_s = nothing * requests
-        self._outputs = array("q", [0]) * requests
+        self._output_tokens = output_tokens
+        nothing = array("d", [float("nan")]) * len(output_tokens)
+        self._placed_s, self._first_token_s, self._end_s = nothing[:], nothing[:], nothing
 
     def finished(self, run: Run, now_s: float) -> None:
         """The request has ended."""
-        self._placed_s[run.index] = run.placed_s
-        self._end_s[run.index] = now_s
-        self._first_token_s[run.index] = run.first_token_s
-        self._outputs[run.index] = run.output
+        index = run.index
+        self._placed_s[index] = run.placed_s
+        self._first_token_s[index] = run.first_token_s
+        self._end_s[index] = now_s
 
     def moved(self, via: Via, kv_bytes: int) -> None:
         """A migration is done."""
@@ -169,8 +168,8 @@ class Measures:
         inside = np.array(samples.at_s) <= self.window_s
         gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))
         window_s = max(self.window_s, 1e-9)
-        arrived, placed = np.array(arrival_s), np.array(self._placed_s)
-        first, ended, outputs = np.array(self._first_token_s), np.array(self._end_s), np.array(self._outputs)
+        arrived, outputs = np.array(arrival_s), np.array(self._output_tokens)
+        placed, first, ended = map(np.array, (self._placed_s, self._first_token_s, self._end_s))
         more = outputs > 1
         requests = len(arrival_s)
         return Report(

@@ -6,6 +6,8 @@ QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
 import enum
 from collections.abc import Sequence
 
+import msgspec
+
 from melld.errors import IllegalTransition, MelldError
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
@@ -41,39 +43,26 @@ class Move:
         self.version = version
 
 
-class Run:
+class Run(msgspec.Struct, eq=False, gc=False):
     """`row` is its row in `Running` (from its placement on), `worker` the index of its worker.
 
-    `version` changes whenever its expected end does.
+    `version` changes whenever its expected end does.  A struct, because every request makes one; the collector need not
+    know it, for nothing that it refers to refers back.
     """
 
-    __slots__ = (
-        "first_token_s",
-        "id",
-        "index",
-        "move",
-        "moves",
-        "output",
-        "placed_s",
-        "prompt",
-        "prompt_bytes",
-        "row",
-        "state",
-        "version",
-        "worker",
-    )
-
-    def __init__(self, index: int, prompt_tokens: int, output_tokens: int, prompt_bytes: int) -> None:
-        self.id = RequestId(f"r{index}")
-        self.index = index
-        self.prompt = prompt_tokens
-        self.output = output_tokens
-        self.prompt_bytes = prompt_bytes
-        self.row = self.worker = -1
-        self.version = self.moves = 0
-        self.placed_s = self.first_token_s = 0.0
-        self.move: Move | None = None
-        self.state = QUEUED
+    id: RequestId
+    index: int
+    prompt: int
+    output: int
+    prompt_bytes: int
+    row: int = -1
+    worker: int = -1
+    version: int = 0
+    moves: int = 0
+    placed_s: float = 0.0
+    first_token_s: float = 0.0
+    move: Move | None = None
+    state: RunState = QUEUED
 
     def become(self, state: RunState) -> None:
         """Take the next state; raises `IllegalTransition` where the table has none."""

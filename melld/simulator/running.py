@@ -6,11 +6,11 @@ Tokens grow linearly: from `since_s` on, a request emits `pace[worker]` tokens a
 epoch (`replan`) from the batch and context of each worker; arrivals within an epoch do not slow the others until the
 next one.  A request that is still being prefilled has its `since_s` in the future.
 
-Each column is an `array.array`, which is fast one by one, with a numpy view of the same memory, which is fast in bulk.
+The numbers of one request lie together, so that it is written in one go.  Each column of them is a `memoryview`, which
+is fast one by one, and a numpy view of the same memory, which is fast in bulk.
 """
 
-from array import array
-from typing import Any
+import struct
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 PREFILL_CHUNK_TOKENS = 2048
 FIRST_ROWS = 64
-INTEGER_COLUMNS = ("worker", "order", "prompt", "output", "told_bytes")
-FLOAT_COLUMNS = ("generated", "since_s")
+RECORD = struct.Struct("=qqqqqqdd")  # of one row: six columns of integers and two of floats
+ROW_BYTES = RECORD.size
+COLUMNS = ROW_BYTES // 8
+write = RECORD.pack_into
 
 
 class Running:
@@ -41,17 +43,13 @@ class Running:
         self.rows = 0
         self.orders = 0
         self.ids: list[RequestId] = []
-        self.worker, self.order, self.prompt, self.output, self.told_bytes = (
-            array("q", bytes(8 * FIRST_ROWS)) for _ in INTEGER_COLUMNS
-        )
-        self.generated, self.since_s = (array("d", bytes(8 * FIRST_ROWS)) for _ in FLOAT_COLUMNS)
-        self.held = bytearray(FIRST_ROWS)
+        self.runs: list[Run] = []
         self.pace: list[float] = []
         self.debt_s: list[float] = []
         self._free: list[int] = []
         self._chunk_s = latency.prefill_s(PREFILL_CHUNK_TOKENS)
         self._paces = np.zeros(0)
-        self._look()
+        self._make_room(FIRST_ROWS, b"", b"")
 
     def add_workers(self, count: int) -> None:
         """So many more workers, idle."""
@@ -68,20 +66,17 @@ class Running:
         if self._free:
             row = self._free.pop()
             self.ids[row] = run.id
+            self.runs[row] = run
         else:
             row = self.rows
             self.rows += 1
             self.ids.append(run.id)
-            if row == len(self.worker):
-                self._double()
+            self.runs.append(run)
+            if row == len(self.held):
+                self._make_room(2 * row, self._table, self.held)
         self.orders += 1
-        self.worker[row] = worker
-        self.order[row] = self.orders
-        self.prompt[row] = run.prompt
-        self.output[row] = run.output
-        self.told_bytes[row] = run.prompt_bytes
-        self.since_s[row] = since_s
-        self.generated[row] = 1.0  # prefill emits the first token
+        at, first = row * ROW_BYTES, 1.0  # prefill emits the first token
+        write(self._table, at, run.index, worker, self.orders, run.prompt, run.output, run.prompt_bytes, first, since_s)
         self.held[row] = 1
         return row
 
@@ -98,11 +93,16 @@ class Running:
 
     def held_rows(self) -> Integers:
         """Rows whose blocks are in memory, shape [held]."""
-        return np.flatnonzero(self._held[: self.rows])
+        rows: Integers = self._held[: self.rows].nonzero()[0]
+        return rows
 
     def workers_of(self, rows: Integers) -> Integers:
         """The worker of each row."""
         return self._worker[rows]
+
+    def indexes_of(self, rows: Integers) -> Integers:
+        """Which of all requests each row's is."""
+        return self._index[rows]
 
     def orders_of(self, rows: Integers) -> Integers:
         """The place of each row in the order in which requests came to their workers."""
@@ -154,7 +154,8 @@ class Running:
 
     def end_s(self, row: int) -> float:
         """When the row will have emitted its last token if its worker's pace stays."""
-        return self.since_s[row] + (self.output[row] - self.generated[row]) / self.pace[self.worker[row]]
+        left = self.output[row] - self.generated[row]
+        return self.since_s[row] + left / self.pace[self.worker[row]]
 
     def replan(self, now_s: float, epoch_s: float) -> tuple[Integers, Floats]:
         """Set every worker's pace for the epoch that begins now.
@@ -164,14 +165,14 @@ class Running:
         rows = self.held_rows()
         worker, since, generated = self._worker[rows], self._since_s[rows], self._generated[rows]
         decoding = since <= now_s
-        count = len(self.pace)
-        batch = np.bincount(worker[decoding], minlength=count).astype(np.float64)
+        count, decodes = len(self.pace), worker[decoding]
+        batch: Floats = np.maximum(np.bincount(decodes, minlength=count), 1.0)
         tokens = self._prompt[rows] + generated
-        context = np.bincount(worker[decoding], weights=tokens[decoding], minlength=count).astype(np.float64)
+        context = np.bincount(decodes, weights=tokens[decoding], minlength=count).astype(np.float64, copy=False)
         debt = np.array(self.debt_s)
         paid = np.minimum(debt, epoch_s)
         self.debt_s = (debt - paid).tolist()
-        self._paces = self._pace_of(np.maximum(batch, 1.0), context, paid / epoch_s)
+        self._paces = self._pace_of(batch, context, paid / epoch_s)
         self.pace = self._paces.tolist()
         end = np.maximum(since, now_s) + (self._output[rows] - generated) / self._paces[worker]
         soon = end <= now_s + epoch_s
@@ -182,24 +183,19 @@ class Running:
         step_s = self.latency.step_s(batch, context_tokens)
         return (1.0 - prefill_share) / step_s + prefill_share / (step_s + self._chunk_s)
 
-    def _double(self) -> None:
-        self._forget()  # a column with a view on it cannot grow
-        more = len(self.worker)
-        for name in (*INTEGER_COLUMNS, *FLOAT_COLUMNS):
-            getattr(self, name).frombytes(bytes(8 * more))
-        self.held.extend(bytes(more))
-        self._look()
-
-    def _look(self) -> None:
-        integers = (self.worker, self.order, self.prompt, self.output, self.told_bytes)
-        self._worker, self._order, self._prompt, self._output, self._told_bytes = (
-            np.frombuffer(column, dtype=np.int64) for column in integers
+    def _make_room(self, rows: int, table: bytes | bytearray, held: bytes | bytearray) -> None:
+        """Columns of so many rows, the first of which are in the table."""
+        self._table = bytearray(table) + bytes(rows * ROW_BYTES - len(table))
+        self.held = bytearray(held) + bytes(rows - len(held))
+        integers, floats = memoryview(self._table).cast("q"), memoryview(self._table).cast("d")
+        self.worker, self.order, self.prompt, self.output, self.told_bytes = (
+            integers[column::COLUMNS] for column in range(1, 6)
         )
-        self._generated = np.frombuffer(self.generated, dtype=np.float64)
-        self._since_s = np.frombuffer(self.since_s, dtype=np.float64)
+        self.generated, self.since_s = floats[6::COLUMNS], floats[7::COLUMNS]
+        self._index, self._worker, self._order, self._prompt, self._output, self._told_bytes = (
+            np.frombuffer(self._table, dtype=np.int64)[column::COLUMNS] for column in range(6)
+        )
+        self._generated, self._since_s = (
+            np.frombuffer(self._table, dtype=np.float64)[column::COLUMNS] for column in (6, 7)
+        )
         self._held = np.frombuffer(self.held, dtype=np.bool_)
-
-    def _forget(self) -> None:
-        empty: Any = np.zeros(0)
-        self._worker = self._order = self._prompt = self._output = self._told_bytes = empty
-        self._generated = self._since_s = self._held = empty

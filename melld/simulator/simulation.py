@@ -24,6 +24,7 @@ from typing import Any
 
 from melld import events
 from melld.events import AnyEvent, RequestArrived, RequestFinished
+from melld.ids import RequestId
 from melld.migrate.snapshot import Via
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Ending, Fleet
@@ -49,7 +50,7 @@ class Simulation:
         self.scheduler = scheduler
         self.fleet = Fleet(settings)
         self._runs = self.fleet.runs
-        self.measures = Measures(settings, len(workload))
+        self.measures = Measures(settings, self.workload.output_tokens)
         self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
         self.now_s = 0.0
         self._journal = None if log is None else Journal(log, self.fleet, self._planning)
@@ -110,7 +111,7 @@ class Simulation:
                 if progress is not None:
                     progress(arrived)
             if end_s <= heap[0][0]:
-                self.now_s, _, run, version = ending.pop()
+                self.now_s, run, version = ending.pop()
                 self._finish(run, version)
             elif arrived == count and not fleet.runs and not fleet.awake:
                 return
@@ -121,11 +122,9 @@ class Simulation:
     # ---- facts: what happens, and is told
 
     def _arrive(self, index: int) -> None:
-        workload = self.workload
+        workload, request = self.workload, RequestId(f"r{index}")
         prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
-        run = Run(index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
-        request = run.id
-        self._runs[request] = run
+        self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
         self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens))
 
     def _finish(self, run: Run, version: int) -> None:
