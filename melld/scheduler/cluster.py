@@ -94,7 +94,8 @@ class Cluster(Occupancy):
             request.state = request.after("place")
             self.waiting.begin(request)
             request.placed_s = self.now_s
-            self._settle_on(request, worker)
+            request.worker = worker
+            self._take(request, worker, worker.requests)
             self.commands.append(PlaceRequest(cause, request.id, worker.id))
             return
         assert source is not worker, request.id

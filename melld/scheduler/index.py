@@ -44,10 +44,12 @@ class RoomIndex:
         if self.noted or self._stale:
             self._settle()
         keys = self._keys
-        for position in range(bisect_left(keys, room_bytes << ORDER_BITS), len(keys)):
+        position = bisect_left(keys, room_bytes << ORDER_BITS)
+        while position < len(keys):
             worker = self._workers[keys[position] & ORDER_MASK]
             if worker is not but:
                 return worker
+            position += 1
         return None
 
     def tightest(self, room_bytes: int) -> Iterator[Worker]:
@@ -71,11 +73,12 @@ class RoomIndex:
         if self._stale or len(noted) * FEWER_CHANGES > len(keys):
             self._sort()
             return
+        enter, workers = self._enter, self._workers
         for worker in noted.values():
             if (key := worker.key) is not None:
                 del keys[bisect_left(keys, key)]
-                del self._workers[key & ORDER_MASK]
-            if (key := self._enter(worker)) is not None:
+                del workers[key & ORDER_MASK]
+            if (key := enter(worker)) is not None:
                 insort(keys, key)
         noted.clear()
 
@@ -83,8 +86,8 @@ class RoomIndex:
         for worker in self._workers.values():
             worker.key = None
         self._workers = {}
-        entered = map(self._enter, self._active.values())
-        self._keys = sorted([key for key in entered if key is not None])
+        enter = self._enter
+        self._keys = sorted([key for worker in self._active.values() if (key := enter(worker)) is not None])
         self._stale = False
         self.noted.clear()
 
@@ -92,8 +95,8 @@ class RoomIndex:
         """Give the worker its key, which is returned, if it has a place in the order."""
         key = None
         if worker.count < worker.slots and worker.id in self._active:
-            order = worker.order
-            key = (self._room_bytes(worker) << ORDER_BITS) + order
+            order, room_bytes = worker.order, self._room_bytes  # called in one breath it would be looked up as a method
+            key = (room_bytes(worker) << ORDER_BITS) + order
             self._workers[order] = worker
         worker.key = key
         return key

@@ -73,10 +73,6 @@ class Occupancy:
                 destination.used_bytes += delta_bytes
                 noted[destination.id] = destination
 
-    def _settle_on(self, request: Request, worker: Worker) -> None:
-        request.worker = worker
-        self._take(request, worker, worker.requests)
-
     def _leave(self, request: Request, worker: Worker) -> None:
         if request.destination is not None:
             self._end_move(request, worker, request.destination)

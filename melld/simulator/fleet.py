@@ -86,9 +86,9 @@ class Fleet:
 
         Every request passes here once, so it is written for speed: `_settle` and `_prefill` for a new row.
         """
-        running, counts, free_s = self.running, self._counts, self._prefill_free_s
+        running, counts, free_s, prefill_s = self.running, self._counts, self._prefill_free_s, self._prefill_s
         index = run.worker = self._indexes[worker]
-        seconds, first_s = self._prefill_s(run.prompt), free_s[index]
+        seconds, first_s = prefill_s(run.prompt), free_s[index]
         if first_s < now_s:
             first_s = now_s
         first_s += seconds

@@ -207,8 +207,9 @@ class Simulation:
 
     def _handle(self, event: AnyEvent) -> None:
         if self._plain:
-            for command in self._decide(event):
-                self._apply[type(command)](command)
+            decide, apply = self._decide, self._apply  # in two steps: what an instance calls itself is slow to look up
+            for command in decide(event):
+                apply[type(command)](command)
         else:
             self._handle_watched(event)
         if self._unbounded and (missing := self.fleet.missing_workers()):
