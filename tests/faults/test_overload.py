@@ -72,7 +72,8 @@ def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -
     """When no memory is left requests wait; when too many wait, one more is refused at once, with a time."""
     with Standstill(crowded) as first:
         queued = line_up(crowded, BODIES[:QUEUED])
-        refused = [crowded.read(one, FIRST).wait_end() for one in BODIES[QUEUED:]]
+        malformed = BODIES[0] | {"temperature": -1}  # nothing but the priority is judged before the line
+        refused = [crowded.read(one, FIRST).wait_end() for one in (*BODIES[QUEUED:], malformed)]
     assert [reader.ends for reader in refused] == [[FULL]] * len(refused)
     assert all(1 <= int(reader.headers["retry-after"]) <= 60 for reader in refused)
     assert all(reader.ended_s - reader.asked_s < DEADLINE_S / 2 for reader in refused)
