@@ -182,11 +182,15 @@ class MellPlus(Policy):
         self._drain()
 
     def _hurry(self, worker: Worker) -> None:
-        """The smallest request, which is the soonest gone, leaves before those that are on their way."""
+        """The smallest request, which is the soonest gone, leaves before those that are on their way.
+
+        Nobody is woken for it: that would take too long.
+        """
         requests = movable(worker)
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
-            self._let_one_leave(worker, [smallest], 0.0)
+            if (move := self._best_move(worker, [smallest])) is not None:
+                self.cluster.assign(move[0], move[1], "overload", 0.0)
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
