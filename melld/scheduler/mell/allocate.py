@@ -161,10 +161,14 @@ def _unfinished(plan: Plan, klass: SizeClass, avoid: Bin | None) -> list[Bin]:
 
 
 def _hole(plan: Plan, item: Item, klass: SizeClass, avoid: Bin | None) -> Bin | None:
-    """Batching: a bin that a refill would fill with an item of this class can take the arrival instead."""
+    """Batching: a bin that a refill would fill with an item of this class can take the arrival instead.
+
+    As printed the refill is then off; mended, the hole is looked at all the same: the arrival may not have filled it.
+    """
     for bin_, wanted in plan.holes:
         if wanted is klass and bin_ is not avoid and bin_.items and bin_.klass is klass and plan.takes(bin_, item):
-            del plan.holes[bin_, wanted]
+            if plan.settings.literal:
+                del plan.holes[bin_, wanted]
             return bin_
     return None
 

@@ -3,7 +3,7 @@
 import random
 from itertools import chain
 
-from hypothesis import Phase, given
+from hypothesis import Phase, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -36,6 +36,9 @@ def one_epoch(packing: Packing, first: list[int], seed: int, arrivals: list[int]
 
 
 @given(st.lists(SIZES, min_size=4, max_size=30), st.integers(0, 2**16), st.lists(SIZES, max_size=8))
+@example(  # an arrival takes a hole and leaves its bin less than 75 % full, beside another such
+    [221, 599, 188, 599, 21, 8, 599, 289, 800, 256, 1200, 105, 358, 139], 2152, [729, 189, 800, 518, 202]
+)
 @hypothesis_settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_an_epoch_batched_serves_the_same_and_moves_each_request_once(
     first: list[int], seed: int, arrivals: list[int]
