@@ -1,5 +1,6 @@
 """What many tests share: the demo model, and one daemon with two CPU workers, started once."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 
 from melld.demo_model import make_demo_model
 from tests.daemon_process import DaemonProcess
+
+# A shell without job control starts its background commands with SIGINT ignored, and every child would inherit that:
+# a suite that runs there must test Ctrl-C all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
