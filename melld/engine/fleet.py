@@ -23,7 +23,7 @@ from melld.engine.fleet_neighbours import Codec, MoveKeeper
 from melld.engine.fleet_order import Turn
 from melld.engine.fleet_presence import Offer, Presence
 from melld.engine.fleet_reports import Reports
-from melld.engine.fleet_request import MAX_DEATHS, Live, RequestKilledWorkers, RequestNotTaken
+from melld.engine.fleet_request import Live, RequestKilledWorkers, RequestNotTaken
 from melld.engine.frames import Buffer
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
@@ -234,10 +234,11 @@ class Fleet:
             return
         innocent = self._dispatch.worker_lost(worker)
         for live in theirs:
-            live.lose_worker(is_suspect=not ended.expected and live.request not in innocent)
-        for request in [live.request for live in theirs if live.kills_workers]:
-            log.error("request %s was there when %d workers died: not tried again", request, MAX_DEATHS)
-            self._fail(request, RequestKilledWorkers(request))
+            live.lose_worker(not ended.expected and live.request not in innocent, ended.from_outside)
+        for live in [live for live in theirs if live.kills_workers]:
+            workers = live.deaths + live.harms
+            log.error("request %s was there when %d workers died: not tried again", live.request, workers)
+            self._fail(live.request, RequestKilledWorkers(live.request, workers))
         self._tell_all(self._presence.lost(worker, self._clock()))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:

@@ -19,16 +19,18 @@ from melld.ids import RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
 
 MAX_DEATHS = 2
+MAX_HARMS = 8
+"""Workers that somebody outside ended under it: what guards a machine's memory, say, may do so for its sake."""
 
 
 class RequestKilledWorkers(MelldError):
-    """It was on trial when a second worker died: it is not tried on a third."""
+    """It was on trial when a second worker died, or under it many were ended from outside: it is not tried again."""
 
     code = "request_kills_workers"
     should_retry = False
 
-    def __init__(self, request: str) -> None:
-        super().__init__(f"request {request} was being computed when {MAX_DEATHS} workers died: it is not tried again")
+    def __init__(self, request: str, workers: int) -> None:
+        super().__init__(f"request {request} was being computed when {workers} workers died: it is not tried again")
 
 
 class RequestNotTaken(MelldError):
@@ -60,6 +62,8 @@ class Live(msgspec.Struct):
     output_token_ids: list[int] = []
     deaths: int = 0
     """Workers that have died with it, one after the other, since it last made `PROOF_TOKENS` tokens."""
+    harms: int = 0
+    """Workers that were ended from outside with it, likewise."""
     taken: bool = False
     """Its worker has it: only then its death may be the request's doing."""
     proven_tokens: int = 0
@@ -76,7 +80,7 @@ class Live(msgspec.Struct):
     @property
     def kills_workers(self) -> bool:
         """Whether it is not to be tried again."""
-        return self.deaths >= MAX_DEATHS
+        return self.deaths >= MAX_DEATHS or self.harms >= MAX_HARMS
 
     def is_of(self, worker: WorkerId, lease: int) -> bool:
         """Whether what that worker says of it under this lease counts."""
@@ -98,18 +102,19 @@ class Live(msgspec.Struct):
         self.worker = None
         self.lease = self.new_lease()
 
-    def lose_worker(self, is_suspect: bool) -> None:
+    def lose_worker(self, is_suspect: bool, from_outside: bool = False) -> None:
         """Its worker is gone; a suspect, unless it had not been taken there, bears this death too."""
         self.leave_worker()
-        self.deaths += is_suspect and self.taken
+        self.deaths += is_suspect and self.taken and not from_outside
+        self.harms += is_suspect and self.taken and from_outside
         self.proven_tokens = len(self.output_token_ids) + PROOF_TOKENS
 
     def log(self, token_ids: Sequence[int]) -> bool:
         """Its client may see these tokens now.  True if they acquit it of the deaths that it was there at."""
         self.output_token_ids.extend(token_ids)
-        if not self.deaths or len(self.output_token_ids) < self.proven_tokens:
+        if not (self.deaths or self.harms) or len(self.output_token_ids) < self.proven_tokens:
             return False
-        self.deaths = 0
+        self.deaths = self.harms = 0
         return True
 
     def snapshot(self) -> RequestSnapshot:

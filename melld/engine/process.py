@@ -19,6 +19,7 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.frames import Buffer, FrameDecoder, encode_frame
+from melld.engine.process_fate import Fate
 from melld.engine.process_template import Lines, Template
 from melld.errors import IllegalTransition
 
@@ -46,12 +47,16 @@ _TRANSITIONS: dict[tuple[ProcessState, str], ProcessState] = {
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A worker process is gone.  `reason` is one line for people; `expected` when it was asked to end."""
+    """A worker process is gone.  `reason` is one line for people; `expected` when it was asked to end.
+
+    `from_outside`: what it ran has not ended it (`process_fate`).
+    """
 
     worker: str
     reason: str
     expected: bool
     was_ready: bool
+    from_outside: bool = False
 
 
 class WorkerProcess:
@@ -75,6 +80,7 @@ class WorkerProcess:
         self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
+        self._fate = Fate()
 
     async def start(self) -> None:
         """Have the process made.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
@@ -117,6 +123,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
         if self.state is not ProcessState.ENDED:
+            self._fate.about_to_kill(self.pid)
             self._template.kill(self._birth)
 
     @property
@@ -153,7 +160,8 @@ class WorkerProcess:
         if self._transport is not None:
             self._transport.close()
         self._ended.set()
-        self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready))
+        from_outside = self._fate.is_from_outside(exit_code)
+        self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready, from_outside))
 
     def _reason(self, exit_code: int | None) -> str:
         if self._failure is not None:
@@ -162,7 +170,7 @@ class WorkerProcess:
             name = signal.Signals(-exit_code).name
             hint = {
                 "SIGILL": ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
-                "SIGKILL": " (by an administrator, or by the kernel for want of memory)",
+                "SIGKILL": f" ({self._fate.killer})",
             }.get(name, "")
             return f"ended by {name}{hint}"
         last = f": {self._last_lines[-1]}" if self._last_lines else ""

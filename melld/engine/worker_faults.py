@@ -33,7 +33,7 @@ POINTS = (
     "resumed",  # any worker: a request goes on here by its tokens, and has not been stepped
     "step",  # any step of the engine
 )
-SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
+SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "ABRT": signal.SIGABRT}
 PULLED = "pulled"
 """The point, on a copying thread, between the copy of a piece and its check, for the `DAMAGES`."""
 DAMAGES = ("CORRUPT", "SHORT")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.engine.fleet_probation import PROOF_TOKENS
-from melld.engine.fleet_request import MAX_DEATHS, Live
+from melld.engine.fleet_request import MAX_DEATHS, MAX_HARMS, Live
 from melld.ids import RequestId, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
@@ -45,6 +45,19 @@ def test_only_suspects_that_were_taken_bear_a_death() -> None:
         assert not one.kills_workers
         one.lose_worker(is_suspect=True)
     assert one.kills_workers
+
+
+def test_deaths_from_outside_are_not_its_doing_until_they_are_many() -> None:
+    """It needs no trial after one; but something that ends every worker under it is not fed for ever."""
+    one = live()
+    one.taken = True
+    for _ in range(MAX_HARMS):
+        assert not one.kills_workers
+        one.lose_worker(is_suspect=True, from_outside=True)
+    assert one.deaths == 0
+    assert one.kills_workers
+    one.log([1] * PROOF_TOKENS)
+    assert not one.kills_workers
 
 
 def test_enough_tokens_acquit_it_once() -> None:

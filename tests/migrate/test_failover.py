@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from melld.engine.worker_faults import SIGNALS
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 from tests.migrate.matrix import FEW, Loss, suffer
 
@@ -63,23 +64,38 @@ def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]
             answers.append((response.status, response.getheader("x-should-retry")))
 
 
-def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
-    """It gets a 500 that tells clients not to try again; a request that shared its workers goes on."""
+def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
+    """A request's worker ends by this signal, and the next one as soon as it goes on there: what its client gets.
+
+    A request that shares a worker with it must go on.
+    """
     bystander = bench.stream("long")
     [one] = bench.operator.requests_of(bystander)
     home, other = one["worker"], "w1" if one["worker"] == "w0" else "w0"
     answers: list[tuple[int, str | None]] = []
-    poisoner = threading.Thread(target=ask, args=(bench, {**GREEDY, "max_tokens": 4000}, answers))
-    poisoner.start()
-    poison = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
-    if poison["worker"] == home:
+    asking = threading.Thread(target=ask, args=(bench, {**GREEDY, "max_tokens": 4000}, answers))
+    asking.start()
+    its = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
+    if its["worker"] == home:
         bench.operator.migrate(one["request"], other, None)
         home, other = other, home
-    (bench.faults / f"{home}.resumed.KILL").touch()
-    os.kill(pid_of(bench, other), signal.SIGKILL)
-    poisoner.join(120)
-    assert answers == [(500, "false")]
+    fault = bench.faults / f"{home}.resumed.{name}"
+    fault.touch()
+    os.kill(pid_of(bench, other), SIGNALS[name])
+    asking.join(120)
+    assert not fault.exists()
     assert bystander.result() == bench.unmoved("long")
+    return answers
+
+
+def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
+    """It gets a 500 that tells clients not to try again; a request that shared its workers goes on."""
+    assert lose_two_workers(bench, "ABRT") == [(500, "false")]
+
+
+def test_a_request_whose_workers_are_killed_from_outside_goes_on(bench: Bench) -> None:
+    """kill -9, twice in a row, under the same request: it is not its doing."""
+    assert lose_two_workers(bench, "KILL") == [(200, None)]
 
 
 def test_a_request_without_a_worker_waits_for_one(bench: Bench) -> None:

@@ -1,0 +1,64 @@
+"""Whether a worker ended of its own doing, or somebody outside ended it: then what it ran has nothing to do with it.
+
+Reads /proc.  What cannot be known counts as the worker's own doing.
+
+    a signal that nobody sends himself (SIGTERM, SIGHUP, SIGQUIT)         from outside
+    SIGKILL, and the kernel has ended nobody for want of memory since     from outside
+    melld killed it because it was silent, and it was stopped (SIGSTOP)   from outside
+    anything else: a crash, an error, a step without an end, no memory    its own
+"""
+
+import signal
+from pathlib import Path
+
+_SENT = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
+class Fate:
+    """What is known of one worker's end.  Made when the worker is."""
+
+    def __init__(self) -> None:
+        self._memory_kills = memory_kills()
+        self._killed_here = False
+        self._was_stopped = False
+
+    def about_to_kill(self, pid: int) -> None:
+        """melld ends it."""
+        self._killed_here = True
+        self._was_stopped = is_stopped(pid)
+
+    def is_from_outside(self, exit_code: int | None) -> bool:
+        """Of the worker that ended so; None: the kernel ended it with its template."""
+        if self._killed_here:
+            return self._was_stopped
+        if exit_code is None or -exit_code == signal.SIGKILL:
+            return self._memory_kills is not None and memory_kills() == self._memory_kills
+        return -exit_code in _SENT
+
+    @property
+    def killer(self) -> str:
+        """Who sent it SIGKILL, for people."""
+        if self._killed_here:
+            return "by melld"
+        return (
+            "from outside"
+            if self.is_from_outside(-signal.SIGKILL)
+            else "from outside, or by the kernel for want of memory"
+        )
+
+
+def memory_kills() -> int | None:
+    """How many processes this machine's kernel has ended for want of memory, in any control group; None: unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
