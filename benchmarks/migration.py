@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", default=["live", "stop-and-copy", "re-prefill"], help="of the part kv")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each window of `neighbours`")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each window of `neighbours`, odd")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from melld.api.control_client import ControlRefused
 from tests.migrate.live import Operator, Stream
 
 KV_BYTES = "192MiB"
@@ -161,17 +163,19 @@ def gaps_by_tokens(ways: dict[str, Served], tokens: int, repeats: int) -> Iterat
 def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[str, Any]]:
     """The pace of three streams on each worker, in windows with a move by KV each second and windows without.
 
-    Steps become longer as the streams do: a window with moves is held against the mean of those before and after it,
-    and after a few the streams begin anew.  What that alone brings, and chance, is seen in rounds without any move.
+    Steps become longer as the streams do, and those of the worker with the moved request are the longer ones.  So a
+    window with an odd number of moves is held against what the windows before and after it saw, both together: as much
+    of it with the request on the one worker as on the other.  After a few windows the streams begin anew.  In windows
+    without moves the daemon is asked the same, in vain.  What chance makes of it is seen in rounds without any move.
     """
     ratios: dict[tuple[str, bool], list[float]] = {}
     paces_s: dict[tuple[str, bool], list[float]] = {}
     for number in range(2 * -(-windows // WINDOWS_A_ROUND)):
         moves = number % 2 == 1
-        paces = _round(served, window_s, WINDOWS_A_ROUND, moves=moves)
-        for name, one in zip(("median", "p99"), zip(*paces, strict=True), strict=True):
-            around_s = [(before + after) / 2 for before, after in zip(one[:-2:2], one[2::2], strict=True)]
-            between_s = one[1::2]
+        seen = _round(served, window_s, WINDOWS_A_ROUND, moves=moves)
+        for name, figure in (("median", statistics.median), ("p99", _p99)):
+            around_s = [figure(before + after) for before, after in zip(seen[:-2:2], seen[2::2], strict=True)]
+            between_s = [figure(window) for window in seen[1::2]]
             paces_s.setdefault((name, moves), []).extend(between_s)
             ratios.setdefault((name, moves), []).extend(b / a for a, b in zip(around_s, between_s, strict=True))
     for (name, moves), found in sorted(ratios.items()):
@@ -187,8 +191,8 @@ def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[s
         }
 
 
-def _round(served: Served, window_s: float, windows: int, *, moves: bool) -> list[tuple[float, float]]:
-    """(median, p99) of so many windows in which, if at all, there are moves, and of those before and after each."""
+def _round(served: Served, window_s: float, windows: int, *, moves: bool) -> list[list[float]]:
+    """The others' times between two chunks: of so many windows in which moves, if any, are made, and around each."""
     daemon: Any = served
     operator = Operator(daemon)
     body = {"prompt": list(range(10, 210)), "max_tokens": 30000, **GREEDY}
@@ -196,20 +200,33 @@ def _round(served: Served, window_s: float, windows: int, *, moves: bool) -> lis
     others = [Stream(daemon, body) for _ in range(6)]
     for stream in (moved, *others):
         stream.wait_chunks(SETTLE_CHUNKS)
-    paces = []
+    seen = []
     for number in range(2 * windows + 1):
         began_s = time.monotonic()
         while time.monotonic() < began_s + window_s:
             turn_s = time.monotonic()
             if moves and number % 2:
                 operator.move(moved, "kv")
+            else:
+                _ask_in_vain(operator, moved)
             time.sleep(max(0.0, turn_s + 1.0 - time.monotonic()))
-        gaps = [step for other in others for step in steps(other, began_s, time.monotonic())]
-        paces.append((statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]))
+        seen.append([step for other in others for step in steps(other, began_s, time.monotonic())])
     for stream in (moved, *others):
         stream.leave()
     operator.wait_idle()
-    return paces
+    return seen
+
+
+def _ask_in_vain(operator: Operator, stream: Stream) -> None:
+    """What `Operator.move` asks, but for a move to where the request is."""
+    for one in operator.requests_of(stream):
+        with suppress(ControlRefused):
+            operator.migrate(one["request"], one["worker"], "kv")
+            raise AssertionError("it moved to where it was")
+
+
+def _p99(found: list[float]) -> float:
+    return statistics.quantiles(found, n=100)[98]
 
 
 def _ms(seconds: list[float]) -> float | None:
