@@ -23,9 +23,10 @@ class Fate:
         self._was_stopped = False
 
     def about_to_kill(self, pid: int) -> None:
-        """melld ends it."""
-        self._killed_here = True
-        self._was_stopped = is_stopped(pid)
+        """melld ends it; said again, it may be dying already, and is not looked at."""
+        if not self._killed_here:
+            self._killed_here = True
+            self._was_stopped = is_stopped(pid)
 
     def is_from_outside(self, exit_code: int | None) -> bool:
         """Of the worker that ended so; None: the kernel ended it with its template."""

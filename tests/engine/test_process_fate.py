@@ -72,6 +72,7 @@ def test_one_that_was_stopped_was_silent_for_that() -> None:
         stopped.about_to_kill(process.pid)
         process.kill()
         code = process.wait()
+    stopped.about_to_kill(process.pid)
     assert not hung.is_from_outside(code)
     assert stopped.is_from_outside(code)
     assert stopped.killer == "by melld"
