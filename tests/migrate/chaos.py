@@ -30,8 +30,9 @@ UNMET_S = 5.0
 class History:
     """One history on one daemon.
 
-    `tally` counts what happened, `wrong` says what should not have, and `back_s` has the time from each kill (-9) to
-    the next chunk of each stream that was with the killed worker.
+    `tally` counts what happened, `wrong` says what should not have, and `back_s` has, for each kill (-9) and each
+    stream that was with the killed worker, the longest pause in which the kill fell or which began in the second after
+    it: what the worker had said before it died still comes.
     """
 
     def __init__(self, daemon: DaemonProcess, faults: Path, seed: int, harm_every_s: float) -> None:
@@ -90,7 +91,7 @@ class History:
             thread.join()
         orphaned, self._orphaned = self._orphaned, []
         for killed_s, stream in orphaned:
-            self.back_s += [at_s - killed_s for at_s in stream.arrivals_s if at_s > killed_s][:1]
+            self.back_s += pause_after(killed_s, stream.arrivals_s)
         for left in self._faults.iterdir():
             left.unlink()
         self._operator.wait_ready()
@@ -196,6 +197,13 @@ class History:
                 for stream in list(self._running)
                 if stream.id and any(stream.id in request for request in theirs)
             ]
+
+
+def pause_after(killed_s: float, arrivals_s: list[float]) -> list[float]:
+    """The longest time without a chunk that began in the second after then, or before, which counts from then."""
+    pauses = itertools.pairwise(arrivals_s)
+    found = [end_s - max(start_s, killed_s) for start_s, end_s in pauses if start_s < killed_s + 1.0]
+    return [max(found)] if found and arrivals_s[-1] > killed_s else []
 
 
 def orphans(pids: list[int]) -> list[int]:

@@ -1,6 +1,6 @@
 """A short random history on real workers: nothing lost, doubled, altered or hung, and nothing left behind."""
 
-from tests.migrate.chaos import History
+from tests.migrate.chaos import History, pause_after
 from tests.migrate.live import Bench
 
 
@@ -12,3 +12,10 @@ def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     assert not history.tally["rounded"]
     assert history.tally["exact"] + history.tally["left"] == 100
     assert history.tally["move committed"] > 0
+
+
+def test_the_pause_after_a_kill_is_not_ended_by_what_was_on_its_way() -> None:
+    """The dead worker's last token comes after it has died; how long the next one takes is what counts."""
+    assert pause_after(1.0, [0.5, 1.25, 2.0, 9.0]) == [0.75]
+    assert pause_after(1.0, [0.5, 2.0]) == [1.0]
+    assert pause_after(1.0, [0.5, 0.9]) == []
