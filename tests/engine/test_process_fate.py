@@ -10,7 +10,13 @@ import pytest
 from melld.engine import process_fate
 from melld.engine.process_fate import Fate, is_stopped
 
-WAITS = "import sys; print('here', flush=True); sys.stdin.read()"
+WAITS = """
+import signal, sys
+for number in (signal.SIGHUP, signal.SIGQUIT):  # nohup, or a shell's background, has them ignored
+    signal.signal(number, signal.SIG_DFL)
+print("here", flush=True)
+sys.stdin.read()
+"""
 
 
 def started() -> subprocess.Popen[bytes]:
