@@ -12,7 +12,7 @@ from melld.engine.process_fate import Fate, is_stopped
 
 WAITS = """
 import signal, sys
-for number in (signal.SIGHUP, signal.SIGQUIT):  # nohup, or a shell's background, has them ignored
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):  # nohup, or a shell's background, ignores some
     signal.signal(number, signal.SIG_DFL)
 print("here", flush=True)
 sys.stdin.read()
@@ -31,7 +31,10 @@ def ended_by(number: signal.Signals) -> int:
     """The exit code of one that was sent this signal."""
     with started() as process:
         process.send_signal(number)
-        return process.wait()
+        try:
+            return process.wait(30)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
