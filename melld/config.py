@@ -6,13 +6,16 @@ environment (the command line does, see `melld.cli`).
 
 import re
 import tomllib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from melld.config_reading import read_tables
 from melld.errors import ConfigError
 
 MIB = 1 << 20
+LARGEST_SIZE = 1 << 63
+TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -20,6 +23,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
+SECRET = {"secret": True}
+"""Marks a key whose value is in no error: somebody may have put a key of the API there."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,13 +38,13 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The address on which the API listens.  Beyond loopback only with a key, or `allow_remote_without_key`."""
     port: Port = 8000
     """Its TCP port; 0 takes a free one."""
-    api_key_file: str | None = None
+    api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
     """A file with one API key, or `sha256:` and its hex digest, a line."""
-    api_keys: tuple[str, ...] = ()
+    api_keys: Annotated[tuple[str, ...], msgspec.Meta(examples=[["sha256:<64 hex digits>"]], extra=SECRET)] = ()
     """Digests `sha256:<hex>` of API keys.  Plain keys belong in `api_key_file`."""
     allow_remote_without_key: bool = False
     """Without this, melld refuses to listen beyond loopback when it has no key."""
-    runtime_directory: str | None = None
+    runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
     """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`,
     else `$XDG_RUNTIME_DIR/melld`, else `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
@@ -58,7 +63,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """Requests that wait for room at a time; beyond it the last of the client with most of them gets a 429."""
     queue_deadline_s: PositiveSeconds = 300.0
     """How long a request may wait for room; then 503 with Retry-After.  One that has begun is never ended for this."""
-    min_priority: int | None = None
+    min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
     """The most urgent `priority` that clients may ask for (lower goes first).  Default: 0 with several keys."""
     max_prompts_per_call: Positive = 256
     """The most prompts in one call."""
@@ -72,7 +77,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """A stream whose reader takes nothing for so long is ended, and its request with it."""
     keep_alive_s: PositiveSeconds = 75.0
     """How long an idle connection is kept."""
-    extra_roles: tuple[str, ...] = ()
+    extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
     """Roles of messages that the model's chat template knows beside OpenAI's."""
     drain_s: Seconds = 30.0
     """How long running requests may go on after SIGTERM."""
@@ -81,16 +86,21 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
 class ModelConfig(_Table, frozen=True, kw_only=True):
     """`[model]`: what is served.  `[model.vllm]` holds any option of `vllm serve` by its long name, verbatim."""
 
-    path: str
+    short_form: ClassVar[str] = "path"
+    hint: ClassVar[str] = "; options of vLLM stand in [model.vllm]"
+
+    path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
     """The directory of the model, or its name on Hugging Face, which vLLM then fetches (`HF_TOKEN`, `HF_HOME`)."""
     name: str | None = None
     """The name that clients call it by.  Default: the last part of the path."""
-    vllm: dict[str, Any] = {}
+    vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
     """Options of `vllm serve`, such as `max_model_len = 16384`.  What melld decides itself is refused."""
 
 
 class CpuDevices(_Table, frozen=True, kw_only=True):
-    """`cpu = {count = 2, kv_bytes = "128MiB"}`: as many workers on the CPU, one thread each."""
+    """`cpu = {count = 2, kv_bytes = "128MiB"}`, or `cpu = 2`: as many workers on the CPU, one thread each."""
+
+    short_form: ClassVar[str] = "count"
 
     count: Positive = 2
     """How many workers."""
@@ -106,7 +116,7 @@ class CpuDevices(_Table, frozen=True, kw_only=True):
 class DevicesConfig(_Table, frozen=True, kw_only=True):
     """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
 
-    cuda: tuple[int | str, ...] | None = None
+    cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
     """The GPUs to use, by index or UUID."""
     cpu: CpuDevices | None = None
 
@@ -120,9 +130,9 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
     """A worker keeps free what its requests will add in so many seconds: the time of an epoch, a move and a block."""
-    itl_target_ms: PositiveMilliseconds | None = None
+    itl_target_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
     """A worker whose median step takes longer is full: it gets no more requests.  Default: steps may take any time."""
-    decision_log: str | None = None
+    decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file in which every decision and the facts behind it are written: docs/decision-log.md."""
 
 
@@ -131,7 +141,7 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
 
     checksum: bool = False
     """Compare the bytes of every copied block at the destination with the source's; a move that fails it is off."""
-    link_bytes_per_s: int | str | None = None
+    link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
     """The most that one link (one worker to one other) may copy in a second, such as `"2GiB"`.  Default: no limit."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
     """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; at the first
@@ -178,16 +188,19 @@ class Config(_Table, frozen=True, kw_only=True):
 
 def parse_bytes(size: int | str, where: str) -> int:
     """A size in bytes from an integer or a string such as `"128MiB"`; `ConfigError` naming `where` if it is neither."""
+    value: float
     if isinstance(size, int):
         value = size
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(where, f"{size!r} is not a size such as 134217728 or '128MiB'")
-        value = int(float(match[1]) * _UNITS[match[2].upper()])
-    if value <= 0:
-        raise ConfigError(where, f"{size!r} is not above zero")
-    return value
+        value = float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 < value < LARGEST_SIZE:
+        raise ConfigError(
+            where, f"{str(size)[:40]} is not a size such as 134217728 or '128MiB': above zero, below 8 EiB"
+        )
+    return int(value)
 
 
 def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None) -> Config:
@@ -199,13 +212,10 @@ def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None)
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(where, f"not TOML: {error}") from error
+        raise ConfigError(where, f"not TOML: {error}; {TOML_HINT}") from error
     for dotted, value in (overrides or {}).items():
         _lay_over(tables, dotted, value)
-    try:
-        config = msgspec.convert(tables, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(where, _in_plain_words(str(error))) from error
+    config = read_tables(tables, Config, where)
     _check_together(config, where)
     return config
 
@@ -220,26 +230,15 @@ def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
     table[key] = value
 
 
-def _in_plain_words(message: str) -> str:
-    """`Expected `int`, got `str` - at `$.server.port`` said the other way round: the place first."""
-    what, _, place = message.partition(" - at `$")
-    key = place.strip("`").lstrip(".")
-    if what == "Object missing required field `path`" or what == "Object missing required field `model`":
-        return (
-            "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
-        )
-    what = what.replace("Object contains unknown field", "unknown key")
-    return f"[{key}] {what}" if key else what
-
-
 def _check_together(config: Config, where: str) -> None:
     if config.devices.cuda is not None and config.devices.cpu is not None:
-        raise ConfigError(where, "[devices] has both cuda and cpu: choose one")
+        raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:
-        raise ConfigError(where, "[devices] cuda is empty")
+        raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes
     _ = config.migration.link_limit_bytes_per_s
     for digest in config.server.api_keys:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise ConfigError(where, "[server.api_keys] holds something other than sha256:<64 hex digits>")
+            why = "holds something other than sha256:<64 hex digits>, as `printf %s KEY | sha256sum` prints them"
+            raise ConfigError(where, f"[server.api_keys] {why}")

@@ -29,6 +29,7 @@ from melld.daemon_open import (
     bind,
     changed_keys,
     check_model,
+    check_policy,
     read_text,
     ready_text,
     url_of,
@@ -38,7 +39,6 @@ from melld.engine.arguments import engine_arguments
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
-from melld.scheduler.policies import POLICIES
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.status import DaemonState
 
@@ -93,9 +93,7 @@ class Daemon:
     def _open(self, supervision: Supervision) -> tuple[ControlSocket, list[socket.socket]]:
         check_vllm_version()
         config = self.config
-        if config.scheduler.policy not in POLICIES:
-            known = ", ".join(POLICIES)
-            raise ConfigError("[scheduler] policy", f"{config.scheduler.policy!r} is none of {known}")
+        check_policy(config.scheduler.policy)
         self._credential = supervision.credential("api-keys")
         self.keys = self._load_keys(config)
         refuse_open_listen(config.server, self.keys)

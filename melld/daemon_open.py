@@ -14,8 +14,12 @@ import msgspec
 
 from melld.config import Config
 from melld.errors import ConfigError, MelldError
+from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import SchedulerSettings
+
+WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
 
 
 class CannotListen(MelldError):
@@ -39,14 +43,32 @@ def model_name(config: Config) -> str:
 
 def check_model(path: str) -> None:
     """Raises `ConfigError` for a path that holds no model.  A bare name may be one that vLLM finds elsewhere."""
-    directory = Path(path)
+    directory, shown = Path(path), path or "''"
     if directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ConfigError("[model] path", f"{path} holds no config.json: not a model")
-    elif directory.exists() or path.startswith((".", "/", "~")):
-        raise ConfigError(
-            "[model] path", f"{path} is no directory (`melld demo-model {path}` makes a small model there)"
-        )
+            raise ConfigError(
+                "[model] path", f"{shown} holds no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}"
+            )
+    elif directory.exists():
+        raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}")
+    elif not path or path.startswith((".", "/", "~")):
+        raise ConfigError("[model] path", f"{shown} is no directory: {WHAT_A_MODEL_IS}{_model_near(directory)}")
+
+
+def _model_near(wrong: Path) -> str:
+    """A hint at a model that lies in the directory, or beside it under a name like it."""
+    inside = sorted(one.parent for one in wrong.glob("*/config.json"))
+    if inside:
+        return f"; did you mean {str(inside[0])!r}?"
+    near = nearest(wrong.name, (one.parent.name for one in wrong.parent.glob("*/config.json")))
+    return f"; did you mean {str(wrong.parent / near)!r}?" if near else ""
+
+
+def check_policy(policy: str) -> None:
+    """Raises `ConfigError` for a scheduling policy that there is not."""
+    if policy not in POLICIES:
+        hint = did_you_mean(policy, POLICIES)
+        raise ConfigError("[scheduler] policy", f"{policy!r} is none of {', '.join(POLICIES)}{hint}")
 
 
 def read_text(path: str) -> str:

@@ -25,6 +25,9 @@ VOCABULARY = 2048
 """Tokens, the special ones included."""
 
 CONTEXT_TOKENS = 32768
+ANSWER_TOKENS = 128
+"""How long an answer is unless the client says: its noise has no end of its own, and this takes about a second."""
+
 LAYERS = 4
 HIDDEN = 256
 INTERMEDIATE = 704
@@ -136,8 +139,9 @@ def _write_files(directory: Path, seed: int) -> None:
 
     _write_tokenizer(directory)
     _write_json(directory / "config.json", _model_config(seed))
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": ANSWER_TOKENS}
     ids = {"bos_token_id": 0, "eos_token_id": [1, 4], "pad_token_id": 2}
-    _write_json(directory / "generation_config.json", {"do_sample": True, "temperature": 1.0, "top_p": 1.0} | ids)
+    _write_json(directory / "generation_config.json", sampling | ids)
     save_file(_weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)  # safetensors makes it private; the service runs as another user
 

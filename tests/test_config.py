@@ -1,5 +1,11 @@
-"""The configuration file: what is wrong in it is told, with its place."""
+"""The configuration file: what is wrong in it is told, with its place, what is allowed and an example."""
 
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +20,16 @@ from melld.errors import ConfigError
         ("", "no model: name one with `--model DIR`"),
         ("[model]\n", "no model: name one with `--model DIR`"),
         ("x =", "not TOML"),
-        ('[model]\npath="m"\n[server]\nprt=1', "[server] unknown key `prt`"),
+        ('[model]\npath="m"\n[server]\nprt=1', "[server] unknown key `prt`; did you mean 'port'?"),
+        ('port=1\n[model]\npath="m"', "unknown key `port`; it belongs to [server]"),
+        ('[model]\npath="m"\nmax_model_len=1', "options of vLLM stand in [model.vllm]"),
+        ('[model]\npath="m"\n[server]\nqqq=1', "there are: host, port, "),
+        ("[model]\npath=/m", "text in quotes"),
         ('[model]\npath="m"\n[server]\nport=70000', "[server.port]"),
-        ('[model]\npath="m"\n[server]\nport="8000"', "[server.port] Expected `int`, got `str`"),
+        (
+            '[model]\npath="m"\n[server]\nport="8000"',
+            '[server.port] wants a whole number from 0 to 65535, such as 8000, not "8000"',
+        ),
         ('[model]\npath="m"\n[serve]\n', "unknown key `serve`"),
         ('[model]\npath="m"\n[devices]\ncuda=[0]\ncpu={count=1}', "both cuda and cpu"),
         ('[model]\npath="m"\n[devices]\ncuda=[]', "cuda is empty"),
@@ -32,6 +45,75 @@ def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, "melld.toml")
     assert told in str(caught.value)
+
+
+def every_key(kind: type[msgspec.Struct] = Config, name: str = "") -> Iterator[str]:
+    """Every key of every table, and every table, by its dotted name."""
+    for field in msgspec.structs.fields(kind):
+        dotted = f"{name}.{field.name}".lstrip(".")
+        yield dotted
+        parts = [field.type, *getattr(field.type, "__args__", ())]
+        for inner in parts:
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                yield from every_key(inner, dotted)
+
+
+KINDS: dict[str, Any] = {
+    "text": "no such word",
+    "no text": "",
+    "number": 3,
+    "negative": -3,
+    "huge": 10**400,
+    "fraction": 0.5,
+    "nan": float("nan"),
+    "truth": True,
+    "list": [[]],
+    "mixed list": [True, {}],
+    "table": {"no_such_key": 1},
+    "date": tomllib.loads("date = 1979-05-27")["date"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", list(every_key()))
+def test_every_key_says_what_it_wants_with_an_example_that_works(key: str, kind: str) -> None:
+    """The first mistake of a newcomer is mended by reading one line; what is no mistake is taken."""
+    with_model = {} if key in ("model", "model.path") else {"model.path": "m"}
+    try:
+        config = parse_config("", "melld.toml", {**with_model, key: KINDS[kind]})
+    except ConfigError as error:
+        told = str(error)
+        assert "`object" not in told
+        assert "Expected" not in told
+        assert "\n" not in told
+        if any(
+            words in told for words in ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>")
+        ):
+            return
+        assert key in told
+        found = re.search(r"such as (.*), not ", told)
+        assert found is not None, told
+        if "<" not in found[1]:
+            example = tomllib.loads(f"value = {found[1]}")["value"]
+            parse_config("", "melld.toml", {**with_model, told.split("[")[1].split("]")[0]: example})
+    else:
+        assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("devices.cpu=1", "devices.cpu={count=1}"),
+        ("devices.cuda=0", "devices.cuda=[0]"),
+        ('devices.cuda="GPU-5b1e"', 'devices.cuda=["GPU-5b1e"]'),
+        ('server.extra_roles="critic"', 'server.extra_roles=["critic"]'),
+        ('model="m"', 'model.path="m"'),
+    ],
+)
+def test_what_can_only_mean_one_thing_is_understood(short: str, long: str) -> None:
+    """`cpu = 1` is what everybody types first."""
+    model = "" if short.startswith("model") else 'model.path="m"\n'
+    assert parse_config(model + short, "melld.toml") == parse_config(model + long, "melld.toml")
 
 
 def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error() -> None:

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  config  events
+P  errors  ids  nearest  config_reading  config  events
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
 P  decision_log  decision_recorder
 P  scheduler.*

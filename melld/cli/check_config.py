@@ -16,11 +16,10 @@ from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
 from melld.config import Config
-from melld.daemon_open import check_model
+from melld.daemon_open import check_model, check_policy
 from melld.engine.arguments import check_names, engine_arguments, names_in_source
 from melld.errors import ConfigError
 from melld.runtime_directory import runtime_directory
-from melld.scheduler.policies import POLICIES
 from melld.service_notify import read_supervision
 
 KEYS_CREDENTIAL = "api-keys"
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ConfigError("--config", "does not go together with FILE")
             arguments.config = arguments.file
         config = load_config(arguments, os.environ)
-        check_policy(config)
+        check_policy(config.scheduler.policy)
         check_model_files(config)
         check_keys(config, os.environ)
     except ConfigError as error:
@@ -72,13 +71,6 @@ def check_model_files(config: Config) -> None:
     arguments = engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
     if (known := names_in_source()) is not None:
         check_names(arguments, known)
-
-
-def check_policy(config: Config) -> None:
-    """Raises `ConfigError` for a scheduling policy that there is not."""
-    if config.scheduler.policy not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise ConfigError("[scheduler] policy", f"{config.scheduler.policy!r} is none of {known}")
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:

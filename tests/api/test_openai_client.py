@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
+from melld.demo_model import ANSWER_TOKENS
 from tests.api.http_client import MODEL, request
 from tests.daemon_process import DaemonProcess
 
@@ -59,6 +60,16 @@ def test_a_chat_counts_its_tokens(client: openai.OpenAI) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 7
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 7
+
+
+def test_an_answer_of_the_demo_model_ends_by_itself(client: openai.OpenAI) -> None:
+    """The first question of a newcomer names no limit, and is answered in a second or so; who names one gets it."""
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == ANSWER_TOKENS
+    longer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=ANSWER_TOKENS + 1)
+    assert longer.usage is not None
+    assert longer.usage.completion_tokens == ANSWER_TOKENS + 1
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:

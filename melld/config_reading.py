@@ -1,0 +1,187 @@
+"""Tables of a TOML file into frozen Structs, or one line that says what is allowed, with an example.
+
+Owns the words of every mistake and the short forms: one value where a list is wanted, or where a Struct names the key
+that it stands for (`short_form`).  Knows no key by name: all that it says comes from the Structs (`hint`: what to do
+with keys that a Struct lacks) and their annotations.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from melld.errors import ConfigError
+from melld.nearest import did_you_mean
+
+T = TypeVar("T", bound=msgspec.Struct)
+LONGEST_VALUE = 60
+
+
+def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
+    """The Struct in `tables`.
+
+    Raises:
+        ConfigError: a key is unknown or missing, a value is of the wrong kind or out of range.
+    """
+    known = inspect.type_info(kind)
+    try:
+        return msgspec.convert(_in_full(tables, known), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(where, _in_plain_words(str(error), tables, known)) from error
+
+
+# -- short forms -----------------------------------------------------------------------------------------------------
+
+
+def _in_full(value: Any, kind: inspect.Type) -> Any:
+    """The value with its short forms written out; what is wrong stays as it is, to be told as it was written."""
+    plain = [_bare(part) for part in _alternatives(kind)]
+    struct = next((part for part in plain if isinstance(part, inspect.StructType)), None)
+    is_list = any(isinstance(part, inspect.VarTupleType) for part in plain)
+    if struct is not None:
+        short = getattr(struct.cls, "short_form", None)
+        if short is not None and type(value) in (int, str):
+            return {short: value}
+        if isinstance(value, dict):
+            kinds = {field.encode_name: field.type for field in struct.fields}
+            return {key: _in_full(one, kinds[key]) if key in kinds else one for key, one in value.items()}
+    if is_list and type(value) in (str, int) and not any(isinstance(part, inspect.StrType) for part in plain):
+        return [value]
+    return value
+
+
+# -- what is wrong, in words -----------------------------------------------------------------------------------------
+
+
+def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -> str:
+    """msgspec's ``Expected `int`, got `str` - at `$.server.port` `` as: the place, what it wants, what it got."""
+    what, _, place = message.partition(" - at `$")
+    path = re.sub(r"\[[^\]]*\]", "", place).strip("`.").split(".") if place.strip("`") else []
+    if (found := re.search(r"unknown field `(.*)`", what)) is not None:
+        return _unknown_key(found[1], path, known)
+    if "missing required field" in what:
+        return (
+            "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
+        )
+    kind, value = known, tables
+    for name in path:
+        kind = _field(kind, name).type
+        value = value[name] if isinstance(value, dict) else value
+    given = "what is there" if _is_secret(kind) else _toml(value)
+    return f"[{'.'.join(path)}] wants {_allowed(kind)}, such as {_example(known, path)}, not {given}"
+
+
+def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
+    kind = known
+    for name in path:
+        kind = _field(kind, name).type
+    names = [field.encode_name for field in _struct(kind).fields]
+    homes = [table for table, fields in _tables(known, "") if key in fields]
+    hint = f"; it belongs to [{homes[0]}]" if homes else did_you_mean(key, names)
+    hint = f"{hint or '; there are: ' + ', '.join(names)}{getattr(_struct(kind).cls, 'hint', '')}"
+    return f"{'[' + '.'.join(path) + '] ' if path else ''}unknown key `{key}`{hint}"
+
+
+def _tables(kind: inspect.Type, name: str) -> Iterator[tuple[str, list[str]]]:
+    """Every table below `kind` by its dotted name, with its keys."""
+    for field in _struct(kind).fields:
+        if any(isinstance(_bare(part), inspect.StructType) for part in _alternatives(field.type)):
+            inner = f"{name}.{field.encode_name}".lstrip(".")
+            yield inner, [one.encode_name for one in _struct(field.type).fields]
+            yield from _tables(field.type, inner)
+
+
+def _allowed(kind: inspect.Type) -> str:
+    return " or ".join(_kind_in_words(_bare(part)) for part in _alternatives(kind))
+
+
+def _kind_in_words(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"a whole number{_bounds(kind)}"
+        case inspect.FloatType():
+            return f"a number{_bounds(kind)}"
+        case inspect.StrType():
+            return "text in quotes"
+        case inspect.LiteralType():
+            return f"one of {', '.join(map(_toml, kind.values))}"
+        case inspect.VarTupleType():
+            return f"a list of {_allowed(kind.item_type)}"
+        case inspect.StructType() if (short := getattr(kind.cls, "short_form", None)) is not None:
+            return f"a table, or its `{short}` alone"
+        case _:
+            return "a table"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    limits = (("from", kind.ge), ("above", kind.gt), ("to", kind.le), ("below", kind.lt))
+    return "".join(f" {word} {limit:g}" for word, limit in limits if limit is not None)
+
+
+def _example(known: inspect.Type, path: list[str]) -> str:
+    """A value of the key that may be pasted: of its annotation, else its default, else one of its kind."""
+    kind: inspect.Type = known
+    default: Any = None
+    for name in path:
+        field = _field(kind, name)
+        kind, default = field.type, field.default
+    if isinstance(kind, inspect.Metadata) and (examples := (kind.extra_json_schema or {}).get("examples")):
+        return _toml(examples[0])
+    plain = [_bare(part) for part in _alternatives(kind)]
+    if not isinstance(default, dict | msgspec.Struct) and default not in (None, (), msgspec.NODEFAULT):
+        return _toml(default)
+    return _example_of(plain[0])
+
+
+def _example_of(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.StructType():
+            name = kind.fields[0].encode_name
+            return f"{{{name} = {_example(kind, [name])}}}"
+        case inspect.VarTupleType():
+            return f"[{_example_of(_bare(_alternatives(kind.item_type)[0]))}]"
+        case inspect.IntType() | inspect.FloatType():
+            return "1"
+        case inspect.StrType():
+            return '"text"'
+        case _:
+            return "{}"
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
+
+
+def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    bare = _bare(kind)
+    parts = bare.types if isinstance(bare, inspect.UnionType) else (bare,)
+    return tuple(part for part in parts if not isinstance(part, inspect.NoneType))
+
+
+def _struct(kind: inspect.Type) -> inspect.StructType:
+    return next(bare for part in _alternatives(kind) if isinstance(bare := _bare(part), inspect.StructType))
+
+
+def _field(kind: inspect.Type, name: str) -> inspect.Field:
+    return next(field for field in _struct(kind).fields if field.encode_name == name)
+
+
+def _is_secret(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("secret"))
+
+
+def _toml(value: Any) -> str:
+    """The value as TOML would have it, cut where it is long."""
+    if isinstance(value, dict):
+        text = f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
+    else:
+        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
