@@ -97,3 +97,25 @@ class IllegalTransition(MelldError):
         self.state = state
         self.event = event
         self.story = story
+
+
+class InvalidSchema(MelldError):
+    """A client's JSON schema is none, or cannot be compiled."""
+
+    status = 400
+    code = "invalid_json_schema"
+
+    def __init__(self, why: str, param: str) -> None:
+        super().__init__(f"invalid JSON schema: {why}")
+        self.param = param
+
+
+class TooManyValues(MelldError):
+    """A request holds more objects and lists than its guards may visit."""
+
+    status = 400
+    code = "too_many_values"
+
+    def __init__(self, param: str, most: int) -> None:
+        super().__init__(f"{param} is too large: messages, tools and schemas may hold {most} values together")
+        self.param = param

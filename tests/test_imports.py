@@ -26,7 +26,7 @@ P  scheduler.*
 P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.migration*
 P  status  control_messages  service_units
 P  simulator.*
-P  engine.frames  engine.wire  engine.template_messages
+P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard
 W  migrate.transports.*
 W  engine.pin  engine.arguments  engine.first_look  engine.block_report  engine.residency*  engine.worker*
 D  decision_log_file

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from melld.api.answers import Refusal
-from melld.api.schema_guard import check_schema
 from melld.config import ServerConfig
+from melld.engine.schema_guard import Budget, check_schema
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -29,6 +29,7 @@ REFUSED = {
     "guided_choice": "guided_choice is gone: use structured_outputs",
     "guided_grammar": "guided_grammar is gone: use structured_outputs",
 }
+MAX_SCHEMA_CHARACTERS = 1 << 17
 _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
 
@@ -44,18 +45,19 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     """Refuse what must not go on.
 
     Raises:
-        Refusal: 400, with the field as `param`.
+        Refusal, InvalidSchema, TooManyValues: 400, with the field as `param`.
     """
+    budget = Budget()
     _check_refused(body, trust)
     _check_ids(body)
     _check_amounts(body, limits)
     if "messages" in body:
-        _check_messages(body["messages"], ROLES | set(limits.extra_roles))
+        _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
     if not trust.local_media:
-        _check_media(body.get("messages", body.get("input")))
+        _check_media(body.get("messages", body.get("input")), budget)
     _check_tool_choice(body)
-    for schema, param in _schemas(body):
-        check_schema(schema, param)
+    for schema, param in _schemas(body, budget):
+        check_schema(schema, param, budget)
 
 
 def check_request_id(name: object, param: str) -> None:
@@ -126,11 +128,12 @@ def _count_prompts(body: dict[str, Any]) -> int:
     return 1
 
 
-def _check_messages(messages: object, roles: frozenset[str] | set[str]) -> None:
+def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:
     if not isinstance(messages, list):
         raise _bad("messages", "messages is a list")
     if not messages:
         raise _bad("messages", "messages is empty")
+    budget.spend(len(messages), "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise _bad(f"messages.{index}", "a message is an object")
@@ -141,23 +144,26 @@ def _check_messages(messages: object, roles: frozenset[str] | set[str]) -> None:
             raise _bad(f"messages.{index}.content", "content is a string or a list of parts")
 
 
-def _check_media(messages: object) -> None:
+def _check_media(messages: object, budget: Budget) -> None:
     """No part of a message names a file of this machine."""
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+    if not isinstance(messages, list) or not messages or isinstance(messages[0], int):  # numbers: a prompt's tokens
+        return
+    budget.spend(len(messages), "messages")
+    for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
-        waiting: list[object] = list(content) if isinstance(content, list) else []
+        waiting: list[Any] = [content] if isinstance(content, list) else []
         while waiting:
             part = waiting.pop()
-            if isinstance(part, dict):
-                waiting.extend(part.values())
-                if any(_names_a_file(part.get(key)) for key in part if key.endswith(("url", "uri", "image", "source"))):
-                    raise _bad(f"messages.{index}.content", "files of the server are not for clients")
-            elif isinstance(part, list):
-                waiting.extend(part)
+            budget.spend(1 + len(part), "messages")
+            inner = part.values() if isinstance(part, dict) else part
+            if isinstance(part, dict) and _names_files(part):
+                raise _bad(f"messages.{index}.content", "files of the server are not for clients")
+            waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
-def _names_a_file(url: object) -> bool:
-    return isinstance(url, str) and url[:16].strip().lower().startswith("file:")
+def _names_files(part: dict[str, Any]) -> bool:
+    found = (url for key, url in part.items() if key.endswith(("url", "uri", "image", "source")))
+    return any(isinstance(url, str) and url[:16].strip().lower().startswith("file:") for url in found)
 
 
 def _check_tool_choice(body: dict[str, Any]) -> None:
@@ -167,7 +173,7 @@ def _check_tool_choice(body: dict[str, Any]) -> None:
         raise _bad("tool_choice", "tool_choice needs tools to choose from")
 
 
-def _schemas(body: dict[str, Any]) -> Iterator[tuple[object, str]]:
+def _schemas(body: dict[str, Any], budget: Budget) -> Iterator[tuple[object, str]]:
     """Every JSON schema in the request, with the field that holds it."""
     for field, inner in (("response_format", "json_schema"), ("text", "format")):
         holder = _inside(_inside(body, field), inner)
@@ -177,7 +183,9 @@ def _schemas(body: dict[str, Any]) -> Iterator[tuple[object, str]]:
     if constraint is not None:
         yield _parsed(constraint, "structured_outputs"), "structured_outputs"
     tools = body.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
+    tools = tools if isinstance(tools, list) else []
+    budget.spend(len(tools), "tools")
+    for tool in tools:
         schema = _inside(_inside(tool, "function") or tool, "parameters") or _inside(tool, "input_schema")
         if schema is not None:
             yield schema, "tools"
@@ -187,6 +195,8 @@ def _parsed(schema: object, param: str) -> object:
     """A schema that may be given as text."""
     if not isinstance(schema, str):
         return schema
+    if len(schema) > MAX_SCHEMA_CHARACTERS:
+        raise _bad(param, f"a schema given as text has at most {MAX_SCHEMA_CHARACTERS} characters")
     try:
         return json.loads(schema)
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from melld.api.answers import Answer, Refusal
 from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, load_keys, presented_key, refuse_open_listen
 from melld.api.request_guard import Trust, check_request, check_request_id
-from melld.api.schema_guard import check_schema
 from melld.config import ServerConfig
-from melld.errors import ConfigError
+from melld.engine.schema_guard import Budget, check_schema
+from melld.errors import ConfigError, MelldError
 
 DEPTH = 64
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -30,6 +31,8 @@ def refusal(call: Any, *arguments: Any) -> Answer | None:
         call(*arguments)
     except Refusal as refused:
         return refused.answer
+    except MelldError as error:
+        return Answer(error.status, str(error), param=error.param)
     return None
 
 
@@ -82,6 +85,10 @@ class TestJson:
         assert refused_param(parse_object, b'{"a": [{"n": 1, "n": 2}]}', DEPTH) == "n"
 
 
+def _constrained(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
 class TestSchemas:
     @pytest.mark.parametrize(
         "schema",
@@ -95,13 +102,14 @@ class TestSchemas:
             {"$ref": "#nothing"},
             {"$ref": "https://example.org/schema"},
             {"items": [{"$ref": "#/items/7"}]},
+            {"items": [{"$ref": "#/items/\u00b2"}]},
             "object",
             [],
         ],
     )
     def test_a_schema_that_cannot_be_compiled_is_refused(self, schema: Any) -> None:
         """It would fail inside the engine, where it costs a 500."""
-        assert refused_param(check_schema, schema, "response_format") == "response_format"
+        assert refused_param(check_schema, schema, "response_format", Budget()) == "response_format"
 
     @pytest.mark.parametrize(
         "schema",
@@ -118,7 +126,42 @@ class TestSchemas:
     )
     def test_an_ordinary_schema_passes(self, schema: Any) -> None:
         """Trees and shared definitions are what references are for."""
-        check_schema(schema, "response_format")
+        check_schema(schema, "response_format", Budget())
+
+
+MANY = 200_000
+"""As many of the smallest value that a guard visits as fill most of a body of 8 MiB."""
+NODE: dict[str, Any] = {"a": {}}
+WORST: dict[str, dict[str, Any]] = {
+    "anchors": _constrained({"enum": [{"$ref": "#z"}] * 12_000}),
+    "anchors-and-names": _constrained(
+        {"$defs": {f"d{i}": {"$anchor": f"n{i}", "$ref": f"#n{i + 1}"} for i in range(MANY)}}
+    ),
+    "pointers": _constrained({"enum": [{"$ref": "#" + "/a" * 40_000}] * 100}),
+    "escapes": _constrained({"$ref": "#/" + "%61" * 2_000_000}),
+    "branches": _constrained({"anyOf": [{"anyOf": [{}] * 1000}] * 300}),
+    "names": _constrained({"enum": [{str(i): i for i in range(MANY)}]}),
+    "messages": {"messages": [{"role": "user", "content": ""}] * MANY},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * MANY}]},
+    "part-names": {"messages": [{"role": "user", "content": [{f"{i}url": "" for i in range(MANY)}]}]},
+    "input": {"input": [{"role": "user", "content": [NODE] * MANY}]},
+    "tokens": {"input": [5] * 4_000_000},
+    "tools": {"tools": [{"function": {"name": "f", "parameters": NODE}}] * MANY},
+    "tool": {"tools": [{"input_schema": {"enum": [NODE] * MANY}}]},
+    "text": {"structured_outputs": {"json": f"[{'0,' * 4_000_000}0]"}},
+    "stop": {"stop": ["a"] * 1_000_000, "chat_template_kwargs": {str(i): i for i in range(MANY)}},
+}
+
+
+class TestLoop:
+    @pytest.mark.parametrize("name", WORST)
+    def test_no_request_holds_the_loop(self, name: str) -> None:
+        """One client's body must not stop every other's stream: 50 ms of the loop's own CPU time is the most."""
+        body = json.loads(json.dumps(WORST[name]))
+        began_s = time.thread_time()
+        answer = refusal(check_request, body, ServerConfig(), Trust())
+        assert time.thread_time() - began_s < 0.05
+        assert answer is None or answer.status == 400
 
 
 class TestRequests:

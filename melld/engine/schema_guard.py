@@ -1,0 +1,146 @@
+"""Check a client's JSON schema before anything compiles it.
+
+Pure, and linear in the schema.  A reference that leads only to references (`{"$ref": "#"}`) describes no text, and a
+compiler that follows it never ends or overflows its stack; a reference to nowhere or to another document cannot be
+compiled.  A schema that is recursive in the ordinary way (a tree whose children are trees) passes.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from melld.errors import InvalidSchema, TooManyValues
+
+MAX_VALUES = 20_000
+MAX_REFERENCE_CHARACTERS = 1024
+_MISSING = object()
+# Keywords whose schemas apply to the same text as the schema that holds them: following them consumes nothing.
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+
+
+class Budget:
+    """Cap the objects and lists that the guards visit in one request, so that none holds its thread for long."""
+
+    def __init__(self, values: int = MAX_VALUES) -> None:
+        self._values = values
+        self._left = values
+
+    def spend(self, values: int, param: str) -> None:
+        """Count values about to be visited.
+
+        Raises:
+            TooManyValues: the request holds more than may be visited.
+        """
+        self._left -= values
+        if self._left < 0:
+            raise TooManyValues(param, self._values)
+
+
+def check_schema(schema: object, param: str, budget: Budget) -> None:
+    """Refuse a JSON schema that is none, or whose references lead in a circle or to nowhere.
+
+    Raises:
+        InvalidSchema: with the reason.
+        TooManyValues: the schema is too large.
+    """
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise InvalidSchema("a JSON schema is an object", param)
+    _Check(schema, param, budget).run()
+
+
+class _Check:
+    """One schema being checked."""
+
+    def __init__(self, root: dict[str, Any], param: str, budget: Budget) -> None:
+        self._root = root
+        self._param = param
+        self._nodes = list(_objects(root, param, budget))
+        budget.spend(sum(len(inner) for node in self._nodes for inner in _in_place_lists(node)), param)
+        self._anchors = {name: node for node in self._nodes for name in _anchors(node)}
+        self._settled: set[int] = set()
+
+    def run(self) -> None:
+        """Follow what applies in the place of every object.  An enum's value, which is data, is followed as well."""
+        for node in self._nodes:
+            self._follow(node)
+
+    def _follow(self, start: dict[str, Any]) -> None:
+        """Walk depth first, without recursion, what applies in the place of `start`; an ancestor met is a circle."""
+        path: list[int] = []
+        on_path: set[int] = set()
+        waiting: list[tuple[dict[str, Any], bool]] = [(start, True)]
+        while waiting:
+            node, entering = waiting.pop()
+            if not entering:
+                on_path.discard(path.pop())
+                self._settled.add(id(node))
+                continue
+            if id(node) in on_path:
+                raise InvalidSchema("a $ref leads back to itself without describing anything", self._param)
+            if id(node) in self._settled:
+                continue
+            path.append(id(node))
+            on_path.add(id(node))
+            waiting.append((node, False))
+            waiting.extend((inner, True) for inner in self._in_place(node))
+
+    def _in_place(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            target = self._resolve(reference)
+            if isinstance(target, dict):
+                yield target
+        for several in _in_place_lists(node):
+            yield from (one for one in several if isinstance(one, dict))
+
+    def _resolve(self, reference: str) -> object:
+        if len(reference) > MAX_REFERENCE_CHARACTERS:
+            raise InvalidSchema(f"a $ref is longer than {MAX_REFERENCE_CHARACTERS} characters", self._param)
+        if not reference.startswith("#"):
+            raise InvalidSchema(f"$ref {reference[:100]!r} points out of the schema", self._param)
+        pointer = unquote(reference[1:])
+        if pointer and not pointer.startswith("/"):
+            found = self._anchors.get(pointer, _MISSING)
+        else:
+            found = _pointed_to(self._root, pointer)
+        if found is _MISSING:
+            raise InvalidSchema(f"$ref {reference[:100]!r} points to nothing", self._param)
+        return found
+
+
+def _objects(root: dict[str, Any], param: str, budget: Budget) -> Iterator[dict[str, Any]]:
+    waiting: list[Any] = [root]
+    while waiting:
+        value = waiting.pop()
+        budget.spend(1 + len(value), param)
+        if isinstance(value, dict):
+            yield value
+        inner = value.values() if isinstance(value, dict) else value
+        waiting.extend(one for one in inner if isinstance(one, dict | list))
+
+
+def _in_place_lists(node: dict[str, Any]) -> Iterator[list[Any]]:
+    return (several for keyword in _IN_PLACE if isinstance(several := node.get(keyword), list))
+
+
+def _anchors(node: dict[str, Any]) -> Iterator[str]:
+    anchor, name = node.get("$anchor"), node.get("$id")
+    if isinstance(anchor, str):
+        yield anchor
+    if isinstance(name, str) and name.startswith("#"):
+        yield name[1:]
+
+
+def _pointed_to(root: dict[str, Any], pointer: str) -> object:
+    found: object = root
+    for step in pointer.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(name, _MISSING)
+        elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return _MISSING
+    return found
