@@ -109,7 +109,7 @@ class Template:
         if birth.number not in self._births:
             return
         if birth.pid:
-            os.kill(birth.pid, signal.SIGKILL)
+            _kill(birth.pid)
             return
         del self._births[birth.number]
         self._unwanted.add(birth.number)
@@ -144,7 +144,7 @@ class Template:
 
     def _forked(self, message: WorkerForked) -> None:
         if message.number in self._unwanted:
-            os.kill(message.pid, signal.SIGKILL)
+            _kill(message.pid)
             return
         birth = self._births[message.number]
         birth.pid = message.pid
@@ -166,13 +166,18 @@ class Template:
             log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
         for birth in births.values():
             if birth.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(birth.pid, signal.SIGKILL)
+                _kill(birth.pid)
             birth.on_exited(None, cause)
 
     def _printed(self, line: str) -> None:
         self._last_line = line
         log.debug("template: %s", line)
+
+
+def _kill(pid: int) -> None:
+    """End a worker; one that has ended is gone before the template's word of it is read."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Lines(asyncio.Protocol):

@@ -1,13 +1,14 @@
 """The worker process: one vLLM engine on one device, stepping in a loop of its own.
 
-Owns the engine and the order of what happens to it.  Three threads:
+Owns the engine and the order of what happens to it.  Four threads:
 
-    reader   wire -> frames -> vLLM requests -> inbox                             `worker_reader`
+    reader   wire -> frames -> line; answers pings                                `worker_reader`
+    preparer line -> vLLM requests -> inbox                                       `worker_preparer`
     engine   inbox between two steps, then one step, then its results -> outbox   the main thread, here
     writer   outbox -> MessagePack -> wire                                        `worker_writer`
 
-so that nothing is serialised on the step path.  The only process that imports vLLM's engine; loading this file does not
-(an environment comes first).
+so that nothing is serialised on the step path, and a ping waits for nothing.  The worker ends when one of them fails.
+The only process that imports vLLM's engine; loading this file does not (an environment comes first).
 """
 
 import ctypes
@@ -25,7 +26,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine import wire
-from melld.engine.worker_start import build_engine, die_with_parent, ready_of, warm_up
+from melld.engine.worker_start import build_engine, die_with_parent, ready_of, vital, warm_up
 from melld.engine.worker_writer import write_frame
 
 IDLE_S = 1.0
@@ -49,12 +50,16 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
     os.environ.update(spec.environment)
     if spec.device_kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
+    worker = None
     try:
         worker = Worker(spec, connection)
         worker.serve()
     except Exception as error:  # noqa: BLE001  the task boundary of the process: told to the daemon, then the end
         failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-        write_frame(connection, failed)
+        if worker is None:
+            write_frame(connection, failed)
+        else:
+            worker.say_last(failed)
         os._exit(1)
     os._exit(0)  # not through vLLM's and torch's destructors, which can hang
 
@@ -77,7 +82,8 @@ class Worker:
     def serve(self) -> None:
         """Step until told to stop.  Returns when everything said has been written."""
         inbox, writer = self._parts.inbox, self._parts.writer
-        threading.Thread(target=self._parts.reader.read, name="reader", daemon=True).start()
+        for name, work in (("reader", self._parts.reader.read), ("preparer", self._parts.preparer.run)):
+            threading.Thread(target=vital(work), name=name, daemon=True).start()
         writer.start()
         while not self._stopping:
             while not inbox.empty():
@@ -88,6 +94,11 @@ class Worker:
                 self._parts.reporter.report(None, 0.0)
                 self._handle(self._wait())
         writer.finish()
+
+    def say_last(self, message: msgspec.Struct) -> None:
+        """Write it behind everything that was said before, not into the middle of that."""
+        self._parts.writer.say(message)
+        self._parts.writer.finish()
 
     def _wait(self) -> Any:
         """The next of the inbox.  Meanwhile the kernel gets what glibc keeps of tensors of many sizes."""

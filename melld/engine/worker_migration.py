@@ -262,7 +262,7 @@ class Moves:
         self._answer(say.ReservationCancelled(**_names(command)), ())
 
 
-def refusal(command: say.MoveCommand, error: MelldError) -> say.CommandFailed:
+def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
     """The answer that it was not done."""
     reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
     return say.CommandFailed(**_names(command), reason=reason)

@@ -6,6 +6,7 @@ Owns the wiring; runs nothing.  Loading this loads torch: it comes after the pro
 import os
 import queue
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine import wire
@@ -15,9 +16,10 @@ from melld.engine.worker_faults import VARIABLE, FaultPoints
 from melld.engine.worker_links import LinkOpener, Links, share_memory
 from melld.engine.worker_migration import Moves
 from melld.engine.worker_migration_book import Book
+from melld.engine.worker_preparer import Preparer
 from melld.engine.worker_profile import Profiler
 from melld.engine.worker_pulse import Pulse
-from melld.engine.worker_reader import Reader
+from melld.engine.worker_reader import Reader, Received
 from melld.engine.worker_report import StepReporter
 from melld.engine.worker_requests import Requests
 from melld.engine.worker_start import block_bytes_of
@@ -33,6 +35,7 @@ class Parts(NamedTuple):
     inbox: "queue.SimpleQueue[Any]"
     """What the engine thread is to handle between two steps."""
     reader: Reader
+    preparer: Preparer
     writer: Writer
     pulse: Pulse
     faults: FaultPoints
@@ -48,6 +51,7 @@ class Parts(NamedTuple):
 def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
     """All of them, around this engine."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
     faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
     memory, kv_handle = share_memory(engine)
@@ -57,7 +61,8 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
     moves = Moves(residency, links, book, faults, writer.say)
     return Parts(
         inbox=inbox,
-        reader=Reader(connection, engine, residency, inbox, writer.say, lambda: pulse.pong(len(book.leases))),
+        reader=Reader(connection, engine, line, writer.say, lambda: pulse.pong(len(book.leases))),
+        preparer=Preparer(line, _request_maker(engine), residency, inbox, writer.say),
         writer=writer,
         pulse=pulse,
         faults=faults,
@@ -69,3 +74,17 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
         block_bytes=block_bytes,
         kv_handle=kv_handle,
     )
+
+
+def _request_maker(engine: "EngineCore") -> Callable[[list[bytes]], Any]:
+    """Makes what vLLM's scheduler takes of what the daemon's vLLM has encoded."""
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    decoder = MsgpackDecoder(EngineCoreRequest)
+
+    def request_of(payload: list[bytes]) -> Any:
+        request, _ = engine.preprocess_add_request(decoder.decode(payload))
+        return request
+
+    return request_of

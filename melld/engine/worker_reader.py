@@ -1,9 +1,9 @@
-"""What a worker is told: the thread that reads its wire, and makes ready what the engine then takes at once.
+"""A worker's wire, read by a thread that waits for nothing else: a ping is answered while a request is made ready.
 
-Owns the reading.  What is slow about a new request (block hashes, grammars, arrivals) is done here, off the engine's
-thread; never touches the scheduler.
+Owns the reading.  Never prepares a request and never touches the scheduler: `worker_preparer` makes ready what the
+engine then takes at once.
 
-    wire ──► frames ──► vLLM's requests ──► inbox          a ping is answered from here, also while a step runs
+    wire ──► frames ──► line ──► preparer ──► inbox          a ping is answered from here, also while a step runs
 """
 
 import os
@@ -16,89 +16,43 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.frames import FrameDecoder
-from melld.engine.residency import Residency
-from melld.engine.worker_links import Opening
-from melld.engine.worker_migration import refusal
-from melld.engine.worker_migration_book import Attaching, Expected
-from melld.engine.worker_requests import Admitted, Resumed
-from melld.errors import MelldError
-from melld.migrate import migration_messages as say
-from melld.migrate.snapshot import RequestSnapshot
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 READ_BYTES = 1 << 18
 
+Received = tuple[Any, list[bytes]]
+"""A message of `wire.ToWorker` and its payload."""
+
 
 class Reader:
-    """`answer` takes what the daemon is told at once; `pong` makes the answer to a ping."""
+    """`line` takes what was read, in its order; `answer` takes what the daemon is told; `pong` answers a ping."""
 
     def __init__(
         self,
         connection: socket.socket,
         engine: "EngineCore",
-        residency: Residency,
-        inbox: "queue.SimpleQueue[Any]",
+        line: "queue.SimpleQueue[Received]",
         answer: Callable[[msgspec.Struct], None],
         pong: Callable[[], wire.Pong],
     ) -> None:
         self._connection = connection
         self._engine = engine
-        self._residency = residency
-        self._inbox = inbox
+        self._line = line
         self._answer = answer
         self._pong = pong
 
     def read(self) -> None:
-        """Until the daemon is gone, and with it everyone who could want this process: it ends here."""
-        from vllm.v1.engine import EngineCoreRequest
-        from vllm.v1.serial_utils import MsgpackDecoder
-
-        requests = MsgpackDecoder(EngineCoreRequest)
+        """Read until the daemon closes the socket, then exit."""
         frames = FrameDecoder(wire.ToWorker)
         while data := self._connection.recv(READ_BYTES):
             for message, payload in frames.feed(data):
-                match message:
-                    case wire.Ping():
-                        self._answer(self._pong())
-                    case wire.AddRequest():
-                        self._admit(message, requests.decode(payload))
-                    case wire.ResumeRequest():
-                        self._answer(wire.RequestTaken(request=message.request, lease=message.lease))
-                        self._admit(message, RequestSnapshot.decode(payload[0]))
-                    case say.ReserveBlocks() | say.WarmRequest():
-                        self._expect(message, payload)
-                    case say.AttachRequest():
-                        self._inbox.put(Attaching(message, RequestSnapshot.decode(payload[0])))
-                    case wire.OpenLink():
-                        self._inbox.put(Opening(message.peer, payload[0]))
-                    case wire.AbortRequests():
-                        # Into the running step as well, so that its output is not computed in vain.
-                        self._engine.aborts_queue.put_nowait(message.requests)
-                        self._inbox.put(message)
-                    case _:
-                        self._inbox.put(message)
+                if isinstance(message, wire.Ping):
+                    self._answer(self._pong())
+                    continue
+                if isinstance(message, wire.AbortRequests):
+                    # Into the running step as well, so that its output is not computed in vain.
+                    self._engine.aborts_queue.put_nowait(message.requests)
+                self._line.put((message, payload))
         os._exit(0)
-
-    def _expect(self, command: say.ReserveBlocks | say.WarmRequest, payload: list[bytes]) -> None:
-        core_request, tokens = payload[0], msgspec.msgpack.decode(payload[1], type=list[int])
-        try:
-            arrival = self._residency.prepare(core_request, tokens)
-        except MelldError as error:
-            self._answer(refusal(command, error))
-        else:
-            self._inbox.put(Expected(command, arrival, core_request, tokens))
-
-    def _admit(self, message: wire.AddRequest | wire.ResumeRequest, request: Any) -> None:
-        try:
-            if isinstance(message, wire.ResumeRequest):
-                arrival = self._residency.prepare(request.core_request, request.output_token_ids)
-                self._inbox.put(Resumed(arrival, request, message.lease))
-                return
-            prepared, _ = self._engine.preprocess_add_request(request)
-        except Exception as error:  # noqa: BLE001  the boundary of one request: answered, and the others go on
-            reason = f"{type(error).__name__}: {error}"
-            self._answer(wire.RequestRejected(request=message.request, reason=reason))
-        else:
-            self._inbox.put(Admitted(prepared, message.lease))

@@ -6,6 +6,8 @@ Owns what is done once.  Runs on the worker's main thread, before its loop.
 import ctypes
 import os
 import signal
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,22 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
+
+
+def vital(work: Callable[[], None]) -> Callable[[], None]:
+    """A thread's work without which the process would live on and serve nobody: it ends with it.
+
+    The daemon tells the last line of the traceback, and starts another worker.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  the boundary of the thread
+            traceback.print_exc()
+            os._exit(1)
+
+    return run
 
 
 def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":

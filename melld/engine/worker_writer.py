@@ -14,6 +14,7 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.frames import Buffer, encode_frame
+from melld.engine.worker_start import vital
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -38,7 +39,7 @@ class Writer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
+        self._thread = threading.Thread(target=vital(self._write), name="writer", daemon=True)
 
     def say(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Put a message into the outbox; any thread may."""
