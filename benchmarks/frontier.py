@@ -28,7 +28,8 @@ from packing_cells import MACHINES, Cell, load_of
 
 from melld.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
 from melld.scheduler.cluster import Cluster, ClusterSettings
-from melld.scheduler.plus import BALANCED, LEAN, TIGHT, MellPlus, PlusSettings
+from melld.scheduler.plus import MellPlus
+from melld.scheduler.plus_settings import BALANCED, LEAN, TIGHT, PlusSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Request, Worker
 from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes

@@ -13,7 +13,7 @@ STEPS_PER_OCTAVE = 16  # `ahead_bytes` changes in steps, so that a change of the
 
 
 class GrowthRate:
-    """Bytes per second that one growing request adds, averaged over all of them."""
+    """Bytes per second that one running request adds, averaged over all of them."""
 
     def __init__(self) -> None:
         self.bytes_per_s = 0.0
@@ -23,24 +23,24 @@ class GrowthRate:
     def observe(self, now_s: float, workers: Iterable[Worker]) -> None:
         """Take what these workers' requests have added since the last observation (`growing`, `grown_bytes`).
 
-        Does nothing until a window has passed since then.  A request that has grown several times counts once.
+        Do nothing until a window has passed since then.  A request that took no block in it counts too: it will take
+        one in a window to come.
         """
         last_s = self._last_s
         if last_s is not None and now_s - last_s < WINDOW_S:
             return
         self._last_s = now_s
-        growing = grown_bytes = 0
+        running = grown_bytes = 0
         for worker in workers:
-            if worker.growing:
-                requests = min(worker.growing, len(worker.requests)) or worker.growing
-                growing += requests
+            if requests := len(worker.requests) or worker.growing:
+                running += requests
                 grown_bytes += worker.grown_bytes
                 if last_s is not None:
                     rate = worker.grown_bytes / requests / (now_s - last_s)
                     worker.growth_bytes_s = smoothed(worker.growth_bytes_s, rate)
                 worker.growing = worker.grown_bytes = 0
-        if growing and last_s is not None:
-            self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / growing / (now_s - last_s))
+        if running and last_s is not None:
+            self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / running / (now_s - last_s))
 
     def ahead_bytes(self, horizon_s: float) -> int:
         """What one request adds within the horizon, on average; moves only when the rate has changed by a step."""

@@ -8,12 +8,16 @@ Owns three decisions, made from present sizes and the growth observed of late (n
                aside; else a worker is woken
     overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
                if nothing fits, a third worker makes room first; else a worker is woken.  Where that move comes too
-               late, the smallest request leaves as well
+               late, the smallest request leaves as well; where no single departure is enough (the worker has lost
+               capacity), the largest leave that others take.  A lone request leaves for a larger worker
     drain      when the whole load fits on fewer workers, one with few requests is emptied, all or nothing
 
 Late is right: a move is made at the last look before an overflow and not earlier, because departures, which nobody
 foresees, make many moves needless.  Candidates are the k tightest that fit and the k roomiest: O(k n + log N) a
 decision, for n requests on a worker.
+
+Pushing aside, and a third worker that makes room, are two moves of which the second needs the first to be over: they
+are made only where moves are instant, in the paper's time slots, and never by the daemon.
 """
 
 import heapq
@@ -21,60 +25,18 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
-import msgspec
-
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.drain import plan_drain
 from melld.scheduler.lifetime import Lifetimes
-from melld.scheduler.outlook import Outlook, movable
+from melld.scheduler.outlook import Outlook, leaves_wholly, movable
+from melld.scheduler.plus_settings import BALANCED, PlusSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, Worker
-
-
-class PlusSettings(msgspec.Struct, frozen=True):
-    """The trade of room against moves.  Seconds are for requests that run 80 s on average, see `at_pace`.
-
-    `dispatch_life_s`: an arrival keeps its worker alive so long, if it can.  `enough_life_s`: more life than this is
-    worth nothing in a move.  `chain_life_s`: two moves in a row are made only if all three workers then live so long.
-    `push_life_s`: the same for pushing aside.  `drain_life_s`: what a drain leaves to those that take its requests.
-    `drain_utilisation`: how full the others may become on average.  `price_s`: the life that a request of a whole
-    capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind; an overload, which
-    else wakes a worker, looks at `relief_candidates`.
-    """
-
-    dispatch_life_s: float = 9.0
-    enough_life_s: float = 6.0
-    chain_life_s: float = 0.3
-    push_life_s: float = 0.1
-    drain_life_s: float = 10.0
-    drain_utilisation: float = 0.94
-    drain_attempts: int = 6
-    price_s: float = 3.0
-    candidates: int = 12
-    relief_candidates: int = 24
-
-    def at_pace(self, pace: float) -> "PlusSettings":
-        """The same for requests that run `pace` times as long."""
-        return msgspec.structs.replace(
-            self,
-            dispatch_life_s=self.dispatch_life_s * pace,
-            enough_life_s=self.enough_life_s * pace,
-            chain_life_s=self.chain_life_s * pace,
-            push_life_s=self.push_life_s * pace,
-            drain_life_s=self.drain_life_s * pace,
-            price_s=self.price_s * pace,
-        )
-
-
-LEAN = PlusSettings(dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9)
-BALANCED = PlusSettings()
-TIGHT = PlusSettings(
-    dispatch_life_s=8.0, enough_life_s=3.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
-)
 
 WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
+Move = tuple[Request, Worker]
 Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
 
 
@@ -165,7 +127,7 @@ class MellPlus(Policy):
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: ARG002
         """See `Policy.moved`."""
-        if request.worker is destination:
+        if request.worker is destination and destination.ready_s <= request.moved_s:  # else it waited for a start
             self.outlook.moves.took(request.kv_bytes, self.cluster.now_s - request.moved_s)
 
     def epoch(self) -> None:
@@ -190,39 +152,67 @@ class MellPlus(Policy):
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
             if (move := self._best_move(worker, [smallest])) is not None:
-                self.cluster.assign(move[0], move[1], "overload", 0.0)
+                self.cluster.assign(*move, "overload", 0.0)
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
             requests = self.outlook.in_time(worker, movable(worker))
-            if worker.count - worker.leaving < 2 or not requests or not self.outlook.overloaded(worker):
+            if not requests or not self.outlook.overloaded(worker):
                 return
-            if not self._let_one_leave(worker, requests, max(self.outlook.life_s(worker), 0.0)):
-                return
+            urgency_s = max(self.outlook.life_s(worker), 0.0)
+            if worker.count - worker.leaving > 1:
+                if not self._let_one_leave(worker, requests, urgency_s):
+                    return
+            elif (move := self._larger_home(worker, requests[0])) is not None:
+                self.cluster.assign(*move, "overload", urgency_s)
 
     def _let_one_leave(self, worker: Worker, requests: list[Request], urgency_s: float) -> bool:
-        if (move := self._best_move(worker, requests)) is not None:
-            self.cluster.assign(move[0], move[1], "overload", urgency_s)
-        elif (chain := self._best_chain(worker, requests)) is not None:
-            first, last, second, middle = chain
-            self.cluster.assign(first, last, "make room", urgency_s)
-            self.cluster.assign(second, middle, "overload", urgency_s)
-        else:
-            largest = max(requests, key=lambda request: (request.kv_bytes, -request.sequence))
-            spare = self.spare(largest.kv_bytes, "overload")
-            if spare is None:
-                return False
-            self.cluster.assign(largest, spare, "overload", urgency_s)
+        move = self._best_move(worker, requests)
+        if move is None and (chain := self._best_chain(worker, requests)) is not None:
+            self.cluster.assign(chain[0], chain[1], "make room", urgency_s)
+            move = chain[2], chain[3]
+        if move is None:
+            largest_first = sorted(requests, key=lambda request: (-request.kv_bytes, request.sequence))
+            move = self._some_relief(worker, largest_first) or self._woken(largest_first)
+        if move is None:
+            return False
+        self.cluster.assign(*move, "overload", urgency_s)
         return True
 
-    def _best_move(self, worker: Worker, requests: list[Request]) -> tuple[Request, Worker] | None:
+    def _larger_home(self, worker: Worker, request: Request) -> Move | None:
+        """Where a lone request lives longer than it could here."""
+        roomiest = self.outlook.roomiest(self.settings.relief_candidates)
+        larger = [one for one in self._takers(request, worker, roomiest) if one.capacity_bytes > worker.capacity_bytes]
+        taker = max(larger, key=lambda one: self.outlook.life_s(one, request.kv_bytes, 1), default=None)
+        if taker is None:
+            taker = self.spare(max(request.kv_bytes, worker.capacity_bytes + 1), "overload")
+        return None if taker is None else (request, taker)
+
+    def _some_relief(self, worker: Worker, largest_first: list[Request]) -> Move | None:
+        """The largest request that another takes, where no single departure is enough."""
+        outlook, largest = self.outlook, largest_first[0]
+        if outlook.life_s(worker, -largest.kv_bytes, -1) >= outlook.look_s(worker):
+            return None
+        for request in largest_first:
+            for taker in outlook.tightest(request.kv_bytes, 1, worker):
+                return request, taker
+        return None
+
+    def _woken(self, largest_first: list[Request]) -> Move | None:
+        """The largest request for which a worker can be woken."""
+        for request in largest_first:
+            if (spare := self.spare(request.kv_bytes, "overload")) is not None:
+                return request, spare
+        return None
+
+    def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
         """The one request and its taker after which both live longest, less the price of a large one.
 
         Life with a taker that the request would reach too late is worth nothing.
         """
         life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
         roomiest = self.outlook.roomiest(self.settings.relief_candidates)
-        price_s = self.settings.price_s / max(worker.capacity_bytes, 1)
+        price_s = self.settings.price_s / max(worker.largest_capacity_bytes, 1)
         best_s, best = -float("inf"), None
         for request in requests:
             size = request.kv_bytes
@@ -269,16 +259,18 @@ class MellPlus(Policy):
     def _drain(self) -> None:
         """Empty workers of few requests as long as the rest would not be fuller than it may be.
 
-        Growth until the next look counts as used: `takes` keeps that room free, so what is fuller wakes a worker again.
+        A worker that is empty, or about to be, is not counted as room.  Growth until the next look counts as used:
+        `takes` keeps that room free, so what is fuller wakes a worker again.
         It is not known before any growth was seen; where moves are instant, that does no harm.
         """
-        settings, active = self.settings, self.cluster.active
+        settings = self.settings
         if not self.cluster.growth.bytes_per_s and not self.cluster.settings.instant_moves:
             return
-        capacity_bytes = sum(worker.capacity_bytes for worker in active.values())
-        used_bytes = sum(self.outlook.bytes_ahead(worker) for worker in active.values())
-        for _ in range(1 + len(active) // WORKERS_PER_DRAIN):
-            smallest_bytes = min((worker.capacity_bytes for worker in active.values()), default=0)
+        kept = [one for one in self.cluster.active.values() if one.count and not leaves_wholly(one)]
+        capacity_bytes = sum(worker.capacity_bytes for worker in kept)
+        used_bytes = sum(self.outlook.bytes_ahead(worker) for worker in kept)
+        smallest_bytes = min((worker.capacity_bytes for worker in kept), default=0)
+        for _ in range(1 + len(kept) // WORKERS_PER_DRAIN):
             if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
                 return
             emptied = self._drain_one()

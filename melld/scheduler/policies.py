@@ -10,7 +10,8 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.fit import BestFit, MostFree, WorstFit
 from melld.scheduler.mell.plan import MellSettings
 from melld.scheduler.mell.policy import Mell, mell
-from melld.scheduler.plus import LEAN, TIGHT, MellPlus
+from melld.scheduler.plus import MellPlus
+from melld.scheduler.plus_settings import LEAN, TIGHT
 from melld.scheduler.policy import Policy
 
 POLICIES: Mapping[str, Callable[[Cluster], Policy]] = {

@@ -60,10 +60,11 @@ class Roster:
         """The worker may be woken again."""
         heapq.heappush(self._asleep, (worker.wake_s, worker.rank, worker.id))
 
-    def wakes_in(self, worker: Worker, wake_s: float) -> None:
+    def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
         """Waking the worker takes so long from now on."""
         if worker.wake_s != wake_s:
             worker.wake_s = wake_s
+            worker.ready_s = now_s
             if worker.state is WorkerState.ASLEEP:
                 self.sleeps(worker)
 

@@ -166,7 +166,7 @@ class Scheduler:
         worker = self.cluster.workers.get(event.destination)
         if request is None or worker is None or request.state is not RequestState.RUNNING or request.worker is worker:
             return
-        if worker.state is WorkerState.ASLEEP:
+        if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
             self.cluster.activate(worker, "operator")
         if self.cluster.fits(worker, request.kv_bytes):
             self.policy.send(request, worker, "operator")
@@ -211,7 +211,7 @@ class Scheduler:
             raise ValueError(f"worker {event.worker} wakes in {event.wake_s} s")
         worker = self.cluster.workers.get(event.worker)
         if worker is not None:
-            self.cluster.roster.wakes_in(worker, event.wake_s)
+            self.cluster.roster.wakes_in(worker, event.wake_s, event.at_s)
 
     def _resize(self, name: WorkerId, capacity_bytes: int | None, slots: int | None) -> None:
         worker = self.cluster.workers.get(name)
@@ -254,10 +254,12 @@ class Scheduler:
                 self.cluster.retire(worker, "drained" if draining else "empty")
 
     def _empty_draining(self, worker: Worker) -> None:
-        """Those that wait have no worker at all: they go first, so nothing is moved while anybody waits."""
+        """Move its requests away, unless one waits that a worker could hold: it has no worker at all and goes first."""
+        cluster = self.cluster
+        smallest_bytes = min((one.kv_bytes for one in cluster.waiting.requests.values()), default=None)
+        if smallest_bytes is not None and cluster.could_hold(smallest_bytes):
+            return
         for request in list(worker.requests.values()):
-            if len(self.cluster.waiting):
-                return
             if request.state is RequestState.RUNNING:
                 self.policy.allocate(request, "drain")
 

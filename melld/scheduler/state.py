@@ -112,6 +112,7 @@ class Worker:
     `count` is how many both are, each with a slot; `used_bytes` is their sum, and `leaving_bytes` the part of it that
     moves in flight will free.
     `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
+    `wake_s` is how long it takes until it computes, 0 where it does; `ready_s`, since when it has.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
 
@@ -131,6 +132,7 @@ class Worker:
         "machine",
         "order",
         "rank",
+        "ready_s",
         "requests",
         "slots",
         "state",
@@ -159,6 +161,7 @@ class Worker:
         self.growth_bytes_s = 0.0
         self.key: int | None = None
         self.wake_s = 0.0
+        self.ready_s = 0.0
 
     @property
     def free_bytes(self) -> int:

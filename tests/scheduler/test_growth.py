@@ -64,3 +64,10 @@ def test_a_slower_link_is_noticed() -> None:
             kv_bytes = chance.randrange(10**6, 10**9)
             moves.took(kv_bytes, kv_bytes / rate)
     assert pytest.approx(moves.expected_s(1e9), rel=0.1) == 1.0
+
+
+def test_a_request_between_two_blocks_grows_too() -> None:
+    """Where decoding is slow, most take no block in a second: counted out, growth would seem many times as fast."""
+    growth, worker = watched(0.1, tokens_per_s=2.0, block=16)
+    assert pytest.approx(growth.bytes_per_s, rel=0.5) == 2.0
+    assert pytest.approx(worker.growth_bytes_s, rel=0.5) == 2.0

@@ -3,7 +3,7 @@
 import pytest
 
 from melld.scheduler.lifetime import FASTEST, REFERENCE_S, SLOWEST, Lifetimes
-from melld.scheduler.plus import BALANCED
+from melld.scheduler.plus_settings import BALANCED
 
 
 def test_until_something_has_ended_the_settings_mean_what_they_say() -> None:

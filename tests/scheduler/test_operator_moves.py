@@ -62,3 +62,12 @@ def test_strangers_are_not_moved() -> None:
     scheduler = scheduler_with("most-free", 10)
     assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("nobody"), destination=A)) == []
     assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=WorkerId("c"))) == []
+
+
+def test_a_worker_too_small_for_the_request_is_not_woken_for_it() -> None:
+    """A GPU would start for a move that cannot be made."""
+    scheduler = Scheduler(POLICIES["best-fit"])
+    scheduler.handle(events.WorkerUp(0.0, worker=A, capacity_bytes=100))
+    scheduler.handle(events.WorkerUp(0.0, worker=B, capacity_bytes=10))
+    scheduler.handle(events.RequestArrived(0.0, request=RequestId("r0"), kv_bytes=50))
+    assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=B)) == []

@@ -163,3 +163,84 @@ def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
         now_s += 1.0
     assert moved(commands) == {"small": "w1"}
     assert scheduler.cluster.workers["w0"].used_bytes <= 1000
+
+
+def uneven(*capacities: int) -> Scheduler:
+    """Workers w0, w1, ... of these capacities."""
+    scheduler = Scheduler(POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
+    for number, capacity_bytes in enumerate(capacities):
+        scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), capacity_bytes))
+    return scheduler
+
+
+def settled(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyCommand]:
+    """As `grown`, and every move commits in the second in which it was decided."""
+    commands: list[e.AnyCommand] = []
+    for second in range(seconds):
+        decided = grown(scheduler, now_s + second, 1)
+        for request in moved(decided):
+            decided += scheduler.handle(e.MoveCommitted(now_s + second + 1, request))
+        commands += decided
+    return commands
+
+
+def test_a_worker_that_lost_much_capacity_is_emptied_until_the_rest_fits() -> None:
+    """Somebody else's process takes most of a GPU: streams move to where there is room, and others are woken."""
+    scheduler = uneven(1000, 1000, 1000, 1000)
+    for number in range(9):
+        arrive(scheduler, f"r{number}", 100)
+    workers = scheduler.cluster.workers
+    for name in ("w1", "w2"):
+        scheduler.cluster.activate(workers[WorkerId(name)], "test")
+    settled(scheduler, 0.0, 2)
+    scheduler.handle(e.WorkerCapacityChanged(2.0, WorkerId("w0"), 300))
+    settled(scheduler, 2.0, 5)
+    assert workers[WorkerId("w0")].used_bytes <= 300
+    assert all(worker.used_bytes <= worker.capacity_bytes for worker in workers.values())
+
+
+def test_a_lone_request_leaves_a_worker_that_it_outgrows_for_a_larger_one() -> None:
+    """Its stream would end, or be preempted for ever, beside a GPU that could hold it."""
+    scheduler = uneven(100, 1000)
+    arrive(scheduler, "long", 90)
+    assert moved(settled(scheduler, 0.0, 20)) == {"long": "w1"}
+
+
+def test_a_lone_request_stays_where_no_worker_is_larger() -> None:
+    """A move to a worker of the same size would be for nothing, again and again."""
+    scheduler = uneven(100, 100, 100)
+    arrive(scheduler, "long", 80)
+    assert not moved(settled(scheduler, 0.0, 25))
+
+
+def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
+    """They stay awake for `[idle] sleep_after_s`; counted as room, the others would be packed to the brim."""
+    scheduler = Scheduler(
+        POLICIES["mell-plus"],
+        SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True), retire_after_s=60.0),
+    )
+    for number in range(4):
+        scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), 1000))
+    for name, size in (("a", 950), ("b", 950), ("c", 700), ("d", 290), ("e", 260)):
+        arrive(scheduler, name, size)
+    for name in ("a", "b", "d"):
+        finish(scheduler, name)
+    assert len(scheduler.cluster.active) == 4
+    assert not moved(scheduler.handle(e.EpochStarted(1.0)))
+
+
+def test_the_wait_for_a_worker_that_starts_is_not_taken_for_the_time_of_a_move() -> None:
+    """Else every worker would look overloaded for minutes after one cold start, and wake another."""
+    scheduler = uneven(1000, 1000)
+    starting = WorkerId("w1")
+    scheduler.handle(e.WorkerWakeTimeChanged(0.0, starting, 30.0))
+    for name in ("a", "b"):
+        arrive(scheduler, name, 300)
+    scheduler.handle(e.MoveAsked(1.0, "a", starting))
+    scheduler.handle(e.WorkerWakeTimeChanged(31.0, starting, 0.0))
+    scheduler.handle(e.MoveCommitted(31.5, "a"))
+    moves = scheduler.policy.outlook.moves
+    assert moves.expected_s(300) == 0.0
+    scheduler.handle(e.MoveAsked(32.0, "b", starting))
+    scheduler.handle(e.MoveCommitted(32.5, "b"))
+    assert moves.expected_s(300) == 0.5

@@ -114,6 +114,17 @@ def test_a_drained_worker_is_emptied_then_retired_and_given_nothing() -> None:
     assert placed(scheduler.handle(e.WorkerResumed(5.0, "w0"))) == {"c": "w0"}
 
 
+def test_a_drain_goes_on_beside_a_request_that_no_worker_could_hold() -> None:
+    """What waits for a worker that is gone, or drained itself, does not keep another one from being emptied."""
+    scheduler = scheduler_with(workers=2)
+    scheduler.handle(e.WorkerUp(0.0, "large", 5000))
+    arrive(scheduler, "a", 300)
+    arrive(scheduler, "long", 4000)
+    scheduler.handle(e.WorkerDown(1.0, "large"))
+    assert list(scheduler.cluster.waiting.requests) == ["long"]
+    assert moved(scheduler.handle(e.WorkerDraining(2.0, "w0"))) == {"a": "w1"}
+
+
 def test_a_drain_waits_for_room_and_for_those_that_wait() -> None:
     """What cannot move stays and runs; nobody is moved while somebody has no worker at all."""
     scheduler = scheduler_with()
