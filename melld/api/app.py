@@ -24,15 +24,16 @@ from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
 from melld.api.body import read_body
-from melld.api.calls import CALLS, Call, Result, forwarded, make_messages_honest, perform, trust_of
+from melld.api.calls import CALLS, Call, Result, forwarded, handler_of, make_messages_honest, perform, trust_of
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, is_known
 from melld.api.http_metrics import HttpMetrics
 from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, names_this_machine, presented_key
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
-from melld.api.request_guard import Trust, check_priority, check_request, check_request_id
+from melld.api.request_guard import Trust, check_request, check_request_id
 from melld.api.streams import HEADERS, make_streams_raise
+from melld.api.work_guard import asked_priority, check_work
 from melld.config import ServerConfig
 from melld.engine.fleet_caller import called_by
 from melld.status import DaemonState, DaemonStatus
@@ -178,8 +179,7 @@ class Api:
         fields = parse_object(await read_body(request, config), config.max_json_depth)
         if call.engine:
             # Before anything else is looked at: under overload most requests come no further, and must cost little.
-            priority = fields.get("priority")
-            self._context.check_line(exchange.client, priority if isinstance(priority, int) else 0)
+            self._context.check_line(exchange.client, asked_priority(fields))
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
             return await self._serve(exchange, call, fields)
 
@@ -234,13 +234,16 @@ class Api:
         wanted = exchange.request.headers.get("X-Request-Id")
         check_request_id(wanted, "X-Request-Id")
         exchange.parameters = frozenset(fields)
-        check_request(fields, self._context.config(), self._trust)
-        check_priority(fields, self._least_priority())
+        handler_of(call, self._context.state)
+        config = self._context.config()
+        check_request(fields, config, self._trust)
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
-        result = await perform(call, self._context.state, fields, vllm_request)
+        parsed = call.parse(fields)
+        check_work(parsed, config, self._least_priority())
+        result = await perform(call, self._context.state, parsed, vllm_request)
         if result.stream is not None:
             return await self._stream(exchange, result)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}

@@ -1,6 +1,6 @@
 """Calls: the endpoints behind which an engine works, each a row of one table.
 
-Owns the way from a parsed body to a result of vLLM's serving classes.  Sends nothing.
+Owns the way from a parsed request to a result of vLLM's serving classes.  Sends nothing.
 """
 
 import copy
@@ -43,7 +43,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The attribute of the serving state, as vLLM names it."""
     method: str
     """The method of it; empty when the object itself is called."""
-    parse: Callable[[dict[str, Any]], Any]
+    parse: Callable[[dict[str, Any]], BaseModel]
     """A body into vLLM's pydantic model."""
     api: str
     """What it is called where it is missing."""
@@ -142,17 +142,26 @@ class Result(msgspec.Struct, frozen=True):
     stream: AsyncGenerator[str, None] | None = None
 
 
-async def perform(call: Call, serving: State, body: dict[str, Any], request: ForwardedRequest) -> Result:
-    """Have vLLM serve a parsed body.
+def handler_of(call: Call, serving: State) -> Any:
+    """The serving class behind a call.
 
     Raises:
-        Refusal, pydantic's ValidationError, vLLM's errors: see `melld.api.error_mapping`.
+        Refusal: 400 where this model has none.
     """
     handler = getattr(serving, call.serving, None)
     if handler is None:
         message = f"this model does not support the {call.api} API"
         raise Refusal(400, message, code="model_not_supported", param="model")
-    parsed = call.parse(body)
+    return handler
+
+
+async def perform(call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest) -> Result:
+    """Have vLLM serve a parsed request.
+
+    Raises:
+        Refusal, vLLM's errors: see `melld.api.error_mapping`.
+    """
+    handler = handler_of(call, serving)
     serve = getattr(handler, call.method) if call.method else handler
     result = await serve(parsed, request)
     if isinstance(result, ErrorResponse):

@@ -1,8 +1,9 @@
-"""What melld refuses in a request before vLLM sees it.
+"""What melld refuses in a request's JSON before vLLM's models see it.
 
-Pure: a parsed body in, a `Refusal` (400, with `param`) or nothing out.  Here stand the fields that would reach into the
-engine past the API (transfer parameters, templates), those that would be ignored in silence, and the limits on how
-much work one call may ask for.  Whether a value makes sense to the model is vLLM's to judge.
+Pure: a JSON object in, a `Refusal` (400, with `param`) or nothing out.  Here stand the fields that would reach into the
+engine past the API (transfer parameters, templates), those that would be ignored in silence, and the shapes that a
+model would drop, or name less plainly.  How much work a call asks for is judged after parsing, where numbers are
+numbers: `melld.api.work_guard`.  Whether a value makes sense to the model is vLLM's to judge.
 """
 
 import json
@@ -50,7 +51,6 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     budget = Budget()
     _check_refused(body, trust)
     _check_ids(body)
-    _check_amounts(body, limits)
     if "messages" in body:
         _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
     if not trust.local_media:
@@ -64,17 +64,6 @@ def check_request_id(name: object, param: str) -> None:
     """A request id goes into logs, metrics, decision logs and headers: 128 plain characters at most."""
     if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
         raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
-
-
-def check_priority(body: dict[str, Any], least: int | None) -> None:
-    """Refuse a `priority` below `least`: lower goes first, and nobody is to push in before others.
-
-    Raises:
-        Refusal: 400.
-    """
-    priority = body.get("priority")
-    if least is not None and isinstance(priority, int) and priority < least:
-        raise Refusal(400, f"priority must be {least} or more here: lower goes first", param="priority")
 
 
 def _check_refused(body: dict[str, Any], trust: Trust) -> None:
@@ -100,32 +89,6 @@ def _check_refused(body: dict[str, Any], trust: Trust) -> None:
 def _check_ids(body: dict[str, Any]) -> None:
     for name in ("request_id", "session_id"):
         check_request_id(body.get(name), name)
-
-
-def _check_amounts(body: dict[str, Any], limits: ServerConfig) -> None:
-    choices = body.get("n")
-    choices = choices if isinstance(choices, int) else 1
-    if choices > limits.max_choices:
-        raise _bad("n", f"n is at most {limits.max_choices}")
-    prompts = _count_prompts(body)
-    if prompts > limits.max_prompts_per_call:
-        name = "prompt" if "prompt" in body else "input"
-        raise _bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
-    if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
-        raise _bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
-    for name in ("stop", "stop_sequences", "bad_words"):
-        words = body.get(name)
-        if isinstance(words, list) and len(words) > limits.max_stop_strings:
-            raise _bad(name, f"{name} holds at most {limits.max_stop_strings} strings")
-
-
-def _count_prompts(body: dict[str, Any]) -> int:
-    """A list of strings or of lists of tokens is as many prompts; a list of tokens or of messages is one."""
-    for name in ("prompt", "input"):
-        prompts = body.get(name)
-        if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
-            return len(prompts)
-    return 1
 
 
 def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:

@@ -64,7 +64,8 @@ class Fleet:
             RequestTooLarge, QueueFull: it fits no worker, or too many wait; nothing has been kept.
         """
         request = RequestId(core_request.request_id)
-        prompt_tokens = len(core_request.prompt_token_ids or core_request.prompt_embeds or ())
+        prompt = core_request.prompt_embeds if core_request.prompt_token_ids is None else core_request.prompt_token_ids
+        prompt_tokens = 0 if prompt is None else len(prompt)
         live = Live(
             request=request,
             buffers=self.codec.encode_request(core_request),

@@ -16,6 +16,7 @@ LIMITS = {
     "max_concurrent_requests": 70,
     "max_headers": 100,
     "drain_s": 1.0,
+    "min_priority": 0,
 }
 
 

@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.admission import Admission
 from melld.api.answers import Refusal
 from melld.api.keys import Keys
-from melld.api.request_guard import check_priority
 from melld.engine.fleet_caller import called_by, caller
 
 
@@ -87,14 +85,3 @@ def test_a_key_is_named_by_its_place_among_the_keys() -> None:
     digests = tuple(hashlib.sha256(key).digest() for key in (b"one", b"two"))
     assert [Keys(digests).client_of(key) for key in ("one", "two", "three", None)] == ["key0", "key1", None, None]
     assert Keys().client_of("anything") == ""
-
-
-def test_nobody_pushes_in_where_that_is_not_allowed() -> None:
-    """A client may stand back behind the others; before them only if the operator says so."""
-    check_priority({"priority": -5}, None)
-    check_priority({"priority": 0}, 0)
-    check_priority({"priority": 7}, 0)
-    check_priority({}, 0)
-    with pytest.raises(Refusal) as refused:
-        check_priority({"priority": -1}, 0)
-    assert refused.value.answer.param == "priority"

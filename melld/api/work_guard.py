@@ -1,0 +1,70 @@
+"""How much work one call may ask for, judged on what vLLM will read.
+
+Pure: a parsed request (one of vLLM's pydantic models) in, a `Refusal` (400, with `param`) or nothing out.  JSON has
+several ways to write a number that pydantic takes for one (`200`, `200.0`, `"200"`, `true`), so no limit is compared
+with the JSON itself.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from melld.api.answers import Refusal
+from melld.config import ServerConfig
+
+_INTEGER = TypeAdapter(int)
+
+
+def asked_priority(body: dict[str, Any]) -> int:
+    """Return the `priority` that a body will have when it is parsed; 0 where it will not pass."""
+    try:
+        return _INTEGER.validate_python(body.get("priority", 0))
+    except ValidationError:
+        return 0
+
+
+def check_work(request: BaseModel, limits: ServerConfig, least_priority: int | None) -> None:
+    """Refuse a request that asks for more than one call may.
+
+    `least_priority` is the most urgent priority that its client may ask for: lower goes first.
+
+    Raises:
+        Refusal: 400, with the field as `param`.
+    """
+    priority = _field(request, "priority")
+    if least_priority is not None and priority is not None and priority < least_priority:
+        raise _bad("priority", f"priority must be {least_priority} or more here: lower goes first")
+    _check_choices(request, limits)
+    for name in ("stop", "stop_sequences", "bad_words"):
+        words = _field(request, name)
+        if isinstance(words, list) and len(words) > limits.max_stop_strings:
+            raise _bad(name, f"{name} holds at most {limits.max_stop_strings} strings")
+
+
+def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
+    choices = _field(request, "n") or 1
+    if choices > limits.max_choices:
+        raise _bad("n", f"n is at most {limits.max_choices}")
+    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input")}
+    prompts = max(1, sum(counts.values()))
+    if prompts > limits.max_prompts_per_call:
+        name = max(counts, key=counts.__getitem__)
+        raise _bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
+    if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
+        raise _bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
+
+
+def _count_prompts(value: Any) -> int:
+    """Count a list of strings, of lists or of embeddings as many prompts; a list of tokens or of messages is one."""
+    if isinstance(value, list) and value and isinstance(value[0], str | bytes | list):
+        return len(value)
+    return int(value is not None)
+
+
+def _field(request: BaseModel, name: str) -> Any:
+    """A field that the model has.  One that it does not know has no effect, and may hold anything."""
+    return getattr(request, name) if name in type(request).model_fields else None
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(400, message, code="invalid_value", param=param)
