@@ -65,6 +65,16 @@ class RequestTooLarge(MelldError):
         self.capacity_bytes = capacity_bytes
 
 
+class InputTooLarge(MelldError):
+    """The request, its images decoded, is more than can be given to a worker."""
+
+    status = 413
+    code = "input_too_large"
+
+    def __init__(self, request: str, input_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"request {request} comes to {input_bytes} bytes with its images; at most {limit_bytes}")
+
+
 class QueueFull(MelldError):
     """Too many wait already, and of them the request's client has as many as anybody."""
 

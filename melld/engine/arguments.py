@@ -94,6 +94,11 @@ OURS = {
 }
 
 
+# vLLM's front end sends an image to its engine once and then only the image's hash.  Here any worker may be next, so
+# every request brings its images along: what vLLM does by itself where several front ends share an engine.
+IMAGES_TRAVEL_WHOLE = {"_api_process_count": 2}
+
+
 def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     """The keyword arguments of `AsyncEngineArgs` for one worker on a device of this kind.
 
@@ -105,6 +110,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
         if key in own:
             raise ConfigError(f"[model.vllm] {key}", f"use {instead}" if instead else "not with melld")
     arguments: dict[str, Any] = {"distributed_executor_backend": "uni", "disable_log_stats": False}
+    arguments |= IMAGES_TRAVEL_WHOLE
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes

@@ -24,15 +24,18 @@ from melld.engine.fleet_order import Turn
 from melld.engine.fleet_presence import Offer, Presence
 from melld.engine.fleet_reports import Reports
 from melld.engine.fleet_request import Live, RequestKilledWorkers, RequestNotTaken
-from melld.engine.frames import Buffer
+from melld.engine.frames import MAX_FRAME_BYTES, Buffer
 from melld.engine.process import WorkerEnded
 from melld.engine.supervisor import Slot, Supervisor
-from melld.errors import MelldError, RequestTooLarge
+from melld.errors import InputTooLarge, MelldError, RequestTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.migrate.migration_messages import MoveMessage
 
 log = logging.getLogger("melld.fleet")
+
+MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
+"""Encoded, with its images: the tokens that it makes come beside it in a frame when it goes on elsewhere."""
 
 
 class Fleet:
@@ -61,14 +64,14 @@ class Fleet:
         """Take a request (vLLM's `EngineCoreRequest`) of that client; its tokens come through `outputs`.
 
         Raises:
-            RequestTooLarge, QueueFull: it fits no worker, or too many wait; nothing has been kept.
+            RequestTooLarge, InputTooLarge, QueueFull: it fits no worker or no frame, or too many wait; nothing is kept.
         """
         request = RequestId(core_request.request_id)
         prompt = core_request.prompt_embeds if core_request.prompt_token_ids is None else core_request.prompt_token_ids
         prompt_tokens = 0 if prompt is None else len(prompt)
         live = Live(
             request=request,
-            buffers=self.codec.encode_request(core_request),
+            core_request=self._encode(core_request),
             prompt_tokens=prompt_tokens,
             priority=core_request.priority,
             arrived_s=self._clock(),
@@ -88,6 +91,12 @@ class Fleet:
             del self.live[request]
             raise live.refusal
         live.admitted = True
+
+    def _encode(self, core_request: Any) -> bytes:
+        encoded = self.codec.encode_request(core_request)
+        if len(encoded) > MAX_REQUEST_BYTES:
+            raise InputTooLarge(core_request.request_id, len(encoded), MAX_REQUEST_BYTES)
+        return encoded
 
     def abort(self, requests: Iterable[str]) -> None:
         """Forget these requests and free their blocks wherever they are; unknown ones are ignored."""

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from melld.engine import wire
-from melld.engine.frames import Buffer
 from melld.ids import RequestId, WorkerId
 
 
 class Codec(Protocol):
     """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
 
-    def encode_request(self, core_request: Any) -> Sequence[Buffer]:
-        """An `EngineCoreRequest` as buffers."""
+    def encode_request(self, core_request: Any) -> bytes:
+        """An `EngineCoreRequest`, whole, with its images."""
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
         """An `EngineCoreOutputs` of that worker."""

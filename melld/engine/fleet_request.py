@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import msgspec
 
 from melld.engine.fleet_probation import PROOF_TOKENS
-from melld.engine.frames import Buffer
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
@@ -46,7 +45,8 @@ class Live(msgspec.Struct):
     """A request that has been admitted and has not ended."""
 
     request: RequestId
-    buffers: Sequence[Buffer]
+    core_request: bytes
+    """vLLM's `EngineCoreRequest` in vLLM's encoding: all that a worker needs to begin it, images included."""
     prompt_tokens: int
     priority: int
     arrived_s: float
@@ -120,4 +120,4 @@ class Live(msgspec.Struct):
     def snapshot(self) -> RequestSnapshot:
         """From which it goes on anywhere: its prompt and its tokens."""
         tokens = list(self.output_token_ids)
-        return RequestSnapshot.from_log(self.request, bytes(self.buffers[0]), self.prompt_tokens, tokens)
+        return RequestSnapshot.from_log(self.request, self.core_request, self.prompt_tokens, tokens)

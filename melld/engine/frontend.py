@@ -5,6 +5,7 @@ above it see one engine.  Runs in the daemon and never opens a CUDA context: onl
 """
 
 import contextlib
+import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ from melld.config import Config
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
-from melld.engine.frames import Buffer
 from melld.errors import ConfigError, MelldError
 
 # vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
@@ -41,12 +41,13 @@ class EngineCodec:
     """vLLM's encoding of requests and outputs, for the fleet."""
 
     def __init__(self) -> None:
-        self._encoder = MsgpackEncoder()
+        self._encoder = MsgpackEncoder(size_threshold=sys.maxsize)
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
 
-    def encode_request(self, core_request: EngineCoreRequest) -> Sequence[Buffer]:
-        """The request as buffers; small ones in one."""
-        return self._encoder.encode(core_request)
+    def encode_request(self, core_request: EngineCoreRequest) -> bytes:
+        """The request, whole: tensors, which vLLM would keep apart from the rest, lie within."""
+        [encoded] = self._encoder.encode(core_request)
+        return bytes(encoded)
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> EngineCoreOutputs:
         """The outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""

@@ -120,6 +120,7 @@ class Departures:
         """Give the request up, settled or not: free its blocks and what the runner keeps.  The client hears nothing."""
         departure = self._frozen.pop(request_id)
         self._scheduler.requests.pop(request_id, None)
+        self._scheduler.encoder_cache_manager.free(departure.request)
         self._scheduler._free_request_blocks(departure.request)  # noqa: SLF001  late, if a step still writes to them
         self._scheduler.finished_req_ids.add(request_id)
 
@@ -143,7 +144,10 @@ PREFILL_STATS = (
 
 
 def encode_core_request(request: "Request") -> bytes:
-    """The request as it once entered a scheduler, in vLLM's own encoding (vllm.v1.serial_utils)."""
+    """The request as it once entered a scheduler, in vLLM's own encoding (vllm.v1.serial_utils), without its images.
+
+    The destination has those from the daemon, with which it took room for the request.
+    """
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 

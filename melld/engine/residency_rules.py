@@ -70,8 +70,6 @@ def request_refusal(request: "Request", via: Via) -> Refusal | None:
 
     if request.pooling_params is not None or request.sampling_params is None:
         return Refusal.POOLING
-    if request.mm_features:
-        return Refusal.MULTIMODAL
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
         return Refusal.PROMPT_EMBEDDINGS
     if request.resumable or request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:

@@ -56,7 +56,7 @@ class RunnerV1:
         state = CachedRequestState(
             req_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
-            mm_features=[],
+            mm_features=request.mm_features,
             sampling_params=request.sampling_params,
             generator=self._generator(generator_state, request),
             block_ids=block_ids,

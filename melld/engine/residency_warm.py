@@ -48,11 +48,16 @@ class Warmers:
         return bool(self._warming)
 
     def begin(self, core_request: bytes, output_token_ids: list[int]) -> bool:
-        """Start to compute the request's full blocks.  False where that is for nothing: no prefix cache, no block."""
+        """Start to compute the request's full blocks.
+
+        False where there is nothing to gain (no prefix cache, no full block), and for a request with images.
+        """
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.serial_utils import MsgpackDecoder
 
         original = MsgpackDecoder(EngineCoreRequest).decode(core_request)
+        if original.mm_features:  # a slice may end within an image
+            return False
         tokens = [*original.prompt_token_ids, *output_token_ids]
         full = len(tokens) // self._scheduler.block_size * self._scheduler.block_size
         if not full or not self._scheduler.kv_cache_manager.enable_caching or original.request_id in self._warming:

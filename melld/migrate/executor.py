@@ -213,7 +213,7 @@ class Executor:
         match tell.command:
             case say.ReserveBlocks() | say.WarmRequest():
                 live = self._fleet.live[move.migration.wish.request]
-                payload = [live.buffers[0], msgspec.msgpack.encode(live.output_token_ids)]
+                payload = [live.core_request, msgspec.msgpack.encode(live.output_token_ids)]
                 self._fleet.reserve(live.request, tell.worker, tell.command.token_capacity)
             case say.AttachRequest():
                 payload = list(move.snapshot)

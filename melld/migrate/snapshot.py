@@ -39,7 +39,6 @@ class Refusal(enum.StrEnum):
 
     UNKNOWN = "not on this worker"
     POOLING = "it is an embedding or scoring request"
-    MULTIMODAL = "it has image, audio or video inputs"
     PROMPT_EMBEDDINGS = "its prompt is embeddings, not tokens"
     STREAMING_INPUT = "its prompt is still being streamed in"
     KV_CONNECTOR = "the worker has a KV connector"
@@ -103,7 +102,8 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     """A frozen request, whole: with the bytes of `block_ids` it can go on anywhere as if it had always been there.
 
     `core_request` is vLLM's EngineCoreRequest in vLLM's own encoding (prompt, parameters, priority, arrival time, LoRA,
-    cache salt, trace headers, client).  `block_ids[group]` cover `num_computed_tokens`, the last block perhaps in part.
+    cache salt, trace headers, client; images only where the daemon, which keeps them, made the snapshot).
+    `block_ids[group]` cover `num_computed_tokens`, the last block perhaps in part.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
     once they have been reported; `events` are those not reported yet.  `engine` names model, version and layout.

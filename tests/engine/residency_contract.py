@@ -13,11 +13,11 @@ CARRIED = {
     "request_id", "client_index", "priority", "sampling_params", "lora_request", "arrival_time", "events", "max_tokens",
     "prompt_token_ids", "num_prompt_tokens", "_output_token_ids", "_all_token_ids", "output_token_ids", "all_token_ids",
     "num_computed_tokens", "cache_salt", "trace_headers", "session_id", "kv_hints", "num_preemptions", "prefill_stats",
-    "skip_reading_prefix_cache", "kv_cache_report_mode",
+    "skip_reading_prefix_cache", "kv_cache_report_mode", "mm_features",
 }  # fmt: skip
 REBUILT = {"structured_output_request", "status", "block_hashes", "_block_hasher", "is_prefill_chunk"}
 REFUSED = {
-    "pooling_params", "prompt_embeds", "prompt_is_token_ids", "_prompt_embeds_per_block_hashes", "mm_features",
+    "pooling_params", "prompt_embeds", "prompt_is_token_ids", "_prompt_embeds_per_block_hashes",
     "kv_transfer_params", "ec_transfer_params", "resumable", "streaming_queue", "spec_token_ids", "spec_decode_metrics",
     "shared_prefix_boundary", "replay_start", "abort_immediately",
 }  # fmt: skip
@@ -43,8 +43,8 @@ def a_core_request_has_no_field_that_we_do_not_fill(engine: Any) -> None:
         "client_index", "priority", "trace_headers", "reasoning_ended", "reasoning_parser_kwargs", "session_id",
         "kv_hints",
     }  # fmt: skip
+    kept_by_the_daemon = {"mm_features"}
     refused = {
-        "mm_features",
         "pooling_params",
         "prompt_embeds",
         "prompt_is_token_ids",
@@ -52,7 +52,7 @@ def a_core_request_has_no_field_that_we_do_not_fill(engine: Any) -> None:
         "abort_immediately",
     }
     of_the_front_end = {"data_parallel_rank", "current_wave", "external_req_id"}
-    assert set(EngineCoreRequest.__struct_fields__) == filled | refused | of_the_front_end
+    assert set(EngineCoreRequest.__struct_fields__) == filled | kept_by_the_daemon | refused | of_the_front_end
 
 
 def the_v1_runner_keeps_no_state_that_we_do_not_make(engine: Any) -> None:
@@ -158,15 +158,12 @@ def each_kind_of_request_that_cannot_be_carried_is_refused(engine: Any) -> None:
     embeddings = Request("r", None, sampling, None, prompt_embeds=torch.zeros(2, 4))
     session = Request("r", [1], sampling, None, resumable=True)
     pooling = Request("r", [1], None, PoolingParams(task="embed"))
-    pictures = Request("r", [1], sampling, None)
-    pictures.mm_features = [object()]
     loading = Request("r", [1], sampling, None)
     loading.status = RequestStatus.WAITING_FOR_REMOTE_KVS
     refused = {
         Refusal.PROMPT_EMBEDDINGS: embeddings,
         Refusal.STREAMING_INPUT: session,
         Refusal.POOLING: pooling,
-        Refusal.MULTIMODAL: pictures,
         Refusal.KV_CONNECTOR: loading,
     }
     for via in Via:

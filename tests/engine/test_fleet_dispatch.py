@@ -20,7 +20,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.live = {
-            name: Live(request=name, buffers=[b"asked"], prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
+            name: Live(request=name, core_request=b"asked", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
             for name in (A, B)
         }
         self.sent: list[tuple[msgspec.Struct, bytes]] = []

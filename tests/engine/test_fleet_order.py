@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from melld.engine import wire
-from melld.engine.fleet import Fleet
+from melld.engine.fleet import MAX_REQUEST_BYTES, Fleet
 from melld.engine.fleet_order import ReportOrder, Turn
-from melld.engine.frames import Buffer
 from melld.engine.supervisor import Slot
+from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveMeters
@@ -64,8 +64,8 @@ class Outputs(msgspec.Struct):
 class PlainCodec:
     """An encoding of its own: the fleet reads none."""
 
-    def encode_request(self, core_request: Asked) -> Sequence[Buffer]:
-        return [msgspec.msgpack.encode(core_request)]
+    def encode_request(self, core_request: Asked) -> bytes:
+        return msgspec.msgpack.encode(core_request)
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Outputs:
         return msgspec.msgpack.decode(buffers[0], type=Outputs)
@@ -102,3 +102,12 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
     for step, token in ((1, 7), (spoilt, 8), (2, 9)):
         said(fleet, step, token)
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
+
+
+def test_an_input_that_fits_no_frame_is_refused() -> None:
+    """A worker that was sent it would take the wire to be out of step and end, and so would the next."""
+    fleet = Fleet([SLOT], lambda: 0.0)
+    fleet.codec = PlainCodec()
+    with pytest.raises(InputTooLarge):
+        fleet.admit(Asked("x" * (MAX_REQUEST_BYTES + 1)))
+    assert not fleet.live

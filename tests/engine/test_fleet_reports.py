@@ -18,7 +18,7 @@ class Desk:
     """The reports of two workers about one request, which is the first one's."""
 
     def __init__(self, itl_target_s: float | None = None) -> None:
-        self.live = Live(request=R, buffers=[b""], prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
+        self.live = Live(request=R, core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
         self.limits: list[tuple[WorkerId, int]] = []
         self.reports = Reports([W0, W1], {R: self.live}, Ledger(), lambda *limit: self.limits.append(limit))
         self.reports.itl_target_s = itl_target_s

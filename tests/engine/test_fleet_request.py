@@ -11,7 +11,7 @@ W0, W1 = WorkerId("w0"), WorkerId("w1")
 
 
 def live() -> Live:
-    return Live(request=RequestId("r"), buffers=[b""], prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
+    return Live(request=RequestId("r"), core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
 
 
 @given(st.lists(st.sampled_from(["hand over", "called off", "lose"]), max_size=12))

@@ -1,0 +1,78 @@
+"""Images in real requests: any worker computes them, and they go along wherever their request goes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.migrate.live import Operator, Stream
+from tests.vision_model import make_vision_model, picture
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """Two workers of a model that sees."""
+    model = tmp_path_factory.mktemp("models") / "vision"
+    make_vision_model(model)
+    flags = ["--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf"]
+    with DaemonProcess(model, *flags) as process:
+        process.wait_ready()
+        Operator(process).wait_linked(process)
+        yield process
+
+
+@pytest.fixture
+def operator(daemon: DaemonProcess) -> Iterator[Operator]:
+    operator = Operator(daemon)
+    yield operator
+    operator.wait_ready()
+    operator.wait_idle()
+
+
+def about(image: str, max_tokens: int = 240) -> dict[str, Any]:
+    """A question about the picture."""
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": image}}]
+    messages = [{"role": "user", "content": content}]
+    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+
+def test_an_image_is_seen_by_every_worker_that_gets_it(daemon: DaemonProcess, operator: Operator) -> None:
+    """People ask about one picture twice; whichever worker is asked, it has the picture, and answers alike."""
+    streams = []
+    for image in (picture(1), picture(1), picture(2), picture(2)):
+        streams.append(Stream(daemon, about(image)))
+        streams[-1].wait_chunks(5)
+    homes = [one["worker"] for stream in streams for one in operator.requests_of(stream)]
+    assert [{*homes[:2]}, {*homes[2:]}] == [{"w0", "w1"}] * 2
+    first, again, other, other_again = [stream.result() for stream in streams]
+    assert (first, other) == (again, other_again)
+    assert first != other
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator, via: str) -> None:
+    """By its blocks, and by its tokens, for which the destination has to see the image too."""
+    image = picture(3)
+    unmoved = Stream(daemon, about(image) | {"cache_salt": "unmoved"}).result()
+    stream = Stream(daemon, about(image) | {"cache_salt": via})
+    stream.wait_chunks(12)
+    [report] = operator.move(stream, via)
+    assert (report["outcome"], report["via"]) == ("committed", via)
+    assert stream.result() == unmoved
+    assert unmoved.error is None
+
+
+def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
+    """kill -9 in mid-answer: the next worker is given the image along with the tokens."""
+    image = picture(4)
+    unmoved = Stream(daemon, about(image)).result()
+    stream = Stream(daemon, about(image))
+    stream.wait_chunks(12)
+    [one] = operator.requests_of(stream)
+    [pid] = [worker["pid"] for worker in operator.status()["workers"] if worker["worker"] == one["worker"]]
+    os.kill(pid, signal.SIGKILL)
+    assert stream.result() == unmoved
+    assert unmoved.error is None
