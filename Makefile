@@ -73,6 +73,8 @@ $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEV): $(SETUP) locks/dev.txt
+# Triton lies beside the packages: its interpreter runs the copy kernel in a test, and vLLM's CPU build does not find it.
+$(DEV): $(SETUP) locks/dev.txt locks/triton.txt
 	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
+	@rm -rf $(VENV)/triton && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/triton -r locks/triton.txt
 	@touch $@

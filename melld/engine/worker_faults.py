@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from melld.migrate.transports.transport import Link
+    from melld.migrate.transports.transport import Link, Wait
 
 VARIABLE = "MELLD_FAULTS"
 POINTS = (
@@ -79,14 +79,16 @@ class SpoiltLink:
         self._region = region
         self._faults = faults
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> "Wait":
         """Copy, and then flip a bit in the last block; or leave the last block out."""
         short = self._faults.take(PULLED, "SHORT")
         end = len(source_blocks) - short
-        self._link.copy(source_blocks[:end], destination_blocks[:end])
+        landed = self._link.begin(source_blocks[:end], destination_blocks[:end])
+        landed()
         if self._faults.take(PULLED, "CORRUPT"):
             layout = self.destination
             self._region[layout.chunk_offsets[0] + destination_blocks[-1] * layout.block_stride_bytes] ^= 1
+        return landed
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """As the link does."""

@@ -64,17 +64,27 @@ SOURCE, TARGET = [3, 4, 5, 9, 1, 20], [7, 8, 9, 2, 23, 0]
 @pytest.mark.parametrize("copier", ["kernel", "engines"])
 def test_peer_copies_are_exact(sibling: Any, copier: str) -> None:
     """All layers of all blocks, by one launch or one batched call, and nothing beside them."""
-    from melld.migrate.transports import cuda_peer
+    from melld.migrate.transports import cuda_peer, cuda_runtime
 
     tensors, layout, region = ours(sibling.order)
-    link = cuda_peer.open_link(KvHandle.decode(sibling.handle), region, layout)
-    if copier not in link._copiers:
-        pytest.skip(f"no {copier} with this CUDA runtime")
-    link.copier = cuda_peer.Copier(copier)
+    if copier == cuda_peer.ENGINES and not cuda_runtime.batch_copies_supported():
+        pytest.skip("no batched copies with this CUDA runtime")
+    link = cuda_peer.open_link(KvHandle.decode(sibling.handle), region, layout, [copier])
+    assert link.copiers.names == (copier,)
     pulled = Puller(link, checksum=True).pull(SOURCE, TARGET)
     assert pulled.verified
     assert_pulled(tensors, sibling.order, SOURCE, TARGET)
     link.close()
+
+
+def test_a_peer_that_delivers_other_bytes_is_refused(sibling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are never taken over a link that did not deliver the peer's canary."""
+    from melld.migrate.transports import cuda_canary, cuda_peer
+
+    _, layout, region = ours(sibling.order)
+    monkeypatch.setattr(cuda_canary, "pattern", lambda _: torch.zeros(cuda_canary.LAYOUT.region_bytes))
+    with pytest.raises(TransportFailed, match="not the peer's"):
+        cuda_peer.open_link(KvHandle.decode(sibling.handle), region, layout)
 
 
 def test_staged_copies_are_exact(sibling: Any) -> None:

@@ -10,21 +10,25 @@ import torch
 from melld.migrate.transports.copies import Copies, CopyDone
 from melld.migrate.transports.layout import layout_of
 from melld.migrate.transports.shared_memory import SharedMemoryLink
-from melld.migrate.transports.transport import Puller
+from melld.migrate.transports.transport import Puller, Wait
 from tests.migrate.transports_sibling import BLOCKS, fill, make_cache
+
+
+class CompilationFailed(Exception):
+    """What compilers raise: neither an error of ours nor of torch (triton.compiler.errors.CompilationError)."""
 
 
 class GatedLink(SharedMemoryLink):
     """A link between two caches of this process whose every piece waits to be let through."""
 
     gate: threading.Semaphore
-    failing = False
+    failure: Exception | None = None
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         assert self.gate.acquire(timeout=10)
-        if self.failing:
-            raise RuntimeError("the device is lost")
-        super().copy(source_blocks, destination_blocks)
+        if self.failure is not None:
+            raise self.failure
+        return super().begin(source_blocks, destination_blocks)
 
 
 class Bench:
@@ -92,8 +96,12 @@ def test_a_cancelled_job_writes_no_further_piece(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "blocks"),
-    [(lambda _: None, [BLOCKS]), (lambda link: setattr(link, "failing", True), [1])],
-    ids=["a wrong block", "a lost device"],
+    [
+        (lambda _: None, [BLOCKS]),
+        (lambda link: setattr(link, "failure", RuntimeError("the device is lost")), [1]),
+        (lambda link: setattr(link, "failure", CompilationFailed("no such instruction")), [1]),
+    ],
+    ids=["a wrong block", "a lost device", "a compiler's own exception"],
 )
 def test_a_failed_job_says_why_and_the_next_one_runs(
     bench: Bench, spoil: Callable[[GatedLink], None], blocks: list[int]
@@ -105,7 +113,7 @@ def test_a_failed_job_says_why_and_the_next_one_runs(
     failed = bench.hear()
     assert failed.failure
     assert failed.pulled is None
-    bench.link.failing = False
+    bench.link.failure = None
     bench.let(1)
     bench.copies.submit("good", [2], [2])
     assert bench.hear().pulled is not None

@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 from melld.migrate.transports import choose, shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
-from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed
+from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed, Wait
 from tests.migrate.transports_sibling import BLOCKS, fill, make_cache, sibling_main
 
 
@@ -82,9 +82,10 @@ def test_a_pull_sees_what_the_sibling_has_just_written(sibling: Sibling) -> None
 class _Garbler(shared_memory.SharedMemoryLink):
     """A link that gets one byte wrong."""
 
-    def copy(self, source_blocks: object, destination_blocks: object) -> None:
-        super().copy(source_blocks, destination_blocks)  # type: ignore[arg-type]
+    def begin(self, source_blocks: object, destination_blocks: object) -> Wait:
+        landed = super().begin(source_blocks, destination_blocks)  # type: ignore[arg-type]
         self.region.view(torch.uint8)[self.spoilt] ^= 1
+        return landed
 
 
 def test_a_wrong_byte_is_found_by_the_checksum(sibling: Sibling) -> None:
@@ -143,7 +144,7 @@ def test_a_dead_siblings_memory_is_gone_and_leaves_nothing_behind() -> None:
     other.kill()
     with pytest.raises(TransportFailed, match="not there"):
         link_to(other.handle, region, layout)
-    mapped.copy([0], [0])  # what is mapped stays readable until it is closed: a late reader does not crash
+    mapped.begin([0], [0])()  # what is mapped stays readable until it is closed: a late reader does not crash
     mapped.close()
     assert before == set(Path("/dev/shm").iterdir())  # noqa: S108
 

@@ -4,6 +4,7 @@ Owns the order in which they are tried: the most direct first.  What works is me
 and copy engines; everywhere, to know the link's rate.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -51,11 +52,18 @@ def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scrat
     handle = KvHandle.decode(handle_bytes)
     failures: list[str] = []
     for name, open_link in _ways(handle):
-        try:
-            link = open_link(handle, region, layout)
-            return OpenedLink(name, link, _try(link, scratch), tuple(failures))
-        except TransportFailed as error:
-            failures.append(str(error))
+        with contextlib.ExitStack() as opened:
+            try:
+                link = open_link(handle, region, layout)
+                opened.callback(link.close)
+                rate = _try(link, scratch)
+            except TransportFailed as error:
+                failures.append(str(error))
+            except Exception as error:  # noqa: BLE001  a driver, a compiler, torch: the next way may do
+                failures.append(f"{name}: {type(error).__name__}: {error}")
+            else:
+                opened.pop_all()
+                return OpenedLink(name, link, rate, tuple(failures))
     raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
 
 
@@ -77,6 +85,6 @@ def _try(link: Link, scratch: Sequence[int]) -> float:
     source, destination = range(count), list(scratch)[:count]
     link.tune(source, destination)
     began_s = time.perf_counter()
-    link.copy(source, destination)
+    link.begin(source, destination)()
     seconds = time.perf_counter() - began_s
     return count * link.source.block_bytes / max(seconds, 1e-9)

@@ -4,36 +4,50 @@ Owns the mapping of a peer's allocation and the copy out of it.  The mapping liv
 context: none is made on the source's device, whose process does nothing.  Devices are matched by UUID.
 
 A copy is one kernel launch, or one batched call of the driver's copy engines: whichever `tune` measured to be
-faster on this link.
+faster on this link, of those that have delivered the peer's canary.
 """
 
-import enum
-import time
-from collections.abc import Callable, Sequence
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
-from melld.migrate.transports import cuda_runtime
+from melld.migrate.transports import cuda_canary, cuda_runtime
+from melld.migrate.transports.copiers import Begin, Copiers
 from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
 
 NAME = "cuda_peer"
+KERNEL = "kernel"  # SMs, one launch
+ENGINES = "engines"  # copy engines, one batched call
+WAYS = (KERNEL, ENGINES)
 
 
-class Copier(enum.StrEnum):
-    """What moves the bytes."""
+class CudaMemory(msgspec.Struct, frozen=True):
+    """Memory of another process: the IPC handle of its allocation, and where in that it begins."""
 
-    KERNEL = "kernel"  # SMs, one launch
-    ENGINES = "engines"  # copy engines, one batched call
+    handle: bytes
+    offset: int
+
+    def map(self, device: int, opened: contextlib.ExitStack) -> int:
+        """Its address in the context of `device`, until `opened` is closed."""
+        base = cuda_runtime.open_ipc_handle(self.handle, device)
+        opened.callback(cuda_runtime.close_ipc_handle, base, device)
+        return base + self.offset
 
 
 class CudaWhere(msgspec.Struct, frozen=True):
-    """An allocation of another process: the device's UUID, its IPC handle, and where in it the region begins."""
+    """The KV memory and the canary of another process, on the device of this UUID."""
 
     uuid: str
-    handle: bytes
-    offset: int
+    memory: CudaMemory
+    canary: CudaMemory
+    canary_seed: int
+
+
+_canaries: list[torch.Tensor] = []  # they live as long as this process, as the KV memory does
 
 
 def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
@@ -42,20 +56,25 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
     Raises:
         TransportFailed: the allocation cannot be shared (an expandable segment, vLLM's sleep-mode pool).
     """
-    storage = tensors[0].untyped_storage()
     device = tensors[0].device
-    with torch.cuda.device(device):
-        handle, offset = cuda_runtime.ipc_handle(storage.data_ptr())
     index = device.index if device.index is not None else torch.cuda.current_device()
-    where = CudaWhere(cuda_runtime.device_uuid(index), handle, offset)
+    seed = secrets.randbits(32)
+    with torch.cuda.device(index):
+        memory = CudaMemory(*cuda_runtime.ipc_handle(tensors[0].untyped_storage().data_ptr()))
+        canary = cuda_canary.pattern(seed).cuda()
+        torch.cuda.synchronize()
+        _canaries.append(canary)
+        canary_memory = CudaMemory(*cuda_runtime.ipc_handle(canary.data_ptr()))
+    where = CudaWhere(cuda_runtime.device_uuid(index), memory, canary_memory, seed)
     return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
 
 
-def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "CudaPeerLink":
-    """Map the peer's region for our device (`region`: our allocation's bytes, uint8, on it).
+def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout, ways: Sequence[str] = WAYS) -> "CudaPeerLink":
+    """Map the peer's region for our device (`region`: our allocation's bytes, uint8, on it).  `ways`: to be tried.
 
     Raises:
-        TransportFailed: the peer is gone, out of reach of this device, or has blocks of another shape.
+        TransportFailed: the peer is gone, out of reach of this device, has blocks of another shape, or its canary
+            does not arrive whole.
     """
     require_fit(NAME, handle.layout, layout)
     where = msgspec.msgpack.decode(handle.where, type=CudaWhere)
@@ -65,46 +84,52 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
     ours = region.device.index
     if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
         raise TransportFailed(NAME, f"device {ours} has no peer access to device {peer}")
-    base = cuda_runtime.open_ipc_handle(where.handle, ours)
-    return CudaPeerLink(base, where.offset, handle.layout, region, layout)
+    with contextlib.ExitStack() as opened:
+        room = torch.empty(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8, device=region.device)
+        canary = CudaPeerLink(where.canary.map(ours, opened), cuda_canary.LAYOUT, room, cuda_canary.LAYOUT, ways)
+        canary.copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, where.canary_seed))
+    opened = contextlib.ExitStack()
+    with contextlib.ExitStack() as unless_made:
+        unless_made.callback(opened.close)
+        address = where.memory.map(ours, opened)
+        link = CudaPeerLink(address, handle.layout, region, layout, canary.copiers.names, opened)
+        unless_made.pop_all()
+    return link
 
 
 class CudaPeerLink:
     """The peer's region, readable from our device, and ours."""
 
-    def __init__(self, base: int, offset: int, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
+    def __init__(
+        self,
+        address: int,
+        source: KvLayout,
+        region: torch.Tensor,
+        destination: KvLayout,
+        trusted: Sequence[str],
+        opened: contextlib.ExitStack | None = None,
+    ) -> None:
+        """`address`: of the peer's region, for our device.  `opened`: what is closed with the link.
+
+        `trusted`: the ways that may be used.
+        """
         self.source = source
         self.destination = destination
-        self._base = base
-        self._peer = base + offset
+        self._address = address
         self._region = region
         self._device = region.device
         self._stream = torch.cuda.Stream(device=self._device)
-        self._copiers = self._available()
-        if not self._copiers:
-            raise TransportFailed(NAME, "neither Triton nor batched copies can be used here")
-        self.copier = next(iter(self._copiers))
-        self.measured_s: dict[Copier, float] = {}
+        self._trusted = trusted
+        self._opened = opened or contextlib.ExitStack()
+        self.copiers = Copiers(NAME, self._ways(region.untyped_storage().data_ptr(), destination))
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """See `Link`.  The GIL is free while the device works."""
-        if not source_blocks:
-            return
-        address = self._region.untyped_storage().data_ptr()
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._copiers[self.copier](address, self.destination, source_blocks, destination_blocks)
-            self._stream.synchronize()
+        return self.copiers.begin(source_blocks, destination_blocks)
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: SMs or copy engines.  `measured_s` keeps both times."""
-        measured = self.measured_s
-        for copier in self._copiers:
-            self.copier = copier
-            self.copy(source_blocks, destination_blocks)  # compiles, and maps
-            began_s = time.perf_counter()
-            self.copy(source_blocks, destination_blocks)
-            measured[copier] = time.perf_counter() - began_s
-        self.copier = min(measured, key=measured.__getitem__)
+        """See `Link`: SMs or copy engines.  `copiers.measured_s` keeps both times."""
+        self.copiers.measure(source_blocks, destination_blocks)
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`.  The source's blocks are read over the link a second time, into memory of ours."""
@@ -114,9 +139,8 @@ class CudaPeerLink:
                 return checksum_of([ours for ours, _ in views], torch.tensor(blocks, device=self._device))
             packed = packed_layout(self.destination, len(blocks))
             read = torch.empty(packed.region_bytes, dtype=torch.uint8, device=self._device)
-            copy = self._by_engines if self.copier is Copier.ENGINES else self._kernel(packed)
-            assert copy is not None, "the packed layout lies on words where the other does"
-            copy(read.data_ptr(), packed, blocks, range(len(blocks)))
+            ways = self._ways(read.data_ptr(), packed)
+            Copiers(NAME, {name: ways[name] for name in self.copiers.names}).begin(blocks, range(len(blocks)))()
             views = paired_views(read, packed, self._region, self.destination)
             return checksum_of(
                 [packed_view for packed_view, _ in views], torch.arange(len(blocks), device=self._device)
@@ -124,18 +148,28 @@ class CudaPeerLink:
 
     def close(self) -> None:
         """Unmap the peer's memory."""
-        self._stream.synchronize()
-        cuda_runtime.close_ipc_handle(self._base, self._device.index)
+        with self._opened:
+            self._stream.synchronize()
 
-    def _available(self) -> "dict[Copier, _Copy]":
-        ways: dict[Copier, _Copy] = {}
-        if kernel := self._kernel(self.destination):
-            ways[Copier.KERNEL] = kernel
-        if cuda_runtime.batch_copies_supported():
-            ways[Copier.ENGINES] = self._by_engines
+    def _ways(self, address: int, layout: KvLayout) -> Mapping[str, Begin]:
+        """The ways into the region at `address` (of ours)."""
+        ways: dict[str, Begin] = {}
+        if KERNEL in self._trusted and (launch := self._kernel(address, layout)):
+            ways[KERNEL] = self._on_stream(launch)
+        if ENGINES in self._trusted and cuda_runtime.batch_copies_supported():
+            ways[ENGINES] = self._on_stream(lambda source, target: self._by_engines(address, layout, source, target))
         return ways
 
-    def _kernel(self, destination: KvLayout) -> "_Copy | None":
+    def _on_stream(self, enqueue: "_Enqueue") -> Begin:
+        def begin(source: Sequence[int], target: Sequence[int]) -> Wait:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                if source:
+                    enqueue(source, target)
+                return cuda_runtime.end_of(self._stream)
+
+        return begin
+
+    def _kernel(self, address: int, destination: KvLayout) -> "_Enqueue | None":
         try:
             from melld.migrate.transports.cuda_kernel import ChunkCopier
         except ImportError:  # a torch without Triton
@@ -144,19 +178,19 @@ class CudaPeerLink:
             return None
         copier = ChunkCopier(self.source, destination, self._device)
 
-        def launch(address: int, _layout: KvLayout, source: Sequence[int], target: Sequence[int]) -> None:
+        def launch(source: Sequence[int], target: Sequence[int]) -> None:
             ids = torch.tensor([list(source), list(target)], dtype=torch.int64).pin_memory()
             on_device = ids.to(self._device, non_blocking=True)
-            copier.launch(self._peer, address, on_device[0], on_device[1])
+            copier.launch(self._address, address, on_device[0], on_device[1])
 
         return launch
 
     def _by_engines(self, address: int, layout: KvLayout, source: Sequence[int], target: Sequence[int]) -> None:
         come_from = cuda_runtime.chunk_addresses(
-            self._peer, source, self.source.block_stride_bytes, self.source.chunk_offsets
+            self._address, source, self.source.block_stride_bytes, self.source.chunk_offsets
         )
         go_to = cuda_runtime.chunk_addresses(address, target, layout.block_stride_bytes, layout.chunk_offsets)
         cuda_runtime.copy_batch(go_to, come_from, layout.chunk_bytes, self._stream)
 
 
-_Copy = Callable[[int, KvLayout, Sequence[int], Sequence[int]], None]
+_Enqueue = Callable[[Sequence[int], Sequence[int]], None]

@@ -5,7 +5,7 @@ Owns the bindings (ctypes on the libraries that torch has loaded) and their erro
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,8 @@ def ipc_handle(address: int) -> tuple[bytes, int]:
     found = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     if found != 0:
         raise TransportFailed("cuda", f"cuMemGetAddressRange: error {found}")
-    handle = IpcHandle()
-    _check("cudaIpcGetMemHandle", _runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(address)))
+    handle, start = IpcHandle(), ctypes.c_void_p(base.value)
+    _check("cudaIpcGetMemHandle", _runtime().cudaIpcGetMemHandle(ctypes.byref(handle), start))
     return bytes(handle.reserved), address - int(base.value)
 
 
@@ -117,6 +117,17 @@ def copy_batch(
         ctypes.c_void_p(stream.cuda_stream),
     )
     _check("cudaMemcpyBatchAsync", enqueued)
+
+
+def end_of(stream: torch.cuda.Stream) -> Callable[[], None]:
+    """What waits, without a spinning core and without the GIL, until all that `stream` has been given is done."""
+    reached = torch.cuda.Event(blocking=True)
+    reached.record(stream)
+
+    def wait() -> None:
+        reached.synchronize()
+
+    return wait
 
 
 def chunk_addresses(

@@ -7,14 +7,15 @@ driver keeps a context there, some hundred MiB of that device: the price of leav
                            └─► pinned B ─┘
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
 import torch
 
-from melld.migrate.transports import cuda_peer, cuda_runtime
+from melld.migrate.transports import cuda_canary, cuda_peer, cuda_runtime
 from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
 
 NAME = "cuda_staged"
 BUFFER_BYTES = 8 << 20
@@ -24,7 +25,8 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
     """Map the peer's region on its own device (`handle` as `cuda_peer.export` made it).
 
     Raises:
-        TransportFailed: the peer is gone, its device is not visible here, or the runtime has no batched copies.
+        TransportFailed: the peer is gone, its device is not visible here, the runtime has no batched copies, or the
+            peer's canary does not arrive whole.
     """
     require_fit(NAME, handle.layout, layout)
     where = msgspec.msgpack.decode(handle.where, type=cuda_peer.CudaWhere)
@@ -33,8 +35,19 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
         raise TransportFailed(NAME, f"device {where.uuid} is not visible to this process")
     if not cuda_runtime.batch_copies_supported():
         raise TransportFailed(NAME, "this CUDA runtime has no batched copies (13.0 or later has)")
-    base = cuda_runtime.open_ipc_handle(where.handle, peer)
-    return CudaStagedLink(base, where.offset, handle.layout, peer, region, layout)
+    with contextlib.ExitStack() as opened:
+        room = torch.empty(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8, device=region.device)
+        address = where.canary.map(peer, opened)
+        canary = CudaStagedLink(address, cuda_canary.LAYOUT, peer, room, cuda_canary.LAYOUT, contextlib.ExitStack())
+        if not cuda_canary.is_delivered(canary.begin, room, where.canary_seed):
+            raise TransportFailed(NAME, "the bytes that arrive are not the peer's")
+    opened = contextlib.ExitStack()
+    with contextlib.ExitStack() as unless_made:
+        unless_made.callback(opened.close)
+        address = where.memory.map(peer, opened)
+        link = CudaStagedLink(address, handle.layout, peer, region, layout, opened)
+        unless_made.pop_all()
+    return link
 
 
 class _Buffer:
@@ -50,11 +63,19 @@ class CudaStagedLink:
     """The peer's region, mapped on its device, and ours, with two pinned buffers between them."""
 
     def __init__(
-        self, base: int, offset: int, source: KvLayout, peer: int, region: torch.Tensor, destination: KvLayout
+        self,
+        address: int,
+        source: KvLayout,
+        peer: int,
+        region: torch.Tensor,
+        destination: KvLayout,
+        opened: contextlib.ExitStack,
     ) -> None:
+        """`address`: of the peer's region on `peer`, its device.  `opened`: what is closed with the link."""
         self.source = source
         self.destination = destination
-        self._base, self._peer, self._peer_device = base, base + offset, peer
+        self._peer, self._peer_device = address, peer
+        self._opened = opened
         self._region = region
         self._reading = torch.cuda.Stream(device=peer)
         self._writing = torch.cuda.Stream(device=region.device)
@@ -62,18 +83,20 @@ class CudaStagedLink:
         self._packed = packed_layout(source, self._piece_blocks)
         self._buffers = [_Buffer(self._packed.region_bytes) for _ in range(2)]
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """See `Link`.  The GIL is free while the engines work."""
-        for number, start in enumerate(range(0, len(source_blocks), self._piece_blocks)):
+        for start in range(0, len(source_blocks), self._piece_blocks):
             end = start + self._piece_blocks
-            buffer = self._buffers[number % 2]
+            buffer = self._buffers[0]
+            self._buffers.reverse()
             self._fill(buffer, source_blocks[start:end])
             self._empty(buffer, destination_blocks[start:end])
-        self._writing.synchronize()
+        with torch.cuda.device(self._region.device):
+            return cuda_runtime.end_of(self._writing)
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """See `Link`: there is one way."""
-        self.copy(source_blocks, destination_blocks)
+        self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`.  Blocks are read back through the host, a piece at a time."""
@@ -87,9 +110,9 @@ class CudaStagedLink:
 
     def close(self) -> None:
         """Unmap the peer's memory."""
-        self._writing.synchronize()
-        self._reading.synchronize()
-        cuda_runtime.close_ipc_handle(self._base, self._peer_device)
+        with self._opened:
+            self._writing.synchronize()
+            self._reading.synchronize()
 
     def _fill(self, buffer: _Buffer, blocks: Sequence[int]) -> None:
         with torch.cuda.device(self._peer_device):

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from melld.migrate.transports.layout import KvLayout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
 
 NAME = "shared_memory"
 
@@ -85,16 +85,17 @@ class SharedMemoryLink:
         # For copies of few bytes numpy takes a third of torch's time to begin; it, too, lets go of the GIL meanwhile.
         self._arrays = [(ours.numpy(), theirs.numpy()) for ours, theirs in self._views]
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`.  Blocks that are neighbours on both sides are one copy, of all layers."""
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+        """See `Link`.  Blocks that are neighbours on both sides are one copy, of all layers; it is over at once."""
         for start, end in _runs(source_blocks, destination_blocks):
             here, there, count = destination_blocks[start], source_blocks[start], end - start
             for ours, theirs in self._arrays:
                 ours[:, here : here + count] = theirs[:, there : there + count]
+        return _over
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """See `Link`: there is one way."""
-        self.copy(source_blocks, destination_blocks)
+        self.begin(source_blocks, destination_blocks)
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`."""
@@ -103,6 +104,10 @@ class SharedMemoryLink:
     def close(self) -> None:
         """Unmap the peer's memory."""
         self._views, self._arrays = [], []
+
+
+def _over() -> None:
+    """Nothing is left to wait for."""
 
 
 def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, int]]:

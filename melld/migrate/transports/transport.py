@@ -9,6 +9,8 @@ The destination pulls; the source's process does nothing, and decodes on.  Handl
 of a process on this machine: they are worth nothing once it has ended.  A pull releases the GIL while bytes move.
 """
 
+import collections
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -71,14 +73,18 @@ class Pulled(msgspec.Struct, frozen=True):
     verified: bool
 
 
+Wait = Callable[[], None]
+"""Return when a copy that was begun is over: its bytes are there."""
+
+
 class Link(Protocol):
     """One direction between two workers: the peer's region mapped, ours at hand.  For one thread at a time."""
 
     source: KvLayout
     destination: KvLayout
 
-    def copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """Copy whole blocks and return when their bytes are there."""
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+        """Begin to copy whole blocks.  Copies end in the order in which they were begun."""
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """Warm up, and find the fastest way on these blocks; ours are overwritten."""
@@ -90,6 +96,8 @@ class Link(Protocol):
         """Give the mapping up."""
 
 
+PIECES_IN_FLIGHT = 2
+"""So many pieces of a pull are under way at once: the device does not idle while the host looks at the clock."""
 PIECE_S = 0.02
 """A limited link copies in pieces of so much of its time: what is urgent waits for no longer."""
 
@@ -144,18 +152,22 @@ class Puller:
             PullCancelled: so it was, with some pieces copied.
         """
         self._check(source_blocks, destination_blocks)
-        copy_s = paced_s = 0.0
-        for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
-            if is_cancelled():
-                raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
-            paced_s += self._pacer.book(len(source) * self._link.source.block_bytes, waits=paced)
-            began_s = time.perf_counter()
-            self._link.copy(source, destination)
-            copy_s += time.perf_counter() - began_s
-            if self._checksum:
+        flight = _Flight()
+        paced_s = 0.0
+        try:
+            for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
+                if is_cancelled():
+                    raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
+                paced_s += self._pacer.book(len(source) * self._link.source.block_bytes, waits=paced)
+                flight.add(self._link, source, destination)
+                flight.land(PIECES_IN_FLIGHT - 1)
+        finally:
+            flight.land(0)  # also when cancelled: after its end nothing writes to the destination's blocks
+        if self._checksum:
+            for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
                 self._verify(source, destination)
         nbytes = len(source_blocks) * self._link.source.block_bytes
-        return Pulled(len(source_blocks), nbytes, copy_s, paced_s, self._checksum)
+        return Pulled(len(source_blocks), nbytes, flight.copy_s, paced_s, self._checksum)
 
     def close(self) -> None:
         """Give the peer's memory up."""
@@ -176,6 +188,28 @@ class Puller:
         ours, theirs = self._link.checksum("destination", destination), self._link.checksum("source", source)
         if ours != theirs:
             raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived as other bytes")
+
+
+class _Flight:
+    """The pieces of one pull that are under way.  `copy_s`: the time spent on beginning them and waiting for them."""
+
+    def __init__(self) -> None:
+        self.copy_s = 0.0
+        self._waits: collections.deque[Wait] = collections.deque()
+
+    def add(self, link: Link, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
+        """Begin a piece."""
+        began_s = time.perf_counter()
+        self._waits.append(link.begin(source_blocks, destination_blocks))
+        self.copy_s += time.perf_counter() - began_s
+
+    def land(self, most: int) -> None:
+        """Wait until no more than so many are under way."""
+        began_s = time.perf_counter()
+        with contextlib.ExitStack() as landings:  # each is waited for, also after one that failed
+            while len(self._waits) > most:
+                landings.callback(self._waits.popleft())
+        self.copy_s += time.perf_counter() - began_s
 
 
 def require_fit(transport: str, source: KvLayout, destination: KvLayout) -> None:
