@@ -35,7 +35,8 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """`[server]`: the HTTP API and its limits, and the control socket."""
 
     host: str = "127.0.0.1"
-    """The address on which the API listens.  Beyond loopback only with a key, or `allow_remote_without_key`."""
+    """The address on which the API listens.  Beyond loopback only with a key, or `allow_remote_without_key`.
+    Neither it nor `port` counts where a socket unit of systemd's listens."""
     port: Port = 8000
     """Its TCP port; 0 takes a free one."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None

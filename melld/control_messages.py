@@ -28,6 +28,9 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """Keys whose new values count from now on."""
     needs_restart: tuple[str, ...] = ()
     """Keys that have changed, whose old values count until the daemon is started again."""
+    keys_added: int = 0
+    keys_removed: int = 0
+    """How many API keys are new, and how many count no more."""
 
 
 class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,31 +10,21 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import msgspec
 import prometheus_client
 
 from melld.api.control import Operation, serve_control
-from melld.api.keys import Keys, load_keys, refuse_open_listen
 from melld.api.loop_probe import LoopProbe
-from melld.config import Config, ServerConfig
+from melld.config import Config
 from melld.control_messages import Reload, Reloaded
 from melld.daemon_hub import check_hub
-from melld.daemon_open import (
-    bind,
-    changed_keys,
-    check_model,
-    check_policy,
-    read_text,
-    ready_text,
-    url_of,
-)
+from melld.daemon_open import check_model, check_policy, ready_text, url_of
 from melld.daemon_parts import log_decisions, make_parts, operations_of
+from melld.daemon_settings import Settings, in_words
 from melld.engine.arguments import engine_arguments
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
@@ -43,7 +33,6 @@ from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_su
 from melld.status import DaemonState
 
 log = logging.getLogger("melld")
-RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
 
 
 class Daemon:
@@ -55,6 +44,7 @@ class Daemon:
         self._reload = reload
         self.failed = False
         self._said: set[str] = set()
+        self._hung_up = asyncio.Event()
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
@@ -69,7 +59,8 @@ class Daemon:
         supervision = take_supervision(os.environ, os.getpid())
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
-            control, listeners = self._open(supervision)
+            control = self._open(supervision)
+            stack.callback(self.settings.close)
             stack.callback(control.close)
             if self.config.scheduler.decision_log is not None:
                 # Closed after the last worker has ended, so that it tells of that too.
@@ -78,40 +69,34 @@ class Daemon:
             stack.push_async_callback(self._supervisor.stop)
             stack.push_async_callback(self._parts.drains.close)
             self._listen_to_signals()
+            self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             await stack.enter_async_context(serve_control(self, control))
             frontend, arguments = await self._start()
             if self._stop.is_set():
                 return
-            await stack.enter_async_context(self._serving(frontend, arguments, listeners))
+            await stack.enter_async_context(self._serving(frontend, arguments))
             await self._stop.wait()
             await self._drain()
         self._say("melld: stopped")
 
     # -- open: everything that can be found wrong in a moment, before anything slow ---------------------------------
 
-    def _open(self, supervision: Supervision) -> tuple[ControlSocket, list[socket.socket]]:
+    def _open(self, supervision: Supervision) -> ControlSocket:
         check_vllm_version()
         config = self.config
         check_policy(config.scheduler.policy)
-        self._credential = supervision.credential("api-keys")
-        self.keys = self._load_keys(config)
-        refuse_open_listen(config.server, self.keys)
+        self.settings = Settings(config, self._reload, supervision)
         check_model(config.model.path)
         self._parts = make_parts(config)
         self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
         self.watch.lasting_warnings += check_hub(config.model.path)
         self.operations |= operations_of(self._parts)
-        listeners = supervision.listening_sockets("api") or [bind(config.server.host, config.server.port)]
-        self.watch.url = url_of(listeners[0])
-        return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ)), listeners
-
-    def _load_keys(self, config: Config) -> Keys:
-        keys = load_keys(config.server, read_text)
-        if self._credential is None:
-            return keys
-        handed = load_keys(ServerConfig(api_key_file="the credential api-keys"), lambda _: self._credential or "")
-        return Keys((*keys.digests, *handed.digests))
+        self.watch.url = url_of(self.settings.listeners)
+        for remark in self.settings.remarks():
+            log.warning("%s", remark)
+            self.watch.lasting_warnings.append(remark)
+        return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -160,9 +145,7 @@ class Daemon:
     # -- serve ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _serving(
-        self, frontend: Any, arguments: Namespace, listeners: list[socket.socket]
-    ) -> AsyncIterator[None]:
+    async def _serving(self, frontend: Any, arguments: Namespace) -> AsyncIterator[None]:
         from melld.api.app import ApiContext, start_api
         from melld.engine.frontend import serving_state
 
@@ -175,20 +158,22 @@ class Daemon:
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
             state=await serving_state(frontend, arguments),
-            config=lambda: self.config.server,
-            keys=lambda: self.keys,
+            config=lambda: self.settings.config.server,
+            keys=lambda: self.settings.keys,
             phase=lambda: self.watch.state,
             status=self.watch.status,
             registry=registry,
             check_line=self._parts.driver.check_line,
         )
-        async with start_api(context, listeners) as self.admission:
+        async with start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")
             generates = "generate" in await frontend.get_supported_tasks()
             directory = self.config.server.runtime_directory
-            self._say(ready_text(self.watch.url, self.watch.status().model, bool(self.keys), generates, directory))
+            self._say(
+                ready_text(self.watch.url, self.watch.status().model, bool(self.settings.keys), generates, directory)
+            )
             try:
                 yield
             finally:
@@ -202,7 +187,7 @@ class Daemon:
         self._notifier.stopping("draining")
         self.admission.begin_drain()
         if self.admission.in_flight:
-            deadline_s = self.config.server.drain_s
+            deadline_s = self.settings.config.server.drain_s
             self._say(f"melld: {self.admission.in_flight} calls still run: at most {deadline_s:g} s (again to abort)")
             idle = asyncio.ensure_future(self.admission.wait_idle(deadline_s))
             aborted = asyncio.ensure_future(self._abort.wait())
@@ -219,41 +204,31 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
 
     def _on_stop_signal(self) -> None:
         (self._abort if self._stop.is_set() else self._stop).set()
 
-    def _on_hang_up(self) -> None:
-        self._notifier.reloading()
-        try:
-            reloaded = self._apply_reload()
-        except ConfigError as error:
-            log.error("reload refused, the old configuration stays: %s", error)
-            self.watch.warnings = [f"the configuration was not reloaded: {error}"]
-        else:
-            waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
-            log.info("reloaded: %s%s", ", ".join(reloaded.applied) or "nothing", waits)
-        self._notifier.ready()
+    async def _reload_at_hang_ups(self) -> None:
+        """Reload at SIGHUP, and tell the manager of it once it has been told that the daemon is ready."""
+        while True:
+            await self._hung_up.wait()
+            self._hung_up.clear()
+            is_ready = self.watch.state is DaemonState.READY
+            if is_ready:
+                self._notifier.reloading()
+            try:
+                log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
+            except ConfigError as error:
+                log.error("reload refused, the old configuration stays: %s", error)
+                self.watch.warnings = [f"the configuration was not reloaded: {error}"]
+            if is_ready:
+                self._notifier.ready()
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
-        return self._apply_reload()
-
-    def _apply_reload(self) -> Reloaded:
-        new = self._reload()
-        keys = self._load_keys(new)
-        refuse_open_listen(new.server, keys)
-        changed = changed_keys(self.config, new)
-        applied = [key for key in changed if key in RELOADABLE]
-        if keys != self.keys and "server.api_key_file" not in applied:
-            applied.append("server.api_key_file")
-        self.keys = keys
-        server = msgspec.structs.replace(
-            self.config.server, **{key.split(".")[1]: changed[key] for key in applied if key in changed}
-        )
-        self.config = msgspec.structs.replace(self.config, server=server)
+        reloaded = await self.settings.reload()
         self.watch.warnings = []
-        return Reloaded(applied=tuple(applied), needs_restart=tuple(key for key in changed if key not in RELOADABLE))
+        return reloaded
 
     def _look(self) -> Beat:
         """Well while starting, and while any worker is there to make progress."""

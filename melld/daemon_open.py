@@ -7,10 +7,8 @@ import shlex
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from melld.config import Config
 from melld.errors import ConfigError, MelldError
@@ -71,11 +69,6 @@ def check_policy(policy: str) -> None:
         raise ConfigError("[scheduler] policy", f"{policy!r} is none of {', '.join(POLICIES)}{hint}")
 
 
-def read_text(path: str) -> str:
-    """A file of API keys."""
-    return Path(path).read_text(encoding="utf-8")
-
-
 def bind(host: str, port: int) -> socket.socket:
     """Bound, and not yet listening: a taken port is found before anything slow is begun."""
     try:
@@ -88,22 +81,14 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """Where people reach it."""
-    host, port = listener.getsockname()[:2]
+def url_of(listeners: Sequence[socket.socket]) -> str:
+    """Return where people reach the API: at the first address of a network, else at a Unix socket."""
+    networked = [one for one in listeners if one.family in (socket.AF_INET, socket.AF_INET6)]
+    if not networked:
+        return f"unix:{listeners[0].getsockname()}"
+    host, port = networked[0].getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  a name for people, not an address to bind
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def changed_keys(old: Config, new: Config) -> dict[str, Any]:
-    """`table.key` -> new value, of every key that differs."""
-    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    return {
-        f"{table}.{key}": getattr(getattr(new, table), key)
-        for table in after
-        for key in after[table]
-        if after[table][key] != before[table].get(key)
-    }
 
 
 def ready_text(url: str, model: str, needs_key: bool, generates: bool, directory: str | None) -> str:
@@ -117,10 +102,11 @@ def ready_text(url: str, model: str, needs_key: bool, generates: bool, directory
     route, question = "embeddings", '"input": "Hello"'
     if generates:
         route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
+    at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
     return f"""melld: ready
 
   API     {url}/v1
-  try     curl -s {url}/v1/{route} -H 'Content-Type: application/json'{key} \\
+  try     curl -s {at}/v1/{route} -H 'Content-Type: application/json'{key} \\
             -d '{{"model": "{model}", {question}}}'
   status  {program} status --watch{where}
 """

@@ -53,21 +53,12 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
         """
         return [_adopt(name, descriptor) for its_name, descriptor in self.descriptors if its_name == name]
 
-    def credential(self, name: str) -> str | None:
-        """The secret of this name (LoadCredential= in the unit), or None when there is none or it is empty.
+    def credential(self, name: str) -> Path | None:
+        """Return where the secret of this name lies (LoadCredential= in the unit); it may be missing.
 
-        Raises:
-            ConfigError: it is there and cannot be read.
+        The path is to be opened each time: a manager that refreshes credentials replaces the directory's content.
         """
-        if self.credentials_directory is None:
-            return None
-        path = self.credentials_directory / Path(name).name
-        try:
-            return path.read_text().strip() or None
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(str(path), f"the credential cannot be read: {error}") from error
+        return None if self.credentials_directory is None else self.credentials_directory / Path(name).name
 
 
 def read_supervision(environment: Mapping[str, str], pid: int) -> Supervision:

@@ -176,6 +176,7 @@ class TestUnderAServiceManager:
                 process.process.send_signal(signal.SIGHUP)
                 hear_until(manager, "RELOADING=1")
                 hear_until(manager, "READY=1")
+                process.wait_for("reloaded: API keys (1 added, 1 removed)")
                 again = socket.create_connection(api.getsockname())
                 assert ask(again, "first-key").startswith("HTTP/1.1 401")
 

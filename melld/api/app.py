@@ -29,8 +29,9 @@ from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, is_known
 from melld.api.http_metrics import HttpMetrics
 from melld.api.json_guard import parse_object
-from melld.api.keys import Keys, names_this_machine, presented_key
+from melld.api.keys import Keys, presented_key
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
+from melld.api.reach import names_this_machine
 from melld.api.request_guard import Trust, check_request, check_request_id
 from melld.api.streams import HEADERS, make_streams_raise
 from melld.api.work_guard import asked_priority, check_work

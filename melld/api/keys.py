@@ -1,22 +1,24 @@
 """API keys: who may talk to the daemon over TCP.
 
-Owns the comparison, in constant time, of a presented key with the digests of the configured ones; no plain key is kept.
-Reads no file itself: the caller passes the means.
+Owns the comparison, in constant time, of a presented key with the digests of the configured ones, and the files that
+hold them; no plain key is kept, and none is named in an error.
 """
 
-import functools
 import hashlib
 import hmac
-import ipaddress
+import os
 import re
-from collections.abc import Callable
+import stat
+from pathlib import Path
 
 import msgspec
 
 from melld.config import ServerConfig
 from melld.errors import ConfigError
 
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+MAX_FILE_BYTES = 1 << 20
+_PREFIX = "sha256:"
+_DIGEST = re.compile(f"{_PREFIX}([0-9a-f]{{64}})", re.IGNORECASE)
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -45,55 +47,62 @@ class Keys(msgspec.Struct, frozen=True):
         return f"key{matches.index(True)}" if any(matches) else None
 
 
-def load_keys(config: ServerConfig, read_file: Callable[[str], str]) -> Keys:
-    """The keys of the configuration and of its key file: one a line, plain or `sha256:<hex>`; `#` begins a comment.
+def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
+    """Read the keys of the configuration, of its key file and of the service manager's credential, which may lack.
 
     Raises:
-        ConfigError: the file cannot be read or holds no key.
+        ConfigError: a file cannot be read or holds a bad line, or the key file holds no key.
     """
-    digests = [bytes.fromhex(digest.removeprefix("sha256:")) for digest in config.api_keys]
+    digests = [_digest(digest) for digest in config.api_keys]
     if config.api_key_file is not None:
-        try:
-            lines = read_file(config.api_key_file).splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("[server.api_key_file]", f"cannot be read: {error}") from error
-        keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-        if not keys:
+        found = parse_keys(_read(Path(config.api_key_file)), config.api_key_file)
+        if not found:
             raise ConfigError("[server.api_key_file]", f"{config.api_key_file} holds no key")
-        digests.extend(_digest(key) for key in keys)
+        digests += found
+    if credential is not None:
+        digests += parse_keys(_read(credential, may_lack=True), str(credential))
     return Keys(tuple(dict.fromkeys(digests)))
 
 
-def refuse_open_listen(config: ServerConfig, keys: Keys) -> None:
-    """Refuse to listen beyond loopback without a key, unless the configuration says so in as many words.
+def parse_keys(text: str, where: str) -> list[bytes]:
+    """Return the digests of the keys in `text`: one a line, plain or `sha256:<hex>`; `#` begins a comment.
 
     Raises:
-        ConfigError: it would be open to the network.
+        ConfigError: a line is a broken digest, or holds what no client can send.
     """
-    if keys or config.allow_remote_without_key or _is_loopback(config.host):
-        return
-    raise ConfigError(
-        "[server.host]",
-        f"{config.host or 'every address'} is reachable from other machines and there is no API key: "
-        "set [server] api_key_file, or allow_remote_without_key = true",
-    )
+    digests = []
+    for number, line in enumerate(text.split("\n"), 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if key.lower().startswith(_PREFIX) and not _DIGEST.fullmatch(key):
+            raise ConfigError(f"{where}, line {number}", f"{_PREFIX} is followed by something other than 64 hex digits")
+        if not key.isprintable():
+            raise ConfigError(f"{where}, line {number}", "the key holds a control or invisible character")
+        digests.append(_digest(key))
+    return digests
 
 
-@functools.lru_cache(maxsize=128)  # most clients name the same host in every request
-def names_this_machine(host: str | None) -> bool:
-    """Whether a `Host` header is localhost or an address, as of somebody who means this machine.
-
-    A web page whose own name was made to point here (DNS rebinding) has its reader's browser send that name instead.
-    """
-    name = (host or "localhost").strip().lower()
-    bracketed = name.startswith("[")
-    name = name[1:].partition("]")[0] if bracketed else name.partition(":")[0]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
+def _read(path: Path, *, may_lack: bool = False) -> str:
+    """Read a small regular file.  Anything else, a FIFO say, could keep its reader waiting for ever."""
     try:
-        return ipaddress.ip_address(name).version == (6 if bracketed else 4)
-    except ValueError:
-        return False
+        with open(path, "rb", opener=_without_waiting) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(str(path), "the keys cannot be read: not a regular file")
+            if about.st_size > MAX_FILE_BYTES:
+                raise ConfigError(str(path), f"the keys cannot be read: larger than {MAX_FILE_BYTES} bytes")
+            return file.read().decode("utf-8-sig")
+    except OSError as error:
+        if may_lack and isinstance(error, FileNotFoundError):
+            return ""
+        raise ConfigError(str(path), f"the keys cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(str(path), "the keys cannot be read: not UTF-8 text") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def presented_key(authorization: str | None, x_api_key: str | None) -> str | None:
@@ -105,10 +114,3 @@ def presented_key(authorization: str | None, x_api_key: str | None) -> str | Non
 def _digest(key: str) -> bytes:
     match = _DIGEST.fullmatch(key)
     return bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

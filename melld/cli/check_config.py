@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from melld.api.keys import load_keys, refuse_open_listen
+from melld.api.keys import load_keys
+from melld.api.reach import refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
@@ -79,9 +80,8 @@ def check_keys(config: Config, environment: Mapping[str, str]) -> None:
     Raises:
         ConfigError: the key file cannot be used, or the API would be open to the network.
     """
-    keys = load_keys(config.server, lambda file: Path(file).read_text())
-    if read_supervision(environment, os.getpid()).credential(KEYS_CREDENTIAL) is None:
-        refuse_open_listen(config.server, keys)
+    credential = read_supervision(environment, os.getpid()).credential(KEYS_CREDENTIAL)
+    refuse_open_listen(config.server, load_keys(config.server, credential))
 
 
 def _report(config: Config, *, as_json: bool) -> str:

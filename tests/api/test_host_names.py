@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.api.keys import names_this_machine
+from melld.api.reach import names_this_machine
 from tests.api.http_client import CHAT, chat, request
 from tests.daemon_process import DaemonProcess
 

@@ -1,0 +1,122 @@
+"""API keys and the files that hold them: what opens, and what is refused before it could mislead."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.api.keys import MAX_FILE_BYTES, Keys, load_keys, parse_keys
+from melld.config import ServerConfig
+from melld.errors import ConfigError
+
+KEY = "sk-a-key-that-nobody-may-see"
+
+
+def digest_of(key: str) -> str:
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A key file that is not there yet."""
+    return tmp_path / "keys"
+
+
+def load(file: Path) -> Keys:
+    return load_keys(ServerConfig(api_key_file=str(file)))
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(file)
+    return str(refused.value)
+
+
+def test_plain_keys_and_digests_open(file: Path) -> None:
+    """A file may hold either; the configuration holds digests alone."""
+    file.write_text(f"# ours\r\none\n\n{digest_of('two')}\n{digest_of('four').upper()}\n")
+    keys = load_keys(ServerConfig(api_key_file=str(file), api_keys=(digest_of("three"),)))
+    assert [keys.open_to(key) for key in ("one", "two", "three", "four")] == [True] * 4
+    assert [keys.open_to(key) for key in ("", "five", digest_of("two"), None)] == [False] * 4
+
+
+def test_no_key_is_asked_for_where_none_is_set() -> None:
+    """A newcomer on loopback just asks."""
+    assert not Keys()
+    assert Keys().open_to(None)
+
+
+def test_a_key_file_that_is_empty_or_missing_is_told(file: Path) -> None:
+    """An empty file must not mean an open door."""
+    assert "cannot be read" in refusal(file)
+    file.write_text("# nothing\n")
+    assert "holds no key" in refusal(file)
+
+
+@pytest.mark.parametrize("line", ["sha256:zz", "sha256:", f"SHA256:{'0' * 63}", f"{digest_of(KEY)} # for the office"])
+def test_a_broken_digest_names_its_line_and_is_no_key(file: Path, line: str) -> None:
+    """A slip in a digest must not become a key that anybody can read off the file."""
+    file.write_text(f"# ours\n{KEY}\n{line}\n")
+    assert f"{file}, line 3" in refusal(file)
+    assert KEY not in refusal(file)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\x1b[2Jb", "a\u200bb", "a\rb", "one\n\ufefftwo"])
+def test_a_key_that_no_client_can_send_is_refused(text: str) -> None:
+    """What an editor or a wrong encoding has put into a key is found when it is read, not when nobody gets in."""
+    with pytest.raises(ConfigError, match="line"):
+        parse_keys(text, "keys")
+
+
+def test_a_byte_order_mark_hides_no_key(file: Path) -> None:
+    """A file that was saved by an editor on Windows holds the same keys."""
+    file.write_bytes(b"\xef\xbb\xbf" + KEY.encode())
+    assert load(file).open_to(KEY)
+
+
+def test_what_is_no_utf_8_is_refused_without_showing_it(file: Path) -> None:
+    """Not even a byte of a key goes to the log."""
+    file.write_bytes(KEY.encode("utf-16"))
+    assert "not UTF-8 text" in refusal(file)
+
+
+def test_only_a_regular_file_is_read(file: Path) -> None:
+    """A FIFO that nobody writes to would keep a reload waiting for ever."""
+    os.mkfifo(file)
+    assert "not a regular file" in refusal(file)
+    file.unlink()
+    file.mkdir()
+    assert "Is a directory" in refusal(file)
+
+
+def test_a_file_of_any_size_is_not_read(file: Path) -> None:
+    """A wrong path must not fill the memory."""
+    with file.open("w") as made:
+        made.truncate(MAX_FILE_BYTES + 1)
+    assert "larger than" in refusal(file)
+
+
+def test_the_service_managers_credential_counts_too_and_may_lack(file: Path, tmp_path: Path) -> None:
+    """The shipped unit hands over an empty credential where there is no key file."""
+    assert not load_keys(ServerConfig(), file)
+    file.write_text("\n")
+    assert not load_keys(ServerConfig(), file)
+    file.write_text("handed\n")
+    own = tmp_path / "own"
+    own.write_text("own\n")
+    keys = load_keys(ServerConfig(api_key_file=str(own)), file)
+    assert [keys.open_to(key) for key in ("handed", "own", "other")] == [True, True, False]
+
+
+@given(st.text())
+def test_any_text_gives_keys_or_a_named_line(text: str) -> None:
+    """A file that was chosen by mistake is an error of the operator's, never one of ours."""
+    try:
+        digests = parse_keys(text, "keys")
+    except ConfigError as error:
+        assert error.where.startswith("keys, line ")  # noqa: PT017  either is right
+    else:
+        assert all(len(digest) == 32 for digest in digests)
