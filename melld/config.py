@@ -15,6 +15,7 @@ from melld.errors import ConfigError
 
 MIB = 1 << 20
 LARGEST_SIZE = 1 << 63
+SERVED_MODEL_NAME = "served_model_name"
 TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
 
@@ -92,10 +93,23 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
 
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
     """The directory of the model, or its name on Hugging Face, which vLLM then fetches (`HF_TOKEN`, `HF_HOME`)."""
-    name: str | None = None
-    """The name that clients call it by.  Default: the last part of the path."""
+    name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
+    """The name that clients call it by, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.
+    `served_model_name` in `[model.vllm]` means the same.  Default: the last part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
     """Options of `vllm serve`, such as `max_model_len = 16384`.  What melld decides itself is refused."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients may call it by, the first of them first."""
+        given = self.name if self.name is not None else self.vllm_option(SERVED_MODEL_NAME)
+        if given is None:
+            return (self.path.rstrip("/").rsplit("/", 1)[-1],)
+        return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+
+    def vllm_option(self, name: str) -> Any:
+        """The value of an option in `[model.vllm]`, spelt with `_` or `-`; None where it is not given."""
+        return self.vllm.get(name, self.vllm.get(name.replace("_", "-")))
 
 
 class CpuDevices(_Table, frozen=True, kw_only=True):
@@ -231,7 +245,18 @@ def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
     table[key] = value
 
 
+def _check_names(model: ModelConfig, where: str) -> None:
+    served = model.vllm_option(SERVED_MODEL_NAME)
+    if served is not None and model.name is not None:
+        raise ConfigError(where, f"[model] has a name, and [model.vllm] a {SERVED_MODEL_NAME}: keep one of them")
+    key, given = ("model.name", model.name) if served is None else (f"model.vllm.{SERVED_MODEL_NAME}", served)
+    names = given if isinstance(given, list | tuple) else (given,)
+    if given is not None and (not names or not all(isinstance(name, str) and name for name in names)):
+        raise ConfigError(where, f'[{key}] wants a name, or a list of names, such as ["llama", "gpt-4o"]')
+
+
 def _check_together(config: Config, where: str) -> None:
+    _check_names(config.model, where)
     if config.devices.cuda is not None and config.devices.cpu is not None:
         raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:

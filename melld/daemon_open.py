@@ -34,11 +34,6 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
     )
 
 
-def model_name(config: Config) -> str:
-    """The name that clients call the model by."""
-    return config.model.name or Path(config.model.path).name
-
-
 def check_model(path: str) -> None:
     """Raises `ConfigError` for a path that holds no model.  A bare name may be one that vLLM finds elsewhere."""
     directory, shown = Path(path), path or "''"

@@ -20,7 +20,7 @@ from melld.config import Config
 from melld.control_messages import Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
 from melld.daemon_boundaries import keep_boundaries
 from melld.daemon_devices import find_gpus, make_slots
-from melld.daemon_open import model_name, scheduler_settings
+from melld.daemon_open import scheduler_settings
 from melld.daemon_watch import Identity, Watch
 from melld.daemon_why import Why
 from melld.decision_log import header_record
@@ -70,7 +70,7 @@ def make_parts(config: Config) -> Parts:
     drains = Drains(driver, fleet, clock)
     why = Why(driver, drains, clock)
     why.outlook = idle.outlook
-    identity = Identity(pid=os.getpid(), model=model_name(config), started_s=clock())
+    identity = Identity(pid=os.getpid(), models=config.model.names, started_s=clock())
     watch = Watch(fleet, driver, why, identity, nvml if gpus else None)
     boundaries = keep_boundaries(config, fleet, driver, gpus, os.environ)
     watch.boundaries = boundaries.line

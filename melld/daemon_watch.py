@@ -38,7 +38,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while the daemon runs."""
 
     pid: int
-    model: str
+    models: tuple[str, ...]
     started_s: float
 
 
@@ -126,7 +126,8 @@ class Watch:
             melld_version=__version__,
             vllm_version=VLLM_VERSION,
             pid=self._identity.pid,
-            model=self._identity.model,
+            model=self._identity.models[0],
+            models=self._identity.models,
             state=self.state,
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self.url,

@@ -160,7 +160,9 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     """The daemon's process."""
     model: str
-    """The name under which the model is served."""
+    """The name under which the model is served: the first of `models`."""
+    models: tuple[str, ...] = ()
+    """All names under which it is served."""
     state: DaemonState
     """Where the daemon stands."""
     uptime_s: float

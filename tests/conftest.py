@@ -9,6 +9,9 @@ import pytest
 from melld.demo_model import make_demo_model
 from tests.daemon_process import DaemonProcess
 
+OTHER_NAME = "gpt-4o"
+"""Beside `demo`, what clients of the shared daemon may call its model."""
+
 # A shell without job control starts its background commands with SIGINT ignored, and every child would inherit that:
 # a suite that runs there must test Ctrl-C all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,5 +33,6 @@ def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
     """
     spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     tools = ("--set", "model.vllm.enable_auto_tool_choice=true", "--set", 'model.vllm.tool_call_parser="hermes"')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *spread, *tools) as process:
+    names = ("--set", f'model.name=["demo", "{OTHER_NAME}"]')
+    with DaemonProcess(demo_model, "--device", "cpu:2", *spread, *tools, *names) as process:
         yield process.wait_ready()

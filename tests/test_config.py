@@ -74,6 +74,9 @@ KINDS: dict[str, Any] = {
 }
 
 
+TOLD_OTHERWISE = ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>", "wants a name")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", list(every_key()))
 def test_every_key_says_what_it_wants_with_an_example_that_works(key: str, kind: str) -> None:
@@ -86,9 +89,7 @@ def test_every_key_says_what_it_wants_with_an_example_that_works(key: str, kind:
         assert "`object" not in told
         assert "Expected" not in told
         assert "\n" not in told
-        if any(
-            words in told for words in ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>")
-        ):
+        if any(words in told for words in TOLD_OTHERWISE):
             return
         assert key in told
         found = re.search(r"such as (.*), not ", told)
@@ -98,6 +99,32 @@ def test_every_key_says_what_it_wants_with_an_example_that_works(key: str, kind:
             parse_config("", "melld.toml", {**with_model, told.split("[")[1].split("]")[0]: example})
     else:
         assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("", ("m",)),
+        ('name = "a"', ("a",)),
+        ('name = ["a", "b", "a"]', ("a", "b")),
+        ('vllm = {served_model_name = "a"}', ("a",)),
+        ('vllm = {served-model-name = ["a", "b"]}', ("a", "b")),
+    ],
+)
+def test_a_model_has_one_name_or_several(lines: str, names: tuple[str, ...]) -> None:
+    """Clients that cannot be changed ask for the name that they know; vLLM's word for it is understood."""
+    assert parse_config(f'[model]\npath="/models/m/"\n{lines}', "melld.toml").model.names == names
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["name = []", 'name = ""', 'name = ["a", ""]', "name = [1]", "vllm = {served_model_name = 1}",
+     'vllm = {served_model_name = [""]}', 'name = "a"\nvllm = {served_model_name = "b"}'],
+)  # fmt: skip
+def test_a_name_that_no_client_could_ask_for_is_refused(lines: str) -> None:
+    """A model without a name, or with two lists of names, is a mistake."""
+    with pytest.raises(ConfigError, match="name"):
+        parse_config(f'[model]\npath="m"\n{lines}', "melld.toml")
 
 
 @pytest.mark.parametrize(

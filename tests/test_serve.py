@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from melld.daemon_open import WHAT_A_MODEL_IS
 from tests.daemon_process import START_DEADLINE_S, DaemonProcess
 
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
@@ -229,7 +230,7 @@ class TestEnds:
         """So does a wrong path."""
         with DaemonProcess(tmp_path) as process:
             assert process.wait_end() == 2
-        assert process.lines == [f"melld serve: [model] path: {tmp_path} holds no config.json: not a model"]
+        assert process.lines == [f"melld serve: [model] path: {tmp_path} holds no config.json: {WHAT_A_MODEL_IS}"]
 
     def test_a_corrupt_model_ends_it_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
         """Weights that cannot be read are named, and the exit code says failed."""

@@ -86,8 +86,13 @@ def _heading(status: DaemonStatus) -> RenderableType:
     running = sum(worker.running_requests for worker in status.workers)
     rate = sum(worker.tokens_per_s for worker in status.workers)
     powers = [worker.power_w for worker in status.workers if worker.power_w is not None]
+    others = f" ({', '.join(status.models[1:])})" if len(status.models) > 1 else ""
     first = Text.assemble(
-        (status.model, "bold"), "  ", (status.state.value, STATE_STYLES[status.state]), f"  {status.url}"
+        (status.model, "bold"),
+        (others, "dim"),
+        "  ",
+        (status.state.value, STATE_STYLES[status.state]),
+        f"  {status.url}",
     )
     about = (
         f"up {duration_text(status.uptime_s)}, policy {status.policy}, pid {status.pid}",

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from melld.config import Config, CpuDevices
+from melld.config import SERVED_MODEL_NAME, Config, CpuDevices
 from melld.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,10 +78,11 @@ FRONTEND_OPTIONS = frozenset(
         "trust_request_mm_kwargs",
     }
 )
+# What clients call the model is the API's alone, too.
+NOT_OF_THE_ENGINE = FRONTEND_OPTIONS | {SERVED_MODEL_NAME}
 # melld decides these itself; a configuration that names one is refused.
 OURS = {
     "model": "[model] path",
-    "served_model_name": "[model] name",
     "host": "[server] host",
     "port": "[server] port",
     "api_key": "[server] api_key_file",
@@ -117,7 +118,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     else:
         # Until live migration has been seen to be exact with it on a GPU, a step is scheduled when the last one ended.
         arguments["async_scheduling"] = False
-    return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
+    return arguments | {key: value for key, value in own.items() if key not in NOT_OF_THE_ENGINE}
 
 
 def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngineArgs":

@@ -27,7 +27,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from melld.config import Config
+from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
@@ -134,7 +134,8 @@ class Frontend(AsyncLLM):
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
     """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
-    arguments = async_engine_args(config.model.path, engine_arguments)
+    named = engine_arguments | {SERVED_MODEL_NAME: list(config.model.names)}  # the label of vLLM's metrics
+    arguments = async_engine_args(config.model.path, named)
     return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
@@ -190,17 +191,12 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Names
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
-    arguments.served_model_name = [served_name(config)]
+    arguments.served_model_name = list(config.model.names)
     try:
         validate_parsed_serve_args(arguments)
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError("[model.vllm]", str(error)) from error
     return arguments
-
-
-def served_name(config: Config) -> str:
-    """The name that clients call the model by."""
-    return config.model.name or config.model.path.rstrip("/").rsplit("/", 1)[-1]
 
 
 async def serving_state(frontend: Frontend, arguments: Namespace) -> State:

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from melld.demo_model import ANSWER_TOKENS
 from tests.api.http_client import MODEL, request
+from tests.conftest import OTHER_NAME
 from tests.daemon_process import DaemonProcess
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How are you?"}]
@@ -46,10 +47,21 @@ async def async_client(daemon: DaemonProcess) -> AsyncIterator[openai.AsyncOpenA
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     """User interfaces fill their menus from this."""
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL, OTHER_NAME]
     assert client.models.retrieve(MODEL).id == MODEL
+    assert client.models.retrieve(OTHER_NAME).id == OTHER_NAME
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_a_model_answers_to_each_of_its_names(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Programs that ask for one fixed name need no change; answers and metrics carry the first, as vLLM's do."""
+    for name in (MODEL, OTHER_NAME):
+        assert client.chat.completions.create(model=name, messages=QUESTION, max_tokens=1).model == MODEL
+    status = daemon.status()
+    assert (status["model"], status["models"]) == (MODEL, [MODEL, OTHER_NAME])
+    assert OTHER_NAME in daemon.melld("status").stdout
+    assert f'model_name="{MODEL}"' in daemon.get("/metrics")
 
 
 def test_a_chat_counts_its_tokens(client: openai.OpenAI) -> None:

@@ -108,6 +108,7 @@ STATUS = DaemonStatus(
     vllm_version="0.32.0",
     pid=4200,
     model="llama-3.1-8b",
+    models=("llama-3.1-8b",),
     state=DaemonState.READY,
     uptime_s=4321.5,
     url="http://127.0.0.1:8000",
