@@ -144,7 +144,8 @@ def _moved(event: events.MoveCommitted | events.MoveAborted) -> list[tuple[str, 
 
 def _worker(event: events.WorkerUp) -> list[tuple[str, Record]]:
     rest = {"worker": event.worker, "capacity_bytes": event.capacity_bytes, "slots": event.slots}
-    return [("worker", {**rest, "machine": event.machine, "block_bytes": event.block_bytes})]
+    unsteady = {} if event.steady else {"steady": False}
+    return [("worker", {**rest, "machine": event.machine, "block_bytes": event.block_bytes, **unsteady})]
 
 
 _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
@@ -154,6 +155,7 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     ],
     events.RequestFinished: lambda event: [("finish", {"request": event.request})],
     events.WorkerUp: _worker,
+    events.WorkerSteadied: lambda event: [("steady", {"worker": event.worker})],
     events.WorkerDown: lambda event: [("worker", {"worker": event.worker, "capacity_bytes": 0})],
     events.WorkerCapacityChanged: lambda event: [
         ("worker", {"worker": event.worker, "capacity_bytes": event.capacity_bytes})

@@ -20,6 +20,7 @@ from melld.engine.fleet import Fleet
 from melld.engine.supervisor import Place
 from melld.errors import IllegalTransition, MelldError, UnknownWorker
 from melld.ids import RequestId, WorkerId
+from melld.scheduler.roster import OPEN_STATES
 from melld.scheduler.state import WorkerState
 
 log = logging.getLogger("melld.drain")
@@ -187,7 +188,7 @@ class Drains:
             if other == worker:
                 continue
             there = known.get(other)
-            if there is not None and there.state in (WorkerState.ASLEEP, WorkerState.ACTIVE) and there.slots > 0:
+            if there is not None and there.state in OPEN_STATES and there.offered_slots > 0:
                 return
             drain = self.by_worker.get(other)
             others.append(f"{other}: {drain.state if drain else place.detail or 'starting'}")

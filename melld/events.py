@@ -66,6 +66,14 @@ class WorkerUp(Event, frozen=True, tag=True, gc=False):
     slots: int = 2**31
     machine: int = 0
     block_bytes: int = 0
+    steady: bool = True
+    """False: it has died of late.  Until `WorkerSteadied` it is given what no other worker has room for."""
+
+
+class WorkerSteadied(Event, frozen=True, tag=True, gc=False):
+    """The worker has worked for long enough since it died: it is as good as any other."""
+
+    worker: WorkerId
 
 
 class WorkerDown(Event, frozen=True, tag=True, gc=False):
@@ -205,6 +213,7 @@ AnyEvent = (
     | RequestFinished
     | RequestPreempted
     | WorkerUp
+    | WorkerSteadied
     | WorkerDown
     | WorkerCapacityChanged
     | WorkerSlotsChanged

@@ -108,7 +108,8 @@ def test_an_operators_wish_is_part_of_the_log() -> None:
 
 SAMPLES: tuple[e.AnyEvent, ...] = (
     e.WorkerUp(1.0, "w0", 1000, 4, 2),
-    e.WorkerUp(1.0, "w1", 1000, 4, 2),
+    e.WorkerUp(1.0, "w1", 1000, 4, 2, steady=False),
+    e.WorkerSteadied(1.0, "w1"),
     e.WorkerWakeTimeChanged(1.0, "w1", 2.5),
     e.RequestArrived(2.0, "r1", 100, 90, 1, "alice"),
     e.RequestArrived(2.0, "r2", 100, 90, 0, ""),

@@ -14,6 +14,9 @@ What fits is judged one horizon ahead: each request on a worker is reckoned with
 observed of late times `horizon_s`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 from melld.errors import IllegalTransition
@@ -43,6 +46,7 @@ class Cluster(Occupancy):
         self.roster = Roster()
         self.workers = self.roster.workers
         self.draining: dict[WorkerId, Worker] = {}
+        self.unsteady: dict[WorkerId, Worker] = {}
         self.commands: list[AnyCommand] = []  # what has been decided and not yet been taken
         self._orders = 0
         self._sequences = 0
@@ -121,7 +125,12 @@ class Cluster(Occupancy):
 
     def add_worker(self, event: WorkerUp) -> Worker:
         """A worker may be used from now on; raises `IllegalTransition` if it is known."""
-        return self.roster.add(event)
+        worker = self.roster.add(event)
+        if not event.steady:
+            worker.steady = False
+            worker.slots = 0
+            self.unsteady[worker.id] = worker
+        return worker
 
     def remove_worker(self, worker: Worker) -> list[Request]:
         """The worker is gone and its requests, which are returned, wait ahead of all others; moves to it are off."""
@@ -134,6 +143,7 @@ class Cluster(Occupancy):
             request.state = state
             self.waiting.add(request, displaced=True)
         self.roster.remove(worker)
+        self.unsteady.pop(worker.id, None)
         self.draining.pop(worker.id, None)
         self.active.pop(worker.id, None)
         self._empty.pop(worker.id, None)
@@ -144,9 +154,30 @@ class Cluster(Occupancy):
         """The worker holds more or less than before, perhaps less than what it has."""
         worker.capacity_bytes = capacity_bytes
         worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
-        worker.slots = slots
+        worker.offered_slots = slots
+        worker.slots = slots if worker.steady else 0
         self.roster.note()
         self.room.note(worker)
+
+    def steady_worker(self, worker: Worker) -> None:
+        """The worker is as good as any other from now on."""
+        del self.unsteady[worker.id]
+        worker.steady = True
+        worker.slots = worker.offered_slots
+        self.room.note(worker)
+
+    @contextmanager
+    def last_resort(self) -> Iterator[None]:
+        """In here requests may be assigned to workers that are not steady, too."""
+        for worker in self.unsteady.values():
+            worker.slots = worker.offered_slots
+            self.room.note(worker)
+        try:
+            yield
+        finally:
+            for worker in self.unsteady.values():
+                worker.slots = 0
+                self.room.note(worker)
 
     def drain_worker(self, worker: Worker) -> None:
         """Nothing more is assigned to the worker.  Said twice it is the same."""

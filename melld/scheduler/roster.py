@@ -53,7 +53,7 @@ class Roster:
         """A worker offers more or less than before."""
         known = self.workers.values()
         self.largest_capacity_bytes = max((worker.largest_capacity_bytes for worker in known), default=0)
-        usable = (worker.capacity_bytes for worker in known if worker.state in OPEN_STATES and worker.slots > 0)
+        usable = (worker.capacity_bytes for worker in known if worker.state in OPEN_STATES and worker.offered_slots > 0)
         self._largest_open_bytes = max(usable, default=-1)
 
     def sleeps(self, worker: Worker) -> None:

@@ -47,6 +47,7 @@ class Scheduler:
             events.RequestFinished: self._finished,
             events.RequestPreempted: self._preempted,
             events.WorkerUp: self._worker_up,
+            events.WorkerSteadied: self._worker_steadied,
             events.WorkerDown: self._worker_down,
             events.WorkerCapacityChanged: self._capacity_changed,
             events.WorkerSlotsChanged: self._slots_changed,
@@ -93,10 +94,19 @@ class Scheduler:
             self._serve_waiting()
             self._tell_waiting(request)
             self._shed_surplus()
-        elif not self.policy.allocate(request, "arrival"):
+        elif not self._allocate(request, "arrival"):
             cluster.waiting.add(request)
             self._tell_waiting(request)
             self._shed_surplus()
+
+    def _allocate(self, request: Request, cause: str) -> bool:
+        """The policy's choice among the steady workers; where they have no room, among all."""
+        if self.policy.allocate(request, cause):
+            return True
+        if not self.cluster.unsteady:
+            return False
+        with self.cluster.last_resort():
+            return self.policy.allocate(request, cause)
 
     def _tell_waiting(self, request: Request) -> None:
         if request.state is RequestState.WAITING:
@@ -168,9 +178,10 @@ class Scheduler:
             return
         if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
             self.cluster.activate(worker, "operator")
-        if self.cluster.fits(worker, request.kv_bytes):
-            self.policy.send(request, worker, "operator")
-            self._serve_waiting()
+        with self.cluster.last_resort():
+            if self.cluster.fits(worker, request.kv_bytes):
+                self.policy.send(request, worker, "operator")
+        self._serve_waiting()
 
     # ---- workers
 
@@ -185,6 +196,13 @@ class Scheduler:
             raise ValueError(f"worker {event.worker} of {event.capacity_bytes} bytes, {event.slots} slots")
         self.policy.changed(self.cluster.add_worker(event), [])
         self._serve_waiting()
+
+    def _worker_steadied(self, event: events.WorkerSteadied) -> None:
+        worker = self.cluster.unsteady.get(event.worker)
+        if worker is not None:
+            self.cluster.steady_worker(worker)
+            self.policy.changed(worker, [])
+            self._serve_waiting()
 
     def _worker_down(self, event: events.WorkerDown) -> None:
         worker = self.cluster.workers.get(event.worker)
@@ -218,7 +236,7 @@ class Scheduler:
         if worker is None:
             return
         new_capacity_bytes = worker.capacity_bytes if capacity_bytes is None else capacity_bytes
-        new_slots = worker.slots if slots is None else slots
+        new_slots = worker.offered_slots if slots is None else slots
         if new_capacity_bytes < 0 or new_slots < 0:
             raise ValueError(f"worker {name} of {new_capacity_bytes} bytes, {new_slots} slots")
         self.cluster.resize_worker(worker, new_capacity_bytes, new_slots)
@@ -261,14 +279,14 @@ class Scheduler:
             return
         for request in list(worker.requests.values()):
             if request.state is RequestState.RUNNING:
-                self.policy.allocate(request, "drain")
+                self._allocate(request, "drain")
 
     def _serve_waiting(self) -> None:
         """Strictly in order; only a request that no worker could hold now even if empty is passed over."""
         waiting = self.cluster.waiting
         while (name := waiting.head()) is not None:
             request = self.cluster.requests[name]
-            if self.policy.allocate(request, "room"):
+            if self._allocate(request, "room"):
                 continue
             if self.cluster.could_hold(request.kv_bytes):
                 break

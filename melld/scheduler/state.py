@@ -113,6 +113,7 @@ class Worker:
     moves in flight will free.
     `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
     `wake_s` is how long it takes until it computes, 0 where it does; `ready_s`, since when it has.
+    `slots` is the most requests that it may have now: none while it is not `steady`, but as a last resort.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
 
@@ -130,12 +131,14 @@ class Worker:
         "leaving",
         "leaving_bytes",
         "machine",
+        "offered_slots",
         "order",
         "rank",
         "ready_s",
         "requests",
         "slots",
         "state",
+        "steady",
         "used_bytes",
         "wake_s",
     )
@@ -144,7 +147,8 @@ class Worker:
         self.id = worker
         self.capacity_bytes = capacity_bytes
         self.largest_capacity_bytes = capacity_bytes
-        self.slots = slots
+        self.slots = self.offered_slots = slots
+        self.steady = True
         self.machine = machine
         self.rank = rank
         self.order = -1

@@ -125,6 +125,8 @@ def as_event(facts: list[Record]) -> AnyEvent:
             return events.MoveAborted(at_s, request, reason=fact["cause"])
         case "worker":
             return _worker_event(fact)
+        case "steady":
+            return events.WorkerSteadied(at_s, worker)
         case "wake":
             return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
         case "drain":
@@ -139,7 +141,8 @@ def as_event(facts: list[Record]) -> AnyEvent:
 def _worker_event(fact: dict[str, Any]) -> AnyEvent:
     at_s, worker, capacity_bytes = fact["at"], fact["worker"], fact["capacity_bytes"]
     if "machine" in fact:
-        return events.WorkerUp(at_s, worker, capacity_bytes, fact["slots"], fact["machine"], fact.get("block_bytes", 0))
+        offered = fact["slots"], fact["machine"], fact.get("block_bytes", 0)
+        return events.WorkerUp(at_s, worker, capacity_bytes, *offered, steady=fact.get("steady", True))
     if "slots" in fact:
         return events.WorkerSlotsChanged(at_s, worker, fact["slots"])
     if capacity_bytes == 0:

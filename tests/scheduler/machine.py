@@ -180,9 +180,9 @@ class PolicyMachine(RuleBasedStateMachine):
                     self.tell(e.MoveCommitted(self.now_s, command.request, command.destination))
         return commands
 
-    def bring_up(self, name: str, capacity: int, slots: int) -> None:
+    def bring_up(self, name: str, capacity: int, slots: int, *, steady: bool = True) -> None:
         self.books.capacity[name], self.books.slots[name] = capacity, slots
-        self.tell(e.WorkerUp(self.now_s, name, capacity, slots, machine=int(name[1:]) % 2))
+        self.tell(e.WorkerUp(self.now_s, name, capacity, slots, machine=int(name[1:]) % 2, steady=steady))
 
     # ---- requests
 
@@ -234,10 +234,10 @@ class PolicyMachine(RuleBasedStateMachine):
 
     # ---- workers
 
-    @rule(name=st.sampled_from(NAMES), slots=st.sampled_from([2, 1000]))
-    def up(self, name: str, slots: int) -> None:
+    @rule(name=st.sampled_from(NAMES), slots=st.sampled_from([2, 1000]), steady=st.booleans())
+    def up(self, name: str, slots: int, steady: bool) -> None:
         if name not in self.books.capacity:
-            self.bring_up(name, CAPACITY, slots)
+            self.bring_up(name, CAPACITY, slots, steady=steady)
 
     @rule(name=st.sampled_from(NAMES))
     def down(self, name: str) -> None:
@@ -273,6 +273,11 @@ class PolicyMachine(RuleBasedStateMachine):
         if name in self.books.capacity:
             self.books.slots[name] = slots
             self.tell(e.WorkerSlotsChanged(self.now_s, name, slots))
+
+    @rule(name=st.sampled_from(NAMES))
+    def steady(self, name: str) -> None:
+        if name in self.books.capacity:
+            self.tell(e.WorkerSteadied(self.now_s, name))
 
     @rule(name=st.sampled_from(NAMES), wake_s=st.sampled_from([0.0, 2.5, 30.0]))
     def change_wake_time(self, name: str, wake_s: float) -> None:

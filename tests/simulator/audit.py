@@ -152,6 +152,9 @@ class Auditor:
         if str(record["worker"]) not in self.capacity:
             self.fault(record, "the worker is not known")
 
+    def on_steady(self, record: Record) -> None:
+        self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
+
     def on_drain(self, record: Record) -> None:
         self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
         self.drained.add(str(record["worker"]))

@@ -1,0 +1,57 @@
+"""A worker that has died of late gets what no other has room for, until it has worked for a while, under any policy."""
+
+import pytest
+
+from melld import events as e
+from melld.scheduler.policies import POLICIES
+from melld.scheduler.scheduler import Scheduler
+from tests.scheduler.driving import CAPACITY, arrive, finish, placed, scheduler_with
+
+
+@pytest.fixture(params=sorted(POLICIES))
+def shaken(request: pytest.FixtureRequest) -> Scheduler:
+    """Two workers; w0 has just come back after it died."""
+    scheduler = scheduler_with(2, request.param)
+    scheduler.handle(e.WorkerDown(0.0, "w0"))
+    scheduler.handle(e.WorkerUp(0.0, "w0", CAPACITY, 100, steady=False))
+    return scheduler
+
+
+def test_others_are_preferred_to_a_worker_that_died_of_late(shaken: Scheduler) -> None:
+    """A GPU that loads, crashes, and loads again does not take one request after the other with it."""
+    places = [placed(arrive(shaken, f"r{number}", 200)) for number in range(5)]
+    assert [*places[0].values()] == ["w1"]
+    assert {worker for place in places for worker in place.values()} == {"w1"}
+    shaken.handle(e.EpochStarted(1.0))
+    assert shaken.cluster.workers["w0"].count == 0
+
+
+def test_better_there_than_to_wait(shaken: Scheduler) -> None:
+    """What no other has room for goes there at once: nobody waits beside a worker that is ready."""
+    assert placed(arrive(shaken, "large", CAPACITY)) == {"large": "w1"}
+    assert placed(arrive(shaken, "next", 200)) == {"next": "w0"}
+
+
+def test_a_worker_without_others_serves_as_ever(shaken: Scheduler) -> None:
+    """With one GPU there is nothing to prefer."""
+    shaken.handle(e.WorkerDown(0.0, "w1"))
+    assert placed(arrive(shaken, "r1", 200)) == {"r1": "w0"}
+    finish(shaken, "r1")
+    assert placed(arrive(shaken, "r2", CAPACITY)) == {"r2": "w0"}
+
+
+def test_a_worker_that_has_worked_for_long_enough_is_as_good_as_any(shaken: Scheduler) -> None:
+    """The past is forgotten; said of a worker that is steady, or gone, it is nothing."""
+    assert placed(arrive(shaken, "large", CAPACITY)) == {"large": "w1"}
+    for name in ("w0", "w0", "w1", "w9"):
+        shaken.handle(e.WorkerSteadied(1.0, name))
+    assert shaken.cluster.workers["w0"].slots == 100
+    assert placed(arrive(shaken, "next", 200, 1.0)) == {"next": "w0"}
+
+
+def test_fewer_slots_do_not_open_a_worker_that_is_not_steady(shaken: Scheduler) -> None:
+    """That it is slow as well is noted, and counts once it is used."""
+    shaken.handle(e.WorkerSlotsChanged(0.0, "w0", 1))
+    assert placed(arrive(shaken, "r1", 200)) == {"r1": "w1"}
+    shaken.handle(e.WorkerSteadied(1.0, "w0"))
+    assert shaken.cluster.workers["w0"].slots == 1
