@@ -28,7 +28,8 @@ P  status  control_messages  service_units
 P  simulator.*
 P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard
 W  migrate.transports.*
-W  engine.pin  engine.arguments  engine.first_look  engine.block_report  engine.residency*  engine.worker*
+W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.block_report
+W  engine.residency*  engine.worker*
 D  decision_log_file
 D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
 D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*

@@ -224,7 +224,8 @@ class TestEnds:
         """A typing error is told in words, not in a traceback."""
         with DaemonProcess(demo_model, "--device", "cpu:1", "--set", "model.vllm.max_model_length=3") as process:
             assert process.wait_end(150.0) == 2
-        assert process.lines[-1:] == ["melld serve: [model.vllm] max_model_length: vLLM has no such option"]
+        why = "vLLM has no such option; did you mean 'max_model_len'?"
+        assert process.lines[-1:] == [f"melld serve: [model.vllm] max_model_length: {why}"]
 
     def test_a_directory_without_a_model_ends_it_with_one_clear_line(self, tmp_path: Path) -> None:
         """So does a wrong path."""

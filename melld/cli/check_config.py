@@ -18,7 +18,7 @@ from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.toml_text import toml_text
 from melld.config import Config
 from melld.daemon_open import check_model, check_policy
-from melld.engine.arguments import check_names, engine_arguments, names_in_source
+from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.runtime_directory import runtime_directory
 from melld.service_notify import read_supervision
@@ -69,9 +69,7 @@ def check_model_files(config: Config) -> None:
         raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-    arguments = engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
-    if (known := names_in_source()) is not None:
-        check_names(arguments, known)
+    engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:

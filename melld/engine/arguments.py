@@ -3,14 +3,10 @@
 Both sides build the same `VllmConfig` from the same words; nothing is pickled from one to the other.
 """
 
-import ast
-import importlib.util
-from collections.abc import Container, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from melld.config import SERVED_MODEL_NAME, Config, CpuDevices
-from melld.errors import ConfigError
+from melld.config import Config, CpuDevices
+from melld.engine.vllm_options import FRONTEND_OPTIONS, check_option
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -41,58 +37,6 @@ COMMON_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# The options of `vllm serve` that concern its API and not its engine: `BaseFrontendArgs` of vllm.entrypoints.launchers
-# .cli_args, named here so that workers can be started before vLLM is imported (a test holds the two equal).
-FRONTEND_OPTIONS = frozenset(
-    {
-        "anthropic_disabled_thinking_effort",
-        "chat_template",
-        "chat_template_content_format",
-        "cohere_format",
-        "cohere_is_reasoning_model",
-        "default_chat_template_kwargs",
-        "enable_auto_tool_choice",
-        "enable_force_include_usage",
-        "enable_log_deltas",
-        "enable_log_outputs",
-        "enable_per_request_metrics",
-        "enable_prompt_tokens_details",
-        "enable_scale_out",
-        "enable_server_load_tracking",
-        "enable_tokenizer_info_endpoint",
-        "exclude_tools_when_tool_choice_none",
-        "fingerprint_mode",
-        "fingerprint_value",
-        "log_error_stack",
-        "lora_modules",
-        "max_log_len",
-        "response_role",
-        "return_tokens_as_token_ids",
-        "sse_keep_alive_interval",
-        "tokens_only",
-        "tool_call_parser",
-        "tool_parser_plugin",
-        "tool_server",
-        "tool_strict_level",
-        "trust_request_chat_template",
-        "trust_request_mm_kwargs",
-    }
-)
-# What clients call the model is the API's alone, too.
-NOT_OF_THE_ENGINE = FRONTEND_OPTIONS | {SERVED_MODEL_NAME}
-# melld decides these itself; a configuration that names one is refused.
-OURS = {
-    "model": "[model] path",
-    "host": "[server] host",
-    "port": "[server] port",
-    "api_key": "[server] api_key_file",
-    "tensor_parallel_size": None,
-    "pipeline_parallel_size": None,
-    "data_parallel_size": None,
-    "kv_transfer_config": None,
-    "distributed_executor_backend": None,
-    "speculative_config": None,
-}
 
 
 # vLLM's front end sends an image to its engine once and then only the image's hash.  Here any worker may be next, so
@@ -104,12 +48,11 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     """The keyword arguments of `AsyncEngineArgs` for one worker on a device of this kind.
 
     Raises:
-        ConfigError: `[model.vllm]` names something that melld decides.
+        ConfigError: `[model.vllm]` names an option that melld refuses, or one that vLLM lacks.
     """
     own = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
-    for key, instead in OURS.items():
-        if key in own:
-            raise ConfigError(f"[model.vllm] {key}", f"use {instead}" if instead else "not with melld")
+    for key in own:
+        check_option(key)
     arguments: dict[str, Any] = {"distributed_executor_backend": "uni", "disable_log_stats": False}
     arguments |= IMAGES_TRAVEL_WHOLE
     if device_kind == "cpu":
@@ -118,33 +61,11 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     else:
         # Until live migration has been seen to be exact with it on a GPU, a step is scheduled when the last one ended.
         arguments["async_scheduling"] = False
-    return arguments | {key: value for key, value in own.items() if key not in NOT_OF_THE_ENGINE}
+    return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
 
 
 def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngineArgs":
-    """What vLLM makes its configuration from; `ConfigError` names an argument that vLLM lacks.  Imports vLLM."""
+    """What vLLM makes its configuration from.  Imports vLLM."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    check_names(arguments, AsyncEngineArgs.__dataclass_fields__)
     return AsyncEngineArgs(model=model_path, **arguments)
-
-
-def check_names(arguments: Iterable[str], known: Container[str]) -> None:
-    """Raises `ConfigError` for an argument that vLLM lacks."""
-    for key in arguments:
-        if key not in known:
-            raise ConfigError(f"[model.vllm] {key}", "vLLM has no such option")
-
-
-def names_in_source() -> frozenset[str] | None:
-    """The fields of `vllm.engine.arg_utils.AsyncEngineArgs`, read and not imported, which would take seconds.
-
-    None where there is no vLLM.
-    """
-    if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:
-        return None
-    module = ast.parse((Path(found.origin).parent / "engine" / "arg_utils.py").read_bytes())
-    names = ("EngineArgs", "AsyncEngineArgs")
-    kinds = [one for one in module.body if isinstance(one, ast.ClassDef) and one.name in names]
-    fields = [line.target for kind in kinds for line in kind.body if isinstance(line, ast.AnnAssign)]
-    return frozenset(field.id for field in fields if isinstance(field, ast.Name))

@@ -28,9 +28,10 @@ from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from melld.config import SERVED_MODEL_NAME, Config
-from melld.engine.arguments import FRONTEND_OPTIONS, async_engine_args
+from melld.engine.arguments import async_engine_args
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
+from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import ConfigError, MelldError
 
 # vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
