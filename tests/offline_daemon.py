@@ -23,7 +23,7 @@ from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.state import RequestState
 
 BLOCK_BYTES, BLOCK_TOKENS, BLOCKS = 1000, 16, 100
-TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=((0, 40), (1, 20)))
+TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=((0, 40), (1, 30)))
 W0, W1, W2 = (WorkerId(name) for name in ("w0", "w1", "w2"))
 
 

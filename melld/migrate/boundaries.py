@@ -3,7 +3,11 @@
 Owns the figures and how to read them.  Never measures (`melld profile` does) and never divides (`planner` does).
 
     link      bytes per epoch, by source and destination
+    port      bytes per epoch that leave one worker for all others together, or enter it
+    segment   bytes per epoch over what several pairs share: a switch, a host bridge, the memory of the host
     prefill   tokens of foreign prefill per epoch, by worker and by the number of requests that it decodes meanwhile
+
+A copy crosses its link, the port out of its source, the port into its destination and every segment on its path.
 """
 
 import itertools
@@ -15,23 +19,37 @@ from melld.ids import WorkerId
 
 PrefillTable = tuple[tuple[int, int], ...]
 """(requests that decode meanwhile, tokens per epoch), by ascending requests; the first line is for none."""
+Pair = tuple[WorkerId, WorkerId]
+"""Source and destination."""
 
 DEFAULT_EPOCH_S = 0.1
 DEFAULT_LINK_BYTES = 512 << 20
 DEFAULT_PREFILL: PrefillTable = ((0, 2048), (1, 512))
 
 
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """What these pairs share, and the bytes per epoch of all of them together."""
+
+    name: str
+    nbytes: int
+    pairs: frozenset[Pair]
+
+
 class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, for epochs of `epoch_s`.  What has not been measured is taken to be generous.
 
-    `links`: source -> destination -> bytes.  `prefill`: worker -> table.  `other_link_bytes` and `other_prefill` hold
-    for links and workers that are not named.
+    `links`: source -> destination -> bytes.  `ports_out`, `ports_in`: worker -> bytes.  `prefill`: worker -> table.
+    The fields `other_...` hold for links, ports and workers that are not named.
     """
 
     epoch_s: float = DEFAULT_EPOCH_S
     links: Mapping[WorkerId, Mapping[WorkerId, int]] = {}
+    ports_out: Mapping[WorkerId, int] = {}
+    ports_in: Mapping[WorkerId, int] = {}
+    segments: tuple[Segment, ...] = ()
     prefill: Mapping[WorkerId, PrefillTable] = {}
     other_link_bytes: int = DEFAULT_LINK_BYTES
+    other_port_bytes: int = DEFAULT_LINK_BYTES
     other_prefill: PrefillTable = DEFAULT_PREFILL
 
     def __post_init__(self) -> None:
@@ -42,6 +60,25 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
     def link_bytes(self, source: WorkerId, destination: WorkerId) -> int:
         """Bytes per epoch from there to there; at least one, so that every move ends some time."""
         return max(self.links.get(source, {}).get(destination, self.other_link_bytes), 1)
+
+    def out_bytes(self, worker: WorkerId) -> int:
+        """Bytes per epoch that leave the worker; at least one.  A port carries what its fastest link does."""
+        fastest = max(self.links.get(worker, {}).values(), default=0)
+        return max(self.ports_out.get(worker, fastest or self.other_port_bytes), 1)
+
+    def in_bytes(self, worker: WorkerId) -> int:
+        """Bytes per epoch that enter the worker; at least one."""
+        fastest = max((row[worker] for row in self.links.values() if worker in row), default=0)
+        return max(self.ports_in.get(worker, fastest or self.other_port_bytes), 1)
+
+    def segments_of(self, source: WorkerId, destination: WorkerId) -> list[Segment]:
+        """What a copy from there to there crosses beside its link and its ports."""
+        pair = source, destination
+        return [segment for segment in self.segments if pair in segment.pairs]
+
+    def segment_bytes(self, name: str) -> int:
+        """Bytes per epoch over the segment; at least one."""
+        return max(next((segment.nbytes for segment in self.segments if segment.name == name), 1), 1)
 
     def prefill_tokens(self, worker: WorkerId, batch: int) -> int:
         """Tokens per epoch beside so many decoding requests: the line between the table's points; at least one."""
@@ -58,15 +95,20 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
         factor = epoch_s / self.epoch_s
         return Boundaries(
             epoch_s=epoch_s,
-            links={
-                source: {destination: int(count * factor) for destination, count in row.items()}
-                for source, row in self.links.items()
-            },
+            links={source: _scaled_counts(row, factor) for source, row in self.links.items()},
+            ports_out=_scaled_counts(self.ports_out, factor),
+            ports_in=_scaled_counts(self.ports_in, factor),
+            segments=tuple(msgspec.structs.replace(one, nbytes=int(one.nbytes * factor)) for one in self.segments),
             prefill={worker: _scaled(table, factor) for worker, table in self.prefill.items()},
             other_link_bytes=int(self.other_link_bytes * factor),
+            other_port_bytes=int(self.other_port_bytes * factor),
             other_prefill=_scaled(self.other_prefill, factor),
         )
 
 
 def _scaled(table: PrefillTable, factor: float) -> PrefillTable:
     return tuple((batch, int(tokens * factor)) for batch, tokens in table)
+
+
+def _scaled_counts(counts: Mapping[WorkerId, int], factor: float) -> dict[WorkerId, int]:
+    return {worker: int(count * factor) for worker, count in counts.items()}

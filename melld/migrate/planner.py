@@ -6,17 +6,18 @@ the same object.
     MoveRequest ──ask──► waiting ──epoch / at_once──► Start(via) ──► migration ──ended──► the bins are free again
                             └──── given up: it has waited for too long, the scheduler may decide anew
 
-Bins: a link holds bytes, a destination holds tokens of foreign prefill (`planner_packing` divides).  They belong to one
-destination each, so that destinations are divided one by one without loss.  A way that would be over later than
+Bins: a destination holds tokens of foreign prefill; a link, a port, a switch and whatever else lies on the path of a
+copy hold bytes, and a move takes of each of them (the paper's global consensus).  Moves that share no bin, not even by
+way of others, are divided apart, which loses nothing (`planner_packing` divides).  A way that would be over later than
 another that the move has to wait for is left out beforehand (`planner_waits`).
 
-**Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more begins only in a bin
-that nothing else uses, and is booked for as many epochs as it needs: over any n epochs, what has begun in a bin costs
-at most n boundaries, and the rest of its last such move.  A move that is not over when its booking is keeps its place.
+**Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more than its narrowest bin
+takes is paced: `Start.per_epoch` says how much of it may go in one, its bin is booked whole for as many epochs as it
+needs, and nothing else may be in it.  A move that is not over when its booking is keeps its place.
 
 **Nobody starves.**  A move that has waited for `patience` epochs goes before all that have not, the eldest first; where
 even the eldest fits nowhere, the bins that it waits for are closed to all others until it goes.  So it waits for what
-is on its way in one of its bins, and for those to the same worker that have lost patience before it.
+is on its way in one of its bins, and for those that share bins with it and have lost patience before it.
 """
 
 import enum
@@ -26,6 +27,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from melld.ids import RequestId, WorkerId
+from melld.migrate import planner_paths as paths
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner_packing import Bin, Bins, Candidate, Way, divide
 from melld.migrate.planner_waits import Waits
@@ -60,10 +62,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The move begins now, this way."""
+    """The move begins now, this way.  `per_epoch`: the bytes, or tokens, of it that may go in one epoch."""
 
     wanted: Wanted
     via: Via
+    per_epoch: int
 
 
 class Cause(enum.StrEnum):
@@ -71,6 +74,7 @@ class Cause(enum.StrEnum):
 
     EPOCH = "it begins with the next epoch"
     LINK = "the link is taken"
+    SHARED = "others take what its link shares with theirs"
     COMPUTE = "its destination computes as much for others as it may"
     BOTH = "the link is taken, and its destination computes as much for others as it may"
     ELDER = "another has waited longer"
@@ -159,7 +163,7 @@ class Planner:
     def first_way(self, wanted: Wanted) -> Via:
         """How it goes if nothing stands in its way: as is soonest over."""
         ways = self._candidate(Deferred(wanted, 0.0)).ways
-        return Via(min(ways, key=lambda way: way.epochs).bin[0]) if ways else Via.KV
+        return _via(min(ways, key=lambda way: way.epochs)) if ways else Via.KV
 
     def at_once(self, request: RequestId, batches: Mapping[WorkerId, int]) -> Start | None:
         """Begin a waiting move between two epochs, if it cannot wait and what is left of this epoch allows."""
@@ -177,11 +181,9 @@ class Planner:
         """Begin an epoch and divide all that wait.  `batches`: requests that decode on each worker now."""
         self._turn(batches)
         starts: list[Start] = []
-        groups: dict[WorkerId, list[Deferred]] = {}
-        ready = [deferred for deferred in self.waiting.values() if deferred.wanted.ways]
-        for deferred in sorted(ready, key=self._order):
-            groups.setdefault(deferred.wanted.destination, []).append(deferred)
-        for group in groups.values():
+        ready = sorted((one for one in self.waiting.values() if one.wanted.ways), key=self._order)
+        bins_of = [(one, [name for way in self._candidate(one).ways for name in way.bins]) for one in ready]
+        for group in paths.together(bins_of):
             if group[0].epochs >= self.settings.patience:
                 starts += self._eldest(group.pop(0))
             choice = divide(self._candidates(group), self._bins())
@@ -206,7 +208,7 @@ class Planner:
         (way,) = divide([candidate], self._bins())
         if way is not None:
             return [self._start(deferred, way)]
-        self._closed.update((way.bin, deferred.wanted.request) for way in candidate.ways)
+        self._closed.update((name, deferred.wanted.request) for way in candidate.ways for name in way.bins)
         return []
 
     # -- the book ----------------------------------------------------------------------------------------------------
@@ -216,49 +218,54 @@ class Planner:
         self._batches, self._used, self._closed = batches, {}, {}
         self._flights = [entry for entry in self._flights if entry[1].unpaid > 0 or not entry[1].ended]
         for _, flight in self._flights:
-            boundary = self._boundary(flight.way.bin)
-            share = min(flight.unpaid or flight.way.cost, boundary)
-            flight.unpaid = max(flight.unpaid - share, 0)
-            self._used[flight.way.bin] = self._used.get(flight.way.bin, 0) + share
+            draw = min(flight.unpaid or flight.way.cost, self._narrowest(flight.way))
+            flight.unpaid = max(flight.unpaid - draw, 0)
+            self._book(flight.way, draw)
 
     def _start(self, deferred: Deferred, way: Way) -> Start:
         wanted = deferred.wanted
         del self.waiting[wanted.request]
-        share = min(way.cost, self._boundary(way.bin))
-        self._used[way.bin] = self._used.get(way.bin, 0) + share
-        self._flights.append((wanted.request, _Flight(way, way.cost - share)))
-        return Start(wanted, Via(way.bin[0]))
+        per_epoch = self._narrowest(way)
+        draw = min(way.cost, per_epoch)
+        self._book(way, draw)
+        self._flights.append((wanted.request, _Flight(way, way.cost - draw)))
+        return Start(wanted, _via(way), per_epoch)
+
+    def _book(self, way: Way, draw: int) -> None:
+        for name in way.bins:
+            self._used[name] = self._used.get(name, 0) + draw
+
+    def _narrowest(self, way: Way) -> int:
+        return min(map(self._boundary, way.bins))
 
     def _note(self, deferred: Deferred, epochs: int, bins: Bins) -> None:
         """Say why it waits."""
         request, ways = deferred.wanted.request, self._candidate(deferred).ways
-        full = {way.bin[0] for way in ways if not bins.fits(way)}
+        full = {_via(way): bins.full(way) for way in ways if not bins.fits(way)}
         if not ways:
             cause = Cause.NO_WAY
-        elif any(self._closed.get(way.bin, request) != request for way in ways):
+        elif any(self._closed.get(name, request) != request for way in ways for name in way.bins):
             cause = Cause.ELDER
         elif len(full) == 2:
             cause = Cause.BOTH
-        elif full:
-            cause = Cause.LINK if Via.KV in full else Cause.COMPUTE
+        elif Via.KV in full:
+            cause = Cause.LINK if full[Via.KV][0][0] == Via.KV else Cause.SHARED
         else:
-            cause = Cause.EPOCH
+            cause = Cause.COMPUTE if full else Cause.EPOCH
         self.waiting[request] = msgspec.structs.replace(deferred, cause=cause, epochs=epochs)
 
     def _bins(self) -> Bins:
         return Bins(self._boundary, self._used, self._closed)
 
     def _boundary(self, name: Bin) -> int:
-        if name[0] == Via.KV:
-            return self.boundaries.link_bytes(WorkerId(name[1]), WorkerId(name[2]))
-        worker = WorkerId(name[1])
-        return self.boundaries.prefill_tokens(worker, self._batches.get(worker, 0))
+        return paths.boundary(name, self.boundaries, self._batches)
 
     def _candidates(self, group: Sequence[Deferred]) -> list[Candidate]:
         """Moves to one destination, in the order of urgency, with the ways that are worth taking now."""
         owed: dict[Bin, int] = {}
         for _, flight in self._flights:
-            owed[flight.way.bin] = owed.get(flight.way.bin, 0) + flight.unpaid
+            for name in flight.way.bins:
+                owed[name] = owed.get(name, 0) + flight.unpaid
         waits = Waits(self._bins(), owed)
         return [waits.sensible(self._candidate(deferred)) for deferred in group]
 
@@ -266,10 +273,14 @@ class Planner:
         wanted = deferred.wanted
         ways = []
         if Via.KV in wanted.ways:
-            per_epoch = self.boundaries.link_bytes(wanted.source, wanted.destination)
-            name: Bin = (Via.KV, wanted.source, wanted.destination)
-            ways.append(Way(name, wanted.kv_bytes, wanted.kv_bytes / per_epoch))
+            ways.append(self._way(paths.path(self.boundaries, wanted.source, wanted.destination), wanted.kv_bytes))
         if Via.TOKENS in wanted.ways:
-            per_epoch = self.boundaries.prefill_tokens(wanted.destination, 0)
-            ways.append(Way((Via.TOKENS, wanted.destination), wanted.tokens, wanted.tokens / per_epoch))
+            ways.append(self._way(paths.compute(wanted.destination), wanted.tokens))
         return Candidate(tuple(ways), self.is_pressing(deferred))
+
+    def _way(self, bins: tuple[Bin, ...], cost: int) -> Way:
+        return Way(bins, cost, cost / min(map(self._boundary, bins)))
+
+
+def _via(way: Way) -> Via:
+    return Via(way.bins[0][0])

@@ -1,10 +1,10 @@
-"""Two-bin packing: which moves of one destination go now, each by its KV over a link or by its tokens.
+"""Packing: which of the moves that share bins go now, each by its KV over a path or by its tokens.
 
 Owns the greedy ways, the search and what "better" means.  Knows nothing of time, requests or workers: a move is its
-ways, a way is a bin and a cost.
+ways, a way is a cost and the bins that it draws it from: one for tokens, every segment of the path for KV.
 
-A bin takes any moves that together cost no more than its boundary, or one single move that costs more, if nothing else
-is in it: that one then takes several epochs (`planner` books them).
+What goes in one epoch draws from each bin no more than its boundary.  A way that costs more than its narrowest bin
+takes draws that bin's whole boundary in each of several epochs, so nothing else may be in it (`planner` books them).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 Bin = tuple[str, ...]
-"""("kv", source, destination) or ("tokens", destination)."""
+"""What it is, and whose: see `planner_paths`."""
 FEW = 7
 """So many moves, and fewer, are divided in the best way that there is."""
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way for a move to go.  `epochs`: how long it takes alone; what is soonest over is tried first."""
+    """One way for a move to go.  `epochs`: how long it takes alone; what is soonest over is tried first.
 
-    bin: Bin
+    The first of its bins says what it is: a link, or tokens.
+    """
+
+    bins: tuple[Bin, ...]
     cost: int
     epochs: float
 
@@ -46,23 +49,33 @@ class Bins:
 
     def fits(self, way: Way) -> bool:
         """Whether the move could go this way now."""
-        used = self._used.get(way.bin, 0)
-        if way.bin in self._closed:
-            return False
-        return used == 0 or used + way.cost <= self.boundary(way.bin)
+        return not self.full(way)
+
+    def full(self, way: Way) -> list[Bin]:
+        """Those of its bins that keep it from going this way now."""
+        draw, used = self.draw(way), self._used
+        return [one for one in way.bins if one in self._closed or used.get(one, 0) + draw > self.boundary(one)]
+
+    def draw(self, way: Way) -> int:
+        """What it takes of each of its bins in one epoch: all of it, or what the narrowest of them carries."""
+        return min(way.cost, *map(self.boundary, way.bins))
 
     def left(self, way: Way) -> float:
-        """What part of the bin would be left."""
-        boundary = self.boundary(way.bin)
-        return max(boundary - self._used.get(way.bin, 0) - way.cost, 0) / boundary
+        """What part of its fullest bin would be left."""
+        draw = self.draw(way)
+        return min((self.boundary(one) - self._used.get(one, 0) - draw) / self.boundary(one) for one in way.bins)
 
     def take(self, way: Way) -> None:
         """It goes this way."""
-        self._used[way.bin] = self._used.get(way.bin, 0) + way.cost
+        draw = self.draw(way)
+        for one in way.bins:
+            self._used[one] = self._used.get(one, 0) + draw
 
     def give_back(self, way: Way) -> None:
         """The opposite of `take`."""
-        self._used[way.bin] -= way.cost
+        draw = self.draw(way)
+        for one in way.bins:
+            self._used[one] -= draw
 
     def copy(self) -> "Bins":
         """For a trial."""

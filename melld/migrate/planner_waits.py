@@ -36,14 +36,13 @@ class Waits:
 
     def _epochs_until_room(self, way: Way) -> int:
         """0 if there is room now.  A move that has outlasted its booking may keep its bin full for longer."""
-        if self._bins.fits(way):
-            return 0
-        boundary = self._bins.boundary(way.bin)
-        return -(-(self._owed.get(way.bin, 0) + min(way.cost, boundary)) // boundary)
+        draw, boundary = self._bins.draw(way), self._bins.boundary
+        return max((-(-(self._owed.get(one, 0) + draw) // boundary(one)) for one in self._bins.full(way)), default=0)
 
     def _book(self, way: Way) -> None:
         owed = way.cost
         if self._bins.fits(way):
             self._bins.take(way)
-            owed = max(way.cost - self._bins.boundary(way.bin), 0)
-        self._owed[way.bin] = self._owed.get(way.bin, 0) + owed
+            owed -= self._bins.draw(way)
+        for one in way.bins:
+            self._owed[one] = self._owed.get(one, 0) + owed

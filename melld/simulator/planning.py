@@ -107,6 +107,7 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
     return Boundaries(
         epoch_s=epoch_s,
         other_link_bytes=int(link.bytes_per_s * epoch_s),
+        other_port_bytes=int(link.bytes_per_s * epoch_s),
         other_prefill=((0, alone), (1, beside_others)),
     )
 

@@ -19,7 +19,7 @@ def candidates(draw: st.DrawFn, most: int) -> list[Candidate]:
     drawn = []
     for _ in range(draw(st.integers(1, most))):
         link, kv, tokens = draw(st.sampled_from(LINKS)), draw(st.integers(1, 12)), draw(st.integers(1, 12))
-        ways = [Way(link, kv, kv / BOUNDARIES[link]), Way(COMPUTE, tokens, tokens / 40)]
+        ways = [Way((link,), kv, kv / BOUNDARIES[link]), Way((COMPUTE,), tokens, tokens / 40)]
         kept = draw(st.sampled_from([ways, ways[:1], ways[1:]]))
         drawn.append(Candidate(tuple(kept), draw(st.booleans())))
     return drawn
@@ -31,7 +31,7 @@ USED = st.fixed_dictionaries({name: st.sampled_from([0, 0, 3, size]) for name, s
 def is_allowed(choice: Choice, used: dict[Bin, int]) -> bool:
     """The law of the bins, written down a second time."""
     for name, boundary in BOUNDARIES.items():
-        costs = [way.cost for way in choice if way is not None and way.bin == name]
+        costs = [way.cost for way in choice if way is not None and name in way.bins]
         alone = len(costs) == 1 and used[name] == 0
         if costs and not alone and used[name] + sum(costs) > boundary:
             return False
@@ -79,27 +79,27 @@ def test_what_is_over_sooner_is_the_first_choice() -> None:
     """Alone, a short request over a slow link goes by its tokens, and over a fast one by its KV."""
     free = Bins(BOUNDARIES.__getitem__, {})
     for kv_epochs, bin_name in ((3.0, "tokens"), (0.5, "kv")):
-        ways = (Way(LINKS[0], 5, kv_epochs), Way(COMPUTE, 5, 1.0))
+        ways = (Way((LINKS[0],), 5, kv_epochs), Way((COMPUTE,), 5, 1.0))
         (way,) = divide([Candidate(ways, pressing=False)], free)
         assert way is not None
-        assert way.bin[0] == bin_name
+        assert way.bins[0][0] == bin_name
 
 
 def test_one_that_cannot_wait_goes_before_two_that_can() -> None:
     """An overflow within the epoch costs a preemption; two moves in the next epoch cost nothing."""
-    calm = [Candidate((Way(COMPUTE, 4, 1.0),), pressing=False)] * 2
-    urgent = Candidate((Way(COMPUTE, 8, 2.0),), pressing=True)
+    calm = [Candidate((Way((COMPUTE,), 4, 1.0),), pressing=False)] * 2
+    urgent = Candidate((Way((COMPUTE,), 8, 2.0),), pressing=True)
     assert divide([*calm, urgent], Bins(BOUNDARIES.__getitem__, {})) == (None, None, urgent.ways[0])
 
 
 def test_a_move_larger_than_a_boundary_goes_alone() -> None:
     """The longest request can leave, too: when nothing else is in its bin."""
-    large = Candidate((Way(COMPUTE, 100, 2.5),), pressing=False)
+    large = Candidate((Way((COMPUTE,), 100, 2.5),), pressing=False)
     assert divide([large], Bins(BOUNDARIES.__getitem__, {})) == (large.ways[0],)
     assert divide([large], Bins(BOUNDARIES.__getitem__, {COMPUTE: 1})) == (None,)
 
 
 def test_a_closed_bin_takes_nobody() -> None:
     """What is kept for one that has waited too long is not taken by others meanwhile."""
-    small = Candidate((Way(COMPUTE, 1, 0.1),), pressing=True)
+    small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
     assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)

@@ -62,7 +62,9 @@ def test_what_cannot_wait_waits_rather_than_take_for_ever() -> None:
 
 
 BOUNDARIES: dict[Bin, int] = {("kv", "a", "d"): 10, ("tokens", "d"): 8}
-WAYS = st.tuples(st.sampled_from(list(BOUNDARIES)), st.integers(1, 30), st.floats(0.1, 20.0)).map(lambda w: Way(*w))
+WAYS = st.tuples(st.sampled_from(list(BOUNDARIES)), st.integers(1, 30), st.floats(0.1, 20.0)).map(
+    lambda w: Way((w[0],), *w[1:])
+)
 BOOKED = st.fixed_dictionaries({name: st.integers(0, 40) for name in BOUNDARIES})
 
 
