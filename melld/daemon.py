@@ -28,6 +28,7 @@ from melld.daemon_settings import Settings, in_words
 from melld.engine.arguments import engine_arguments
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
+from melld.log_lines import take_over_loggers
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.status import DaemonState
@@ -165,6 +166,7 @@ class Daemon:
             registry=registry,
             check_line=self._parts.driver.check_line,
         )
+        take_over_loggers()
         async with start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self.watch.state = DaemonState.READY

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  config_reading  config  events
+P  errors  ids  nearest  config_reading  config  events  printable
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
 P  decision_log  decision_recorder
 P  scheduler.*
@@ -31,7 +31,7 @@ W  migrate.transports.*
 W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.block_report
 W  engine.residency*  engine.worker*
 D  decision_log_file
-D  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
+D  log_lines  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
 D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__

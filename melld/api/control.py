@@ -57,7 +57,10 @@ def create_control_app(context: ControlContext) -> web.Application:
         if operation is None:
             known = ", ".join(sorted(context.operations)) or "none"
             return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
-        body = await request.read()
+        try:
+            body = await request.read()
+        except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
+            return _refusal(400, "bad_request", f"{name}: the question cannot be read: {error}")
         try:
             asked = msgspec.json.decode(body or b"{}", type=operation.takes)
         except msgspec.MsgspecError as error:  # not JSON, or not of this shape

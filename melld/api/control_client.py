@@ -1,7 +1,7 @@
 """Asking the daemon over its control socket, from the command line: synchronous, the standard library alone.
 
-Owns finding the socket and telling "nobody is there" from "it said no".  Never imports aiohttp, rich or the daemon:
-`melld status` must answer at once.
+Owns finding the socket and telling "nobody is there" from "it said no".  What it returns can be printed as it is: who
+has made the socket may be no daemon.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
 """
 
 import http.client
@@ -14,6 +14,7 @@ import msgspec
 
 from melld.control_messages import CONTROL_SOCKET, ControlErrorBody
 from melld.errors import MelldError
+from melld.printable import printable, printable_all
 
 ANSWER_S = 10.0
 """How long the daemon may take to answer a question about its state."""
@@ -55,6 +56,7 @@ class ControlClient:
         Raises:
             NoDaemon: nobody is there.
             ControlRefused: it is there, and gave no status.
+            msgspec.MsgspecError: what it sent is not JSON.
         """
         return self._ask("GET", "status", b"", self._answer_s)
 
@@ -77,12 +79,13 @@ class ControlClient:
             why = f"the daemon is there, but did not answer within {deadline_s:g} s"
             raise ControlRefused(504, ControlErrorBody(code="no_answer", message=why)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise NoDaemon([(connection.path, f"it went away while it was asked ({error})")]) from error
+            why = f"it went away while it was asked ({printable(str(error))})"
+            raise NoDaemon([(connection.path, why)]) from error
         finally:
             connection.close()
         if answer.status >= 400:
             raise ControlRefused(answer.status, _reason(answer.status, text))
-        return text
+        return msgspec.json.encode(printable_all(msgspec.json.decode(text)))
 
     def _connect(self, deadline_s: float) -> "_UnixConnection":
         tried = []
@@ -128,6 +131,7 @@ def _why(error: OSError) -> str:
 
 def _reason(status: int, text: bytes) -> ControlErrorBody:
     try:
-        return msgspec.json.decode(text, type=ControlErrorBody)
+        body = msgspec.json.decode(text, type=ControlErrorBody)
+        return ControlErrorBody(code=printable(body.code), message=printable(body.message))
     except msgspec.MsgspecError:  # an error outside our handlers: aiohttp's plain text
         return ControlErrorBody(code="internal_error", message=f"the daemon answered {status}: its log says why")

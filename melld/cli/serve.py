@@ -13,6 +13,7 @@ import sys
 from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.errors import ConfigError, MelldError
+from melld.log_lines import begin_logging
 
 DESCRIPTORS = 65_536
 """What a shell allows, often 1,024, is a limit for programs that use select(); the unit allows as many."""
@@ -28,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; 0 after an orderly end, 1 when it could not start, 2 for a bad configuration."""
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    begin_logging(arguments.log_level.upper())
     logging.getLogger("vllm").setLevel(logging.ERROR)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub's: a line for each question
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news

@@ -142,7 +142,8 @@ class WorkerProcess:
             self._step("ready")
         elif isinstance(message, wire.WorkerFailed):
             self._failure = message
-            log.debug("%s: %s", self.spec.worker, message.traceback)
+            for line in message.traceback.splitlines():
+                log.debug("%s: %s", self.spec.worker, line)
         if self.state is not ProcessState.ENDED:
             self._on_message(message, payload)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvloop
+from aiohttp import web
 
 from melld.api.control import Operation, serve_control
 from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
@@ -133,6 +134,29 @@ async def test_a_mistake_of_ours_is_told_and_logged(
     with pytest.raises(ControlRefused, match="its log says why"):
         await asyncio.to_thread(ControlClient([directory]).operate, "mistaken", Reload())
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
+async def test_a_client_that_leaves_in_the_middle_is_no_fault(
+    served: Operated, directory: Path, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    """An operator who presses Ctrl-C leaves no traceback in the log, and the next one is answered."""
+    begun = asyncio.Event()
+    read = web.BaseRequest.read
+
+    async def told(request: web.BaseRequest) -> bytes:
+        begun.set()
+        return await read(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(web.BaseRequest, "read", told)
+        _, writer = await asyncio.open_unix_connection(str(directory / CONTROL_SOCKET))
+        writer.write(b"POST /reload HTTP/1.1\r\nHost: melld\r\n" + body)
+        await asyncio.wait_for(begun.wait(), 20)
+        writer.close()
+        await writer.wait_closed()
+        assert await asyncio.to_thread(ControlClient([directory]).status)
+    assert caplog.records == []
 
 
 async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> None:

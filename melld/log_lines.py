@@ -1,0 +1,61 @@
+r"""The form of the daemon's log: one line per record, whatever its texts hold.
+
+    2026-01-31 12:00:00,000 WARNING melld.api: what happened; line breaks and control characters are written as \n, \x1b
+      | Traceback (most recent call last):      every line of a traceback begins with this mark, and no record does
+
+so that no text of a client's, a model's or a library's can look like a record of its own.
+"""
+
+import copy
+import logging
+import sys
+
+from melld.printable import printable
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MARK = "  | "
+
+
+class OneLine(logging.Formatter):
+    """Formats every record that reaches the process's log."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's lines."""
+        fresh = copy.copy(record)
+        fresh.exc_text = None  # where the formatter of another handler keeps a traceback of its own form
+        return super().format(fresh)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """Return the record's own line."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802  logging's name
+        """Return a traceback, each line of it marked."""
+        return _marked(super().formatException(ei))  # type: ignore[arg-type]
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802  logging's name
+        """Return a stack, each line of it marked."""
+        return _marked(stack_info)
+
+
+def _marked(text: str) -> str:
+    return "\n".join(MARK + printable(line) for line in text.split("\n"))
+
+
+def begin_logging(level: str) -> None:
+    """Log to standard error in this form, Python's own warnings included."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine())
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+
+
+def take_over_loggers() -> None:
+    """Have the libraries imported so far log through the process's handler; vLLM and transformers bring their own."""
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and logger.handlers:
+            logger.handlers.clear()
+            logger.propagate = True

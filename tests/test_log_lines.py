@@ -1,0 +1,88 @@
+"""One record, one line: nothing that a client, a model or a library writes can look like a record of its own."""
+
+import io
+import logging
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.log_lines import MARK, OneLine
+from melld.printable import printable, printable_all
+
+FORGED = "bad schema\n2026-01-01 00:00:00,000 ERROR melld: all GPUs are on fire\r\n\x1b[2J\x9b1m\u2028\u202e"
+
+
+def logged(act: object) -> list[str]:
+    """The lines that one call on a logger gives."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(OneLine())
+    logger = logging.getLogger("tests.log_lines")
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        act(logger)  # type: ignore[operator]
+    finally:
+        logger.removeHandler(handler)
+    return written.getvalue().removesuffix("\n").split("\n")
+
+
+def test_a_text_with_line_breaks_stays_one_line() -> None:
+    """What a client has put into an error stands where it belongs: in the record that tells of it."""
+    (line,) = logged(lambda logger: logger.warning("request %s: %s", "r1", FORGED))
+    assert line.endswith(printable(FORGED))
+    assert "\\n2026-01-01" in line
+    assert line.isprintable()
+
+
+def test_a_traceback_keeps_its_lines_and_each_is_marked() -> None:
+    """It can be read, and nothing in it passes for a record."""
+
+    def fail(logger: logging.Logger) -> None:
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            logger.exception("request r1 failed", stack_info=True)
+
+    first, *rest = logged(fail)
+    assert first.endswith("ERROR tests.log_lines: request r1 failed")
+    assert len(rest) > 5
+    assert [line for line in rest if not (line.startswith(MARK) and line.isprintable())] == []
+    assert any(line == f"{MARK}Traceback (most recent call last):" for line in rest)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_any_text_becomes_one_line_that_steers_nothing(text: str) -> None:
+    """No terminal and no log reader sees more than text; what is harmless is left as it is."""
+    shown = printable(text)
+    assert len(shown.splitlines()) <= 1
+    assert "\x1b" not in shown
+    shown.encode()
+    assert printable(shown) == shown
+
+
+def test_words_of_any_language_are_left_alone() -> None:
+    """A model's name may be written in any script."""
+    assert printable("Größe 模型 😀 نموذج") == "Größe 模型 😀 نموذج"
+    assert printable_all({"a\x1b": ["\n", 1, None, {"b": "c"}]}) == {"a\\x1b": ["\\n", 1, None, {"b": "c"}]}
+
+
+@pytest.mark.parametrize("library", ["import vllm.logger", "import transformers"])
+def test_libraries_write_through_the_same_handler(library: str) -> None:
+    """vLLM and transformers bring handlers of their own, whose lines could be forged."""
+    code = f"""
+import logging, warnings
+from melld.log_lines import begin_logging, take_over_loggers
+begin_logging("INFO")
+{library}
+take_over_loggers()
+logging.getLogger("{library.split()[1].split(".")[0]}.some.module").error("first\\nsecond")
+warnings.warn("third\\nfourth")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "first" in line or "third" in line]
+    assert ["first\\nsecond" in told[0], "third\\nfourth" in told[1], len(told)] == [True, True, 2]
+    assert done.stdout == ""
