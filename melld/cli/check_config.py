@@ -15,6 +15,7 @@ from melld.api.keys import load_keys
 from melld.api.reach import refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
+from melld.cli.service_access import remark_on_key_file
 from melld.cli.toml_text import toml_text
 from melld.config import Config
 from melld.daemon_open import check_model, check_policy
@@ -51,6 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
     print(_report(config, as_json=arguments.json))
+    if os.geteuid() == 0 and config.server.api_key_file is not None:  # as an administrator checks for the service
+        remark = remark_on_key_file(config.server.api_key_file)
+        if remark is not None:
+            print(f"melld check-config: warning: {remark}", file=sys.stderr)
     return DONE
 
 

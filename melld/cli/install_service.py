@@ -7,12 +7,14 @@ that it does; with `--dry-run` it says them and does none.  The texts are `melld
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from melld.cli import DONE, FAILED
-from melld.service_units import is_ours, signed, system_unit, user_unit
+from melld.cli.service_access import remark_on_key_file
+from melld.service_units import CONFIG, is_ours, signed, system_unit, user_unit
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.remove:
             return _remove(directory, act, user=arguments.user)
-        return _install(directory, act, user=arguments.user)
+        return _install(directory, arguments.root, act, user=arguments.user)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -93,12 +95,13 @@ class _Act:
             path.unlink()
 
 
-def _install(directory: Path, act: _Act, *, user: bool) -> int:
+def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
     make = user_unit if user else system_unit
     source = files("melld").joinpath("systemd")
     wanted = {directory / name: signed(make(source.joinpath(name).read_text(), program())) for name in UNITS}
     found = {path: path.read_text() for path in wanted if path.exists()}
-    if not _all_ours(found):
+    if foreign := _foreign(found):
+        _tell_of(foreign, "nothing is done")
         return FAILED
     act.make_directory(directory)
     for path, text in wanted.items():
@@ -106,34 +109,51 @@ def _install(directory: Path, act: _Act, *, user: bool) -> int:
             print(f"keep   {path}: it is up to date")
         else:
             act.write(path, text)
+    if not user:
+        _tell_of_keys(root)
     manager = "systemctl --user" if user else "systemctl"
-    config = "~/.config/melld/melld.toml" if user else "/etc/melld/melld.toml"
+    config = "~/.config/melld/melld.toml" if user else CONFIG
     print(f"\nNow write {config}, then:\n  {manager} daemon-reload\n  {manager} enable --now {' '.join(UNITS)}")
     return DONE
 
 
 def _remove(directory: Path, act: _Act, *, user: bool) -> int:
+    """Remove what is ours; what somebody has edited stays, and is said to."""
     found = {path: path.read_text() for name in UNITS if (path := directory / name).exists()}
-    if not _all_ours(found):
-        return FAILED
+    foreign = _foreign(found)
     for path in found:
-        act.remove(path)
+        if path not in foreign:
+            act.remove(path)
+    _tell_of(foreign, "it stays")
     if not found:
         print(f"There is nothing of melld's in {directory}.")
         return DONE
     manager = "systemctl --user" if user else "systemctl"
     stop = f"  {manager} stop {' '.join(UNITS)}\n  {manager} disable {' '.join(UNITS)}"
     print(f"\nWhat still runs or is enabled goes with:\n{stop}\n  {manager} daemon-reload")
-    return DONE
+    return FAILED if foreign else DONE
 
 
-def _all_ours(found: Mapping[Path, str]) -> bool:
-    """Whether this command wrote all of these; says which it did not."""
-    foreign = [path for path, text in found.items() if not is_ours(text)]
+def _foreign(found: Mapping[Path, str]) -> list[Path]:
+    """Return those that this command did not write as they are."""
+    return [path for path, text in found.items() if not is_ours(text)]
+
+
+def _tell_of(foreign: Iterable[Path], what: str) -> None:
     for path in foreign:
         print(
-            f"melld install-service: {path} was not written by this command, or was edited since: nothing is done. "
+            f"melld install-service: {path} was not written by this command, or was edited since: {what}. "
             "Move it away, or keep your changes with `systemctl edit`.",
             file=sys.stderr,
         )
-    return not foreign
+
+
+def _tell_of_keys(root: Path) -> None:
+    """Say so where the service could not read the key file of the configuration that it will find."""
+    try:
+        server = tomllib.loads((root / CONFIG.lstrip("/")).read_text()).get("server", {})
+    except (OSError, ValueError):  # not there, or not to be read as it is: `melld check-config` says which
+        return
+    named = server.get("api_key_file") if isinstance(server, dict) else None
+    if isinstance(named, str) and (remark := remark_on_key_file(named, root)) is not None:
+        print(f"melld install-service: warning: {remark}", file=sys.stderr)

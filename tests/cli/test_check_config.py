@@ -120,6 +120,16 @@ def test_keys_are_read_and_never_shown(place: Path) -> None:
     assert KEY not in done.stdout + done.stderr
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="an administrator is told, who checks for the service")
+def test_a_key_file_that_the_service_cannot_read_is_told(place: Path) -> None:
+    """What root can read is no key file of the service's, which then would not start."""
+    (place / "keys").chmod(0o600)
+    done = check(place, "--api-key-file", "keys")
+    assert done.returncode == 0
+    assert "warning: [server] api_key_file: keys cannot be read by the service" in done.stderr
+    assert KEY not in done.stderr
+
+
 def test_the_service_managers_key_counts(place: Path) -> None:
     """As ExecStartPre= of the unit, the check sees the key that the daemon will see."""
     (place / "credentials").mkdir()

@@ -81,17 +81,49 @@ def test_a_second_time_nothing_is_written(machine: Machine) -> None:
     assert "write  " not in said
 
 
-@pytest.mark.parametrize("flags", [(), ("--remove",)])
 @pytest.mark.parametrize("edited", UNITS)
-def test_what_somebody_else_wrote_is_left_alone(machine: Machine, flags: tuple[str, ...], edited: str) -> None:
+def test_what_somebody_else_wrote_is_left_alone(machine: Machine, edited: str) -> None:
     """An administrator's own unit, or changes in ours, are never lost; and nothing is half done."""
     machine.install()
     with (machine.system / edited).open("a") as unit:
         unit.write("# mine\n")
     before = machine.everything()
-    said = machine.install(*flags, code=1)
+    said = machine.install(code=1)
     assert machine.everything() == before
     assert edited in said
+
+
+@pytest.mark.parametrize("edited", UNITS)
+def test_what_nobody_has_edited_is_removed_and_the_rest_is_named(machine: Machine, edited: str) -> None:
+    """As the documents say: an edited unit stays, and does not keep the other one."""
+    machine.install()
+    with (machine.system / edited).open("a") as unit:
+        unit.write("# mine\n")
+    said = machine.install("--remove", code=1)
+    assert set(machine.everything()) == {f"etc/systemd/system/{edited}"}
+    assert f"{machine.system / edited} was not written by this command, or was edited since: it stays" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "directory_mode", "group", "is_told"),
+    [(0o600, 0o755, 0, True), (0o644, 0o755, 0, False), (0o640, 0o755, 0, True), (0o644, 0o700, 0, True)]
+    + ([(0o640, 0o755, 12345, False)] if os.getuid() == 0 else []),
+)
+def test_a_key_file_that_the_service_cannot_read_is_told(
+    machine: Machine, mode: int, directory_mode: int, group: int, is_told: bool
+) -> None:
+    """The service's user is nobody's: root's own key file would end its first start."""
+    settings = machine.root / "etc/melld"
+    settings.mkdir(parents=True)
+    settings.parent.chmod(0o755)
+    (settings / "melld.toml").write_text('[server]\napi_key_file = "/etc/melld/keys"\n')
+    (settings / "keys").write_text("key\n")
+    if os.getuid() == 0:
+        os.chown(settings / "keys", 0, group)
+    (settings / "keys").chmod(mode)
+    settings.chmod(directory_mode)
+    assert ("cannot be read by the service" in machine.install()) == is_told
+    assert "cannot be read by the service" not in machine.install("--user", XDG_CONFIG_HOME="/home/me/.config")
 
 
 def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
