@@ -43,7 +43,8 @@ def check_model(path: str) -> None:
                 "[model] path", f"{shown} holds no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}"
             )
     elif directory.exists():
-        raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}")
+        hint = f"; a configuration goes with --config {shown}" if directory.suffix == ".toml" else ""
+        raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}{hint}")
     elif not path or path.startswith((".", "/", "~")):
         raise ConfigError("[model] path", f"{shown} is no directory: {WHAT_A_MODEL_IS}{_model_near(directory)}")
 

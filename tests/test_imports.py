@@ -28,6 +28,7 @@ P  status  control_messages  service_units
 P  simulator.*
 P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard
 W  migrate.transports.*
+W  engine.option_kinds
 W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.block_report
 W  engine.residency*  engine.worker*
 D  decision_log_file

@@ -7,11 +7,13 @@ daemon to talk to, 130 interrupted).  A sub-command is a module with `add_argume
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from melld import __version__
+from melld.nearest import did_you_mean
 
 DONE, FAILED, BAD_USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -25,7 +27,7 @@ class SubCommand(NamedTuple):
 
 COMMANDS: Mapping[str, SubCommand] = {
     "serve": SubCommand("melld.cli.serve", "serve a model until told to stop"),
-    "status": SubCommand("melld.cli.status", "show workers and requests, once or live"),
+    "status": SubCommand("melld.cli.status", "show workers and requests, once or live (also: ps)"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
     "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
@@ -35,17 +37,25 @@ COMMANDS: Mapping[str, SubCommand] = {
     "install-service": SubCommand("melld.cli.install_service", "write melld's systemd units, or remove them"),
     "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),
 }
+SYNONYMS: Mapping[str, str] = {"ps": "status"}
+"""What people type who know other servers."""
+HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "status", "ls": "status", "top": "status"}
+"""What they may mean by words that are taken otherwise there."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sub-command that the arguments (without the program's name) ask for; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    name = ""
     try:
-        name = _parser().parse_args(words[:1]).command
+        name = _command(words[:1])
         module = importlib.import_module(COMMANDS[name].module)
         parser = argparse.ArgumentParser(prog=f"melld {name}")
         module.add_arguments(parser)
-        code = int(module.run(parser.parse_args(words[1:])))
+        arguments, unknown = parser.parse_known_args(words[1:])
+        if unknown:
+            parser.error(f"unknown: {' '.join(unknown)}{_flag_near(unknown[0], parser)}")
+        code = int(module.run(arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `melld check-config | head -n 1`: the reader has had enough
@@ -55,6 +65,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exited.code if isinstance(exited.code, int) else BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _command(words: Sequence[str]) -> str:
+    """The sub-command that the first word asks for; one that is not there ends the program with a hint."""
+    parser = _parser()
+    for word in words:
+        if word in SYNONYMS:
+            return SYNONYMS[word]
+        if not word.startswith("-") and word not in COMMANDS:
+            hint = did_you_mean(HINTS.get(word, word), COMMANDS) or "; `melld --help` lists them"
+            parser.error(f"there is no command {word!r}{hint}")
+    return str(parser.parse_args(words).command)
+
+
+def _flag_near(unknown: str, parser: argparse.ArgumentParser) -> str:
+    """A hint at the flag that was meant."""
+    known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
+    if parser.prog in ("melld serve", "melld check-config"):
+        from melld.engine.option_kinds import option_kinds
+
+        known += [f"--{option.replace('_', '-')}" for option in option_kinds()]
+    return did_you_mean(unknown.partition("=")[0].replace("_", "-"), known) if unknown.startswith("--") else ""
 
 
 def _parser() -> argparse.ArgumentParser:

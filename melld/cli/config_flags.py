@@ -8,9 +8,11 @@ import argparse
 import re
 import tomllib
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from melld.cli.vllm_flags import PREFIX, add_vllm_flags, vllm_overrides
 from melld.config import Config, CpuDevices, parse_config
 from melld.errors import ConfigError
 from melld.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
@@ -30,12 +32,16 @@ PLAIN_FLAGS = {
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `melld serve` and `melld check-config`."""
-    group = parser.add_argument_group("configuration", "Flags go before the file.")
+    parser.allow_abbrev = False  # --api-key is not --api-key-file
+    group = parser.add_argument_group(
+        "configuration", "Flags go before the file.  Any option of `vllm serve` is taken, too: --max-model-len 16k."
+    )
     group.add_argument(
         "--config", metavar="FILE", help=f"the configuration (default: ./{DEFAULT_FILE}, where there is one)"
     )
     group.add_argument("--model", metavar="DIR", help="the model to serve: its directory, or its name on Hugging Face")
     group.add_argument("--name", metavar="NAME", help="the name that clients call it by")
+    group.add_argument("--served-model-name", metavar="NAME", nargs="+", help="its names, if it has several")
     group.add_argument("--host", metavar="ADDRESS", help="where the API listens (default: 127.0.0.1)")
     group.add_argument("--port", metavar="PORT", type=int, help="its TCP port (default: 8000; 0 takes a free one)")
     group.add_argument(
@@ -45,6 +51,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-bytes", metavar="SIZE", help="KV cache of each CPU device, as 128MiB; implies --device cpu"
     )
     group.add_argument("--api-key-file", metavar="FILE", help="API keys, or their sha256: digests, one a line")
+    group.add_argument("--api-key", metavar="KEY", nargs="+", help="API keys themselves, for all who see `ps`")
     group.add_argument("--runtime-directory", metavar="DIR", help="where the control socket lies")
     group.add_argument(
         "--set",
@@ -53,6 +60,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="any other key, its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'",
     )
+    add_vllm_flags(parser)
 
 
 def add_daemon_flags(parser: argparse.ArgumentParser) -> None:
@@ -130,12 +138,26 @@ def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
         if value is not None:
             overrides[key], sources[key] = value, flag
+    for key, value in vllm_overrides(arguments).items():
+        overrides[key], sources[key] = value, f"--{key.removeprefix(PREFIX).replace('_', '-')}"
+    if arguments.served_model_name is not None:
+        if arguments.name is not None:
+            raise ConfigError("--served-model-name", "does not go together with --name")
+        overrides["model.name"], sources["model.name"] = arguments.served_model_name, "--served-model-name"
+    if arguments.api_key is not None:
+        overrides["server.api_keys"] = [_digest(key) for key in arguments.api_key]
     for key, value in _devices(arguments.device, arguments.kv_bytes).items():
         overrides[key], sources[key] = value, "--kv-bytes" if key.endswith("kv_bytes") else "--device"
     for words in arguments.set:
         key, value = _assignment(words)
         overrides[key], sources[key] = value, f"--set {key}"
     return overrides, sources
+
+
+def _digest(key: str) -> str:
+    if not key.strip():
+        raise ConfigError("--api-key", "is empty")
+    return key if key.startswith("sha256:") else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
 def _devices(device: str | None, kv_bytes: str | None) -> dict[str, Any]:

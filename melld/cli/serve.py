@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `melld serve`."""
     parser.description = "Serve a model in the foreground until SIGTERM or Ctrl-C, which let running requests end."
     parser.epilog = "Exit codes: 0 stopped in good order, 1 it could not start or go on, 2 bad configuration."
+    parser.add_argument("model_word", metavar="MODEL", nargs="?", help="the same as --model MODEL")
     add_config_flags(parser)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
     _allow_descriptors()
     try:
-        config = load_config(arguments, os.environ)
+        config = load_config(with_model(arguments), os.environ)
         import uvloop
 
         from melld.daemon import Daemon
@@ -56,6 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
     except MelldError as error:
         print(f"melld serve: {error}", file=sys.stderr)
         return FAILED
+
+
+def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with MODEL as --model.
+
+    Raises:
+        ConfigError: they name two.
+    """
+    if arguments.model_word is not None:
+        if arguments.model not in (None, arguments.model_word):
+            raise ConfigError("MODEL", f"is {arguments.model_word}, and --model is {arguments.model}: keep one")
+        arguments.model = arguments.model_word
+    return arguments
 
 
 def _allow_descriptors() -> None:
