@@ -93,13 +93,16 @@ class Watch:
         device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
         if uuid is None or nvml is None:
             return ProcessMeter(device, pid).read
-        return lambda: nvml.read(device, uuid, self._own_pids(uuid))
+        return lambda: nvml.read(device, uuid, *self._pids(uuid))
 
-    def _own_pids(self, uuid: str) -> list[int]:
-        """Of all workers on that device: what one of ours takes is not taken by others."""
-        places = self._fleet.supervisor.places.values()
-        processes = [place.process for place in places if place.slot.uuid == uuid]
-        return [process.pid for process in processes if process is not None and process.pid]
+    def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
+        """Of the workers on that device, and of all others: what one of ours takes is not taken by others."""
+        own: list[int] = []
+        guests: list[int] = []
+        for place in self._fleet.supervisor.places.values():
+            if place.process is not None and place.process.pid:
+                (own if place.slot.uuid == uuid else guests).append(place.process.pid)
+        return own, guests
 
     def _follow_capacities(self) -> None:
         """Readings tell what others hold of GPUs alone: a CPU device's memory is the machine's."""

@@ -9,6 +9,7 @@ from melld.config import Config, CpuDevices
 from melld.engine.vllm_options import FRONTEND_OPTIONS, check_option
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 # What a CPU worker needs to start in seconds and run on one core (the user's own words win): no bfloat16, whose
@@ -36,6 +37,8 @@ COMMON_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
+    # numpy's BLAS would start its threads in the template, and a process with threads cannot be forked whole.
+    "OPENBLAS_NUM_THREADS": "1",
 }
 
 
@@ -69,3 +72,13 @@ def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngin
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return AsyncEngineArgs(model=model_path, **arguments)
+
+
+def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
+    """vLLM's configuration, on both sides with the defaults of `vllm serve`.  Slow: it reads the model's files.
+
+    Tokens a step and requests at once depend on who asks (`vllm.engine.arg_utils.EngineArgs.get_batch_defaults`).
+    """
+    from vllm.usage.usage_lib import UsageContext
+
+    return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)

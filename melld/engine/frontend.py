@@ -16,7 +16,6 @@ from starlette.datastructures import State
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
@@ -28,7 +27,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from melld.config import SERVED_MODEL_NAME, Config
-from melld.engine.arguments import async_engine_args
+from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
 from melld.engine.vllm_options import FRONTEND_OPTIONS
@@ -136,8 +135,7 @@ class Frontend(AsyncLLM):
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
     """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
     named = engine_arguments | {SERVED_MODEL_NAME: list(config.model.names)}  # the label of vLLM's metrics
-    arguments = async_engine_args(config.model.path, named)
-    return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    return engine_config(async_engine_args(config.model.path, named))
 
 
 def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:

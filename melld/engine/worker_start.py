@@ -48,14 +48,12 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
 
 def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
     """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon."""
-    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
 
-    from melld.engine.arguments import async_engine_args
+    from melld.engine.arguments import async_engine_args, engine_config
 
-    arguments = async_engine_args(spec.model_path, spec.engine_arguments)
-    config = arguments.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT)
+    config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.

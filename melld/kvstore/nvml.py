@@ -67,12 +67,18 @@ class Nvml:
         devices = tuple(device for device in found if isinstance(device, Device))
         return Discovery(devices, "; ".join(line for line in found if isinstance(line, str)))
 
-    def read(self, device: str, uuid: str, own_pids: Collection[int] = ()) -> DeviceReading:
-        """Look at one GPU.  `own_pids`: melld's processes on it, whose memory is not that of others."""
+    def read(
+        self, device: str, uuid: str, own_pids: Collection[int] = (), guest_pids: Collection[int] = ()
+    ) -> DeviceReading:
+        """Look at one GPU.
+
+        `own_pids`: melld's processes on it, whose memory is not that of others.  `guest_pids`: those on other GPUs,
+        which keep a context here where they read this GPU's blocks through the host.
+        """
         try:
             self._start()
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            return _read_handle(device, uuid, handle, own_pids)
+            return _read_handle(device, uuid, handle, own_pids, guest_pids)
         except pynvml.NVMLError as error:
             if error.value not in LOST_CODES:
                 self._started = False
@@ -139,7 +145,9 @@ class _Asked:
             return None
 
 
-def _read_handle(device: str, uuid: str, handle: object, own_pids: Collection[int]) -> DeviceReading:
+def _read_handle(
+    device: str, uuid: str, handle: object, own_pids: Collection[int], guest_pids: Collection[int]
+) -> DeviceReading:
     asked = _Asked()
     memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     power_mw = asked.value("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
@@ -147,7 +155,7 @@ def _read_handle(device: str, uuid: str, handle: object, own_pids: Collection[in
     rates = asked.value("utilisation", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     processes = asked.value("processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     others_bytes = None
-    if memory is not None and (own_bytes := _bytes_of(processes, own_pids)) is not None:
+    if memory is not None and (own_bytes := _bytes_of(processes, own_pids, guest_pids)) is not None:
         others_bytes = max(0, memory.used - own_bytes)
     return DeviceReading(
         device=device,
@@ -168,14 +176,12 @@ def _read_handle(device: str, uuid: str, handle: object, own_pids: Collection[in
     )
 
 
-def _bytes_of(processes: Sequence[object] | None, pids: Collection[int]) -> int | None:
-    """What `pids` hold together; None when NVML hides one of them (another PID namespace, no permission)."""
-    if not pids:
-        return 0
+def _bytes_of(processes: Sequence[object] | None, pids: Collection[int], guests: Collection[int]) -> int | None:
+    """What they hold together; None when NVML hides one of `pids` (another PID namespace, no permission)."""
     if processes is None:
-        return None
+        return None if pids else 0
     held = {process.pid: process.usedGpuMemory for process in processes}  # type: ignore[attr-defined]
-    known = [held.get(pid) for pid in pids]
+    known = [held.get(pid) for pid in pids] + [held[pid] for pid in guests if pid in held]
     return None if None in known else sum(size for size in known if size is not None)
 
 

@@ -26,11 +26,34 @@ def test_the_users_words_go_before_ours() -> None:
     assert (arguments["block_size"], arguments["max_model_len"], arguments["dtype"]) == (64, 512, "float32")
 
 
-@pytest.mark.parametrize("key", ["port", "api_key", "tensor_parallel_size", "distributed_executor_backend", "model"])
+@pytest.mark.parametrize(
+    "key", ["port", "api_key", "tensor_parallel_size", "distributed_executor_backend", "model", "enable_sleep_mode"]
+)
 def test_what_melld_decides_is_refused_with_the_key_to_use(key: str) -> None:
     """An option that would do nothing, or harm, is told and not ignored."""
     with pytest.raises(ConfigError, match=key):
         engine_arguments(parse_config("", "test", {"model.path": "m", f"model.vllm.{key}": 1}), "cpu")
+
+
+def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
+    """Tokens a step and requests at once decide throughput: with an engine's defaults, a GPU would have a quarter."""
+    code = (
+        "import sys, json; from vllm.usage.usage_lib import UsageContext as U;"
+        "from melld.engine.arguments import async_engine_args, engine_config;"
+        "words = {'dtype': 'float32', 'enforce_eager': True, 'kv_cache_memory_bytes': 1 << 26};"
+        "ours = engine_config(async_engine_args(sys.argv[1], words)).scheduler_config;"
+        "theirs = async_engine_args(sys.argv[1], words).create_engine_config(U.OPENAI_API_SERVER).scheduler_config;"
+        "print(json.dumps([[c.max_num_batched_tokens, c.max_num_seqs] for c in (ours, theirs)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(demo_model)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | COMMON_ENVIRONMENT,
+    )
+    ours, theirs = json.loads(done.stdout.splitlines()[-1])
+    assert ours == theirs
 
 
 def test_options_of_the_api_do_not_reach_the_engine() -> None:

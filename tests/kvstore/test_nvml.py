@@ -128,11 +128,18 @@ def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) ->
     machine.set(gpu0_process="100 20000")
     assert machine.ask("read", FIRST, [100])["used_by_others_bytes"] == 10_000
     assert machine.ask("read", FIRST, [100, 101])["used_by_others_bytes"] is None, "a hidden process: unknown, not 0"
+    assert machine.ask("read", FIRST, [101], [100])["used_by_others_bytes"] is None, "a guest stands for nobody"
     machine.set(gpu0_process_error=4)
     hidden = machine.ask("read", FIRST, [100])
     assert hidden["used_by_others_bytes"] is None
     assert hidden["used_bytes"] == 30_000
     assert "processes: Insufficient Permissions" in hidden["reason"]
+
+
+def test_a_context_that_a_sibling_keeps_here_is_not_somebody_elses(machine: Machine) -> None:
+    """A worker that reads this GPU's blocks through the host must not shrink the capacity of the worker here."""
+    machine.set(gpu0_process="100 20000")
+    assert machine.ask("read", FIRST, [], [100, 999])["used_by_others_bytes"] == 10_000
 
 
 @pytest.mark.parametrize(

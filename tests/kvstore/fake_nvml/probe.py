@@ -24,8 +24,8 @@ class Probe:
     async def discover(self) -> object:
         return self._nvml.discover()
 
-    async def read(self, uuid: str, own_pids: list[int]) -> object:
-        return self._nvml.read("cuda:0", uuid, own_pids)
+    async def read(self, uuid: str, own_pids: list[int], guest_pids: list[int] | None = None) -> object:
+        return self._nvml.read("cuda:0", uuid, own_pids, guest_pids or [])
 
     async def link(self, first: str, second: str) -> object:
         return self._nvml.link(first, second)
