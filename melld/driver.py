@@ -9,6 +9,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
 
 from melld import events
 from melld.driver_line import WaitingLine
@@ -38,6 +41,15 @@ class NoRoomAsked(MelldError):
         super().__init__(f"{worker} has no room for {request} now, or is not awake")
 
 
+class NotCarriedOut(MelldError):
+    """A fault of ours kept a decision about the request from being made, or from being carried out."""
+
+    code = "not_carried_out"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"melld failed to schedule the request: {type(error).__name__}: {error}")
+
+
 class Driver:
     """One model's scheduler at work on its fleet."""
 
@@ -56,7 +68,6 @@ class Driver:
         self.line = WaitingLine(fleet, clock)
         self.preemptions = 0
         self._pushed_out: set[RequestId] = set()
-        self._early: dict[RequestId, int] = {}
         self._fleet = fleet
         self._clock = clock
         self._epoch_s = epoch_s
@@ -78,19 +89,58 @@ class Driver:
         self._handling = True
         try:
             while self._events:
-                event = self._events.popleft()
-                commands = self.scheduler.handle(event)
-                is_epoch = isinstance(event, events.EpochStarted)
-                self.moves.heard(event)
-                self.line.heard(event)
-                for command in commands:
-                    self._obey(command, is_epoch)
-                if is_epoch:
-                    self.moves.plan()
-                for tap in self.taps:
-                    tap(event, commands)
+                self._take(self._events.popleft())
         finally:
             self._handling = False
+
+    def _take(self, event: events.AnyEvent) -> None:
+        """One event to its end: whatever fails on the way is told, and ends nothing but itself."""
+        if self.moves.is_stale(event):
+            self._try(event, lambda: self.moves.heard(event))
+            return
+        commands = self._decide(event)
+        is_epoch = isinstance(event, events.EpochStarted)
+        self._try(event, lambda: self.moves.heard(event))
+        self._try(event, lambda: self.line.heard(event))
+        for command in commands:
+            if (error := self._try(command, partial(self._obey, command, is_epoch))) is not None:
+                self._try(command, partial(self._give_up, command, NotCarriedOut(error)))
+        if is_epoch:
+            self._try(event, self.moves.plan)
+        for tap in self.taps:
+            self._try(event, partial(tap, event, commands))
+
+    def _decide(self, event: events.AnyEvent) -> list[events.AnyCommand]:
+        """The scheduler's answer; a request that it cannot take in ends with that."""
+        decided: list[events.AnyCommand] = []
+        error = self._try(event, lambda: decided.extend(self.scheduler.handle(event)))
+        if error is None:
+            return decided
+        if isinstance(event, events.RequestArrived):
+            self._try(event, lambda: self._fleet.end(event.request, NotCarriedOut(error)))
+        return self.scheduler.cluster.take_commands()  # decided before it failed, and counted
+
+    def _try(self, what: msgspec.Struct, act: Callable[[], None]) -> Exception | None:
+        """Do this; what it raises is logged, and returned."""
+        try:
+            act()
+        except Exception as error:  # the boundary of one step: the others are taken, and no caller is harmed
+            log.exception("failed: %s", what)
+            return error
+        return None
+
+    def _give_up(self, command: events.AnyCommand, error: MelldError) -> None:
+        """The command was not carried out: its client is told, and the scheduler."""
+        match command:
+            case events.PlaceRequest() | events.QueueRequest() | events.ShedRequest() | events.RefuseRequest():
+                self._fleet.end(command.request, error)
+                self.handle(events.RequestFinished(self._clock(), request=command.request))
+            case events.MoveRequest():
+                self.moves.planner.drop(command.request)
+                aborted = events.MoveAborted(
+                    self._clock(), request=command.request, reason=str(error), destination=command.destination
+                )
+                self.handle(aborted)
 
     async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport:
         """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
@@ -169,18 +219,13 @@ class Driver:
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
         """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while.
 
-        One that vLLM had preempted is told once it holds again what it held; one whose new worker has it already, when
-        the scheduler has heard of that.
+        One that vLLM had preempted is told once it holds again what it held.
         """
-        known, live = self.scheduler.cluster.requests, self._fleet.live
+        known = self.scheduler.cluster.requests
         news = {}
-        sizes, self._early = self._early | sizes, {}
         for name, kv_bytes in sizes.items():
             request = known.get(name)
-            if request is None or request.worker is None or kv_bytes < request.kv_bytes or name not in live:
-                continue
-            if live[name].worker != request.worker.id:
-                self._early[name] = kv_bytes
+            if request is None or request.worker is None or kv_bytes < request.kv_bytes:
                 continue
             if kv_bytes > request.kv_bytes or name in self._pushed_out:
                 self._pushed_out.discard(name)

@@ -17,6 +17,7 @@ from melld import events
 from melld.control_messages import Drained, DrainOutcome, Resumed
 from melld.driver import Driver
 from melld.engine.fleet import Fleet
+from melld.engine.process import WorkerProcess
 from melld.engine.supervisor import Place
 from melld.errors import IllegalTransition, MelldError, UnknownWorker
 from melld.ids import RequestId, WorkerId
@@ -142,6 +143,8 @@ class Drains:
             drain.answer.set()
             if drain.stopping is not None:
                 await drain.stopping
+        if worker in self.by_worker:  # it was drained anew meanwhile
+            return Resumed(worker=worker, was_drained=True, started=False)
         if worker in self._driver.scheduler.cluster.workers:
             self._driver.handle(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
@@ -248,12 +251,12 @@ class Drains:
         if drain.deadline is not None:
             drain.deadline.cancel()
         drain.stuck = ""
-        loop = asyncio.get_running_loop()
-        drain.stopping = loop.create_task(self._end_process(drain), name=f"drain {drain.worker}")
-
-    async def _end_process(self, drain: Drain) -> None:
         process = self._fleet.supervisor.places[drain.worker].process
-        self._fleet.stop_worker(drain.worker)
+        self._fleet.stop_worker(drain.worker, stay_out=True)
+        ending = self._wait_ended(drain, process)
+        drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")
+
+    async def _wait_ended(self, drain: Drain, process: WorkerProcess | None) -> None:
         if process is not None:
             await process.wait_ended()
         drain.step("stopped")

@@ -18,7 +18,7 @@ from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger_page import Holding
 from melld.migrate.executor import Executor, Move
-from melld.migrate.migration_table import MoveState
+from melld.migrate.migration_table import MoveState, Outcome
 from melld.migrate.planner import Deferred, Planner, Start, Wanted
 from melld.migrate.snapshot import Phase, Via
 
@@ -110,6 +110,17 @@ class WantedMoves:
                 for deferred in self.planner.drop_worker(event.worker):
                     self._call_off(deferred, f"{event.worker} has gone")
 
+    def is_stale(self, event: events.AnyEvent) -> bool:
+        """Whether the move that is off is one that the scheduler counts no more: a newer one waits, or has begun.
+
+        The scheduler drops a move when it hears that a worker is down; the source may have to be thawed after that.
+        """
+        if not isinstance(event, events.MoveAborted):
+            return False
+        move = self._executor.moves.get(event.request)
+        has_begun = move is not None and move.migration.outcome in (None, Outcome.COMMITTED)
+        return has_begun or event.request in self.planner.waiting
+
     # -- what can be seen --------------------------------------------------------------------------------------------
 
     @property
@@ -119,18 +130,18 @@ class WantedMoves:
 
     def why_deferred(self, request: RequestId) -> str:
         """Why the request's move has not begun; empty if it has, or if there is none."""
-        if (deferred := self.planner.waiting.get(request)) is not None:
-            return deferred.cause.value
-        move = self._executor.moves.get(request)
+        move, deferred = self._executor.moves.get(request), self.planner.waiting.get(request)
+        if deferred is not None:
+            return deferred.cause.value if move is None else "its last move is not over yet"
         queued = move is not None and move.migration.state is MoveState.QUEUED
         return "others go over the same link" if queued else ""
 
     def way_of(self, request: RequestId) -> Via | None:
         """The way that its move goes, or will go if nothing stands in its way; None if there is no move."""
-        if (move := self._executor.moves.get(request)) is not None:
-            return move.migration.via
-        deferred = self.planner.waiting.get(request)
-        return self.planner.first_way(deferred.wanted) if deferred is not None else None
+        if (deferred := self.planner.waiting.get(request)) is not None:
+            return self.planner.first_way(deferred.wanted)
+        move = self._executor.moves.get(request)
+        return move.migration.via if move is not None else None
 
     async def begun(self, request: RequestId) -> Move:
         """The migration, once it has begun.
@@ -139,10 +150,8 @@ class WantedMoves:
             MoveCalledOff: it never will.
             KeyError: there is no such move.
         """
-        if (move := self._executor.moves.get(request)) is not None:
-            return move
         if request not in self.planner.waiting:
-            raise KeyError(request)
+            return self._executor.moves[request]
         future: asyncio.Future[Move] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(request, []).append(future)
         return await future
@@ -167,7 +176,8 @@ class WantedMoves:
         if live is None or live.worker != source:
             return kv_bytes, 1, ()
         tokens = live.prompt_tokens + len(live.output_token_ids)
-        if not (self._fleet.is_ready(source) and self._fleet.is_ready(destination)):
+        is_free = request not in self._executor.moves  # else its last move has yet to be put in order
+        if not (is_free and self._fleet.is_ready(source) and self._fleet.is_ready(destination)):
             return kv_bytes, tokens, ()
         chosen = self._chosen.get(request)
         ways = BOTH if chosen is None else (chosen,)
@@ -191,9 +201,12 @@ class WantedMoves:
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
         try:
             move = self._executor.start(wanted.request, wanted.destination, via)
-        except MelldError as error:
-            self.planner.ended(wanted.request)
-            self._call_off(Deferred(wanted, self._clock()), str(error))
+        except Exception as error:  # the boundary of one move: the others begin
+            if not isinstance(error, MelldError):
+                log.exception("failed: %s", start)
+            if wanted.request not in self._executor.moves:  # else its deadline ends it
+                self.planner.ended(wanted.request)
+                self._call_off(Deferred(wanted, self._clock()), str(error))
             return
         self._planned[wanted.request] = start.via
         self._chosen.pop(wanted.request, None)

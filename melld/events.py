@@ -119,8 +119,9 @@ class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
-    """The request now runs on the move's destination alone; the source's blocks are free.
+    """The request now runs on the move's destination alone.
 
+    The source has been told to free its blocks, and reads that before anything that is placed there from now on.
     `destination` tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way
     that it went in the end, for the decision log: empty if nobody says.
     """

@@ -51,9 +51,14 @@ class OfflineFleet(Fleet):
 class OfflineDaemon:
     """Three workers that share their memory, a driver that places one by one, and a clock that the test sets."""
 
-    def __init__(self, boundaries: Boundaries = TIGHT, policy: str = "most-free") -> None:
+    def __init__(
+        self,
+        boundaries: Boundaries = TIGHT,
+        policy: str = "most-free",
+        fleet: type[OfflineFleet] = OfflineFleet,
+    ) -> None:
         self.now_s = 0.0
-        self.fleet = OfflineFleet(lambda: self.now_s)
+        self.fleet = fleet(lambda: self.now_s)
         self.executor = Executor(self.fleet, lambda: self.now_s, MoveMeters(CollectorRegistry()))
         self.driver = Driver(self.fleet, self.executor, policy, lambda: self.now_s, 0.1, SchedulerSettings())
         self.driver.moves.planner = Planner(boundaries, PlannerSettings(give_up=20))

@@ -10,7 +10,8 @@ come back as calls of `place` and its like.  Never imports vLLM: what only vLLM 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -55,6 +56,7 @@ class Fleet:
         self.calls = Calls(self.send)
         self._dispatch = Dispatch(self.live, self.send)
         self._presence = Presence()
+        self._untold: list[events.AnyEvent] | None = None
         self.workers = self.reports.workers
         self._clock = clock
 
@@ -130,6 +132,24 @@ class Fleet:
         if process is not None:
             process.send(message, payload)
 
+    def tell(self, event: events.AnyEvent) -> None:
+        """Let the scheduler hear of it, once the fleet's own records are in order."""
+        if self._untold is None:
+            self.on_event(event)
+        else:
+            self._untold.append(event)
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """What is told in here is heard afterwards, in its order: nobody decides on half of it."""
+        untold: list[events.AnyEvent] = []
+        self._untold = untold
+        try:
+            yield
+        finally:
+            self._untold = None
+            self._tell_all(untold)
+
     def new_lease(self, request: RequestId) -> int:
         """A lease that nobody has had.  It is valid once the request is placed, or handed over, with it."""
         return self.live[request].new_lease()
@@ -159,12 +179,13 @@ class Fleet:
         """Whether it takes requests at once; those placed on one that does not are held until it is ready."""
         return worker in self.workers and self.supervisor.process(worker) is not None
 
-    def stop_worker(self, worker: WorkerId) -> None:
+    def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End the process of a worker that runs nothing.  The scheduler goes on to know it, and may have it woken.
 
-        For one that still has requests: they go on elsewhere from their tokens when it is gone.
+        For one that still has requests: they go on elsewhere from their tokens when it is gone, and it is started
+        again unless it is to stay out of service.
         """
-        self.supervisor.stop_worker(worker)
+        self.supervisor.stop_worker(worker, stay_out=stay_out)
         self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
 
     def start_worker(self, worker: WorkerId) -> None:
@@ -202,11 +223,12 @@ class Fleet:
 
     def withdraw(self, worker: WorkerId) -> None:
         """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
-        self.moves.worker_lost(worker)
-        for live in self.live.values():
-            if live.worker == worker:
-                live.leave_worker()
-        self._tell_all(self._presence.lost(worker, self._clock()))
+        with self._at_once():
+            self._tell_all(self._presence.lost(worker, self._clock()))
+            self.moves.worker_lost(worker)
+            for live in self.live.values():
+                if live.worker == worker:
+                    live.leave_worker()
 
     def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
         """Have the scheduler reckon with so much on the worker, until it is told another number."""
@@ -236,12 +258,22 @@ class Fleet:
         worker = slot.worker
         self.ready.pop(worker, None)
         self.calls.worker_lost(worker)
-        if self.reports.worker_lost(worker):
-            self.moves.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
-        if ended.expected and all(self._presence.holds(live.request, worker) for live in theirs):
-            self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
-            return
+        is_known = ended.expected and all(self._presence.holds(live.request, worker) for live in theirs)
+        with self._at_once():
+            if is_known:
+                wake_s = self.supervisor.places[worker].wake_s
+                self._tell_all(self._presence.stopped(worker, wake_s, self._clock()))
+            else:
+                self._tell_all(self._presence.lost(worker, self._clock()))
+            if self.reports.worker_lost(worker):
+                self.moves.worker_lost(worker)
+            if not is_known:
+                self._displace(worker, theirs, ended)
+        if ended.expected and not is_known:  # the scheduler does not know it any more, and so cannot have it woken
+            self.supervisor.wake(worker)
+
+    def _displace(self, worker: WorkerId, theirs: Sequence[Live], ended: WorkerEnded) -> None:
         innocent = self._dispatch.worker_lost(worker)
         for live in theirs:
             live.lose_worker(not ended.expected and live.request not in innocent, ended.from_outside)
@@ -249,7 +281,6 @@ class Fleet:
             workers = live.deaths + live.harms
             log.error("request %s was there when %d workers died: not tried again", live.request, workers)
             self._fail(live.request, RequestKilledWorkers(live.request, workers))
-        self._tell_all(self._presence.lost(worker, self._clock()))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
         worker = slot.worker
@@ -301,7 +332,7 @@ class Fleet:
 
     def _tell_ended(self, request: RequestId) -> None:
         self.moves.request_ended(request)
-        self.on_event(events.RequestFinished(self._clock(), request=request))
+        self.tell(events.RequestFinished(self._clock(), request=request))
 
     def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:
         """The request if it is that worker's now."""
@@ -310,4 +341,4 @@ class Fleet:
 
     def _tell_all(self, found: Iterable[events.AnyEvent]) -> None:
         for event in found:
-            self.on_event(event)
+            self.tell(event)

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -103,18 +103,24 @@ class WorkerProcess:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode_frame(message, payload))
 
-    async def stop(self, deadline_s: float) -> None:
-        """Ask it to end, then kill it; returns when it is gone.  One that still loads has nothing to put in order."""
+    def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
+        """Ask it to end, at once: it is not ready any more.  What is returned waits for the end, and kills if need be.
+
+        One that still loads has nothing to put in order.
+        """
+        if self.state is ProcessState.STARTING:
+            deadline_s = 0.0
         if self.state is not ProcessState.ENDED:
-            if self.state is ProcessState.STARTING:
-                deadline_s = 0.0
             self._step("stop")
             self.send(wire.StopWorker())
-            try:
-                await asyncio.wait_for(self._ended.wait(), deadline_s)
-            except TimeoutError:
-                self.kill()
-                await self._ended.wait()
+        return self._wait_or_kill(deadline_s)
+
+    async def _wait_or_kill(self, deadline_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._ended.wait(), deadline_s)
+        except TimeoutError:
+            self.kill()
+            await self._ended.wait()
 
     async def wait_ended(self) -> None:
         """Return when it is gone, and its end has been told."""

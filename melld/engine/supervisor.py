@@ -111,6 +111,7 @@ class Supervisor:
         Returns at once: `WorkerReady`, or the process's end, reaches the listener.
         """
         place = self.places[worker]
+        place.stays_out = False
         if self._stopping:
             return
         if place.given_up:
@@ -122,12 +123,14 @@ class Supervisor:
             self._own(self._spawn(place), f"start {worker}")
         self.on_change()
 
-    def stop_worker(self, worker: WorkerId) -> None:
+    def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
 
-        Returns at once: `WorkerEnded`, `expected`, reaches the listener.  What it runs must have been moved or ended.
+        Returns at once, and from now on the worker is not ready; `WorkerEnded`, `expected`, reaches the listener.
+        `stay_out`: an operator wants it so; only `start_worker` ends that.
         """
         place = self.places[worker]
+        place.stays_out = place.stays_out or stay_out
         if place.state in (WorkerState.STOPPING, WorkerState.STOPPED):
             return
         had_failed = place.state is WorkerState.FAILED
@@ -150,7 +153,7 @@ class Supervisor:
         place = self.places[worker]
         if place.state is WorkerState.ASLEEP:
             place.step("wake")
-        elif not place.given_up:
+        elif not (place.given_up or place.stays_out):
             self.start_worker(worker)
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:

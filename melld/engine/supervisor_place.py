@@ -66,6 +66,8 @@ class Place:
         self.has_been_ready = False
         self.detail = ""
         self.unanswered = 0
+        self.stays_out = False
+        """An operator has it stopped: it is not woken."""
         self.began_s = 0.0
         """When it was last asked to start."""
         self.wake_s = 0.0

@@ -85,6 +85,7 @@ class Ledger:
             self._drop_holding(page, step, request)
         if step > page.step:
             page.step = step
+            page.released_blocks = 0
             page.used_blocks, page.total_blocks = blocks
             if len(page.gone) > REORDER_STEPS:
                 page.gone = {name: when for name, when in page.gone.items() if when > step - REORDER_STEPS}
@@ -115,7 +116,7 @@ class Ledger:
     def release(self, worker: WorkerId, request: RequestId) -> None:
         """The migration is over: its blocks are in a block table, or free.  Unknown ones are ignored."""
         if (page := self._pages.get(worker)) is not None:
-            page.reserved.pop(request, None)
+            page.released_blocks += page.reserved.pop(request, 0)
 
     def take_grown(self) -> dict[tuple[RequestId, WorkerId], int]:
         """The kv_bytes of every holding that has become larger since the last call."""

@@ -73,6 +73,8 @@ class Page:
         self.step = -1
         self.holdings: dict[RequestId, Holding] = {}
         self.reserved: dict[RequestId, int] = {}
+        self.released_blocks = 0
+        """Reserved no more, and perhaps still among those in use: the worker has not reported since."""
         self.gone: dict[RequestId, int] = {}
         """request -> the step at which it had gone, for late messages."""
 
@@ -101,7 +103,7 @@ class Page:
         faults = []
         if not 0 <= used <= total:
             faults.append(f"{worker}: {used} blocks used of {total}")
-        if used > held_blocks + reserved:
+        if used > held_blocks + reserved + self.released_blocks:
             faults.append(f"{worker}: {used} blocks used, but {held_blocks} held and {reserved} reserved")
         if largest > used:
             faults.append(f"{worker}: one request holds {largest} blocks where {used} are used")

@@ -200,9 +200,17 @@ class Executor:
                     if (earlier := self._gaps.get(move.migration.wish.request)) is not None:
                         earlier.told.set()
                     self._gaps[move.migration.wish.request] = move
-                    self._fleet.hand_over(move.migration.wish.request, move.link[1], action.lease)
+                    self._commit(move, action.lease)
                 case Finish():
                     self._finish(move, action.outcome)
+
+    def _commit(self, move: Move, lease: int) -> None:
+        """Change the owner in the fleet and in the scheduler together: nothing can come between."""
+        wish, via = move.migration.wish, str(move.migration.via)
+        self._fleet.hand_over(wish.request, wish.destination, lease)
+        self._fleet.tell(
+            events.MoveCommitted(self._clock(), request=wish.request, destination=wish.destination, via=via)
+        )
 
     def _tell(self, move: Move, tell: Tell) -> None:
         if move.timer is not None:
@@ -228,20 +236,17 @@ class Executor:
         del self.moves[wish.request]
         self._queues[move.link] = collections.deque(other for other in self._queues[move.link] if other is not move)
         self._fleet.ledger.release(wish.destination, wish.request)
-        if wish.request not in self._gaps or outcome is not Outcome.COMMITTED:
-            self._gaps.pop(wish.request, None)
+        if self._gaps.get(wish.request) is not move:
             move.told.set()
         move.ended.set()
         self._meters.ended(migration, outcome)
         # A policy may ask again and again for what cannot be carried at all.
         never_began = outcome is Outcome.REFUSED and migration.number <= 1
         log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
-        now_s, committed = self._clock(), outcome is Outcome.COMMITTED
-        self._fleet.on_event(
-            events.MoveCommitted(now_s, request=wish.request, destination=wish.destination, via=str(migration.via))
-            if committed
-            else events.MoveAborted(now_s, request=wish.request, reason=outcome, destination=wish.destination)
-        )
+        if outcome is not Outcome.COMMITTED:
+            self._fleet.tell(
+                events.MoveAborted(self._clock(), request=wish.request, reason=outcome, destination=wish.destination)
+            )
         self._start_queued(move.link)
 
     # -- links -------------------------------------------------------------------------------------------------------

@@ -73,7 +73,10 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """The request is the destination's from now on, under this lease: the commit."""
+    """The request is the destination's from now on, under this lease: the commit.
+
+    The source has been told to free its blocks, and still holds them until it has read that.
+    """
 
     lease: int
 
@@ -142,12 +145,14 @@ class Migration:
         if self.outcome is None and (sign is Sign.ATTACHED or sign in _FAILURES):
             self.outcome = _FAILURES.get(sign, Outcome.COMMITTED)
             self.reason = self.reason or ("" if sign is Sign.ATTACHED else sign.value)
-        actions: list[Action] = [HandOver(self.wish.lease)] if sign is Sign.ATTACHED else []
+        actions: list[Action] = []
         if after is MoveState.ENDED:
             assert self.outcome is not None, self.told()
             actions.append(Finish(self.outcome))
         elif after is not before or sign is Sign.LATE:
             actions.append(self._tell())
+        if sign is Sign.ATTACHED:  # after the release: whatever takes the source's room reaches it behind that
+            actions.append(HandOver(self.wish.lease))
         return actions
 
     def told(self) -> tuple[str, ...]:

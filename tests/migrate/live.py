@@ -174,6 +174,10 @@ class Operator:
         """Until every worker is ready, or rests because nothing needs it."""
         self._wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
 
+    def wait_gone(self, worker: str, pid: int) -> None:
+        """Until the daemon knows that this process of the worker has ended."""
+        self._wait(lambda status: (worker, pid) not in {(w["worker"], w["pid"]) for w in status["workers"]}, PATIENCE_S)
+
     def wait_linked(self, daemon: DaemonProcess) -> None:
         """Until KV can be copied both ways between both workers, as the log says."""
         while sum(" by shared_memory" in line for line in daemon.lines) < 2:  # perhaps before it was ready

@@ -32,12 +32,15 @@ class Loss(msgspec.Struct, frozen=True):
     via: str = "kv"
     then_killed: str | None = None
     committed: bool = False
+    then_goes_on: bool = False
+    """Whoever was stopped, once the other's death is known."""
 
     @property
     def name(self) -> str:
         """For a test's id and for a line of the long form."""
         done = " and ".join(f"{role} {point} {what}" for role, point, what in self.faults)
-        return f"{self.via}: {done}" + (f", then {self.then_killed} KILL" if self.then_killed else "")
+        after = f", then {self.then_killed} KILL" if self.then_killed else ""
+        return f"{self.via}: {done}{after}" + (", then CONT" if self.then_goes_on else "")
 
 
 def _killed(role: str, point: str, via: str = "kv") -> Loss:
@@ -53,6 +56,12 @@ def _both(role: str, point: str) -> Loss:
     other = "source" if role == "destination" else "destination"
     told = (frozenset(DIED.values()),)
     return Loss(((role, point, "KILL"),), told, "kv", other, point == "releasing")
+
+
+def _killed_before_the_release(via: str) -> Loss:
+    """The destination, which has just taken over: the source is about to let go, and does so after that."""
+    told = (frozenset({DIED["destination"]}),)
+    return Loss((("source", "releasing", "STOP"),), told, via, "destination", committed=True, then_goes_on=True)
 
 
 MATRIX = (
@@ -75,6 +84,8 @@ MATRIX = (
     ),
     *(_both("destination", point) for point in DESTINATION_POINTS),
     _both("source", "releasing"),
+    _killed_before_the_release("kv"),
+    _killed_before_the_release("tokens"),
     *(_stopped("source", point) for point in SOURCE_POINTS),
     *(_stopped("destination", point) for point in DESTINATION_POINTS),
 )
@@ -90,8 +101,9 @@ FEW = (
         (frozenset({DIED["destination"]}), frozenset({DIED["source"]})),
     ),
     _stopped("destination", "copied"),
+    _killed_before_the_release("tokens"),
 )
-"""The suite's share: after the freeze, computing ahead, with the commit unsaid, both, hung in a copy."""
+"""The suite's share: frozen, computing ahead, with the commit unsaid, both, hung in a copy, just committed."""
 
 
 def suffer(bench: Bench, loss: Loss) -> list[str]:
@@ -107,7 +119,7 @@ def suffer(bench: Bench, loss: Loss) -> list[str]:
         file.touch()
     follower = None
     if loss.then_killed is not None:
-        follower = threading.Thread(target=_follow, args=(files[0], pids[workers[loss.then_killed]]))
+        follower = threading.Thread(target=_follow, args=(bench, files[0], workers[loss.then_killed], pids, loss))
         follower.start()
     wrong = _moved(bench, one["request"], workers["destination"], loss)
     if stream.result() != unmoved:
@@ -138,9 +150,13 @@ def _signs(report: Any) -> set[str]:
     return {line.split(" ms ", 1)[1] for line in report["story"]}
 
 
-def _follow(file: Path, pid: int) -> None:
+def _follow(bench: Bench, file: Path, victim: str, pids: dict[str, int], loss: Loss) -> None:
     end_s = time.monotonic() + 30.0
     while file.exists() and time.monotonic() < end_s:
         time.sleep(0.0005)  # another process takes it away: there is nothing to wait on
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pids[victim], signal.SIGKILL)
+    if loss.then_goes_on:
+        bench.operator.wait_gone(victim, pids[victim])
+        [other] = set(pids) - {victim}
+        os.kill(pids[other], signal.SIGCONT)

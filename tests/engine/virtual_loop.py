@@ -1,0 +1,82 @@
+"""An event loop without waiting: its clock jumps to the next timer, and its wires to workers lie in memory."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
+
+
+class _Jumping(selectors.SelectSelector):
+    """Never waits: what the loop would wait for a timer, its clock jumps."""
+
+    jump: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "the loop waits for something that never comes"
+        if timeout > 0:
+            self.jump(timeout)
+        return []
+
+
+class Wire(asyncio.Transport):
+    """The daemon's end of a worker's wire: what it writes is handed on as it is, at once."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write = write
+        self._closed = False
+
+    def writelines(self, list_of_data: Any) -> None:
+        self._write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`connect(protocol)` makes the transport of the worker that was spawned last."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.connect: Callable[[asyncio.BaseProtocol], Wire]
+        self.failures: list[dict[str, Any]] = []
+        selector = _Jumping()
+        selector.jump = self._jump
+        super().__init__(selector)
+        self.set_exception_handler(lambda _loop, context: self.failures.append(context))
+
+    def _jump(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def time(self) -> float:
+        return self.now_s
+
+    async def connect_read_pipe(self, protocol_factory: Any, pipe: Any) -> Any:
+        pipe.close()
+        return None, protocol_factory()
+
+    async def create_unix_connection(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
+        sock.close()
+        protocol = protocol_factory()
+        return self.connect(protocol), protocol
+
+    def __enter__(self) -> Self:
+        asyncio.set_event_loop(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+        self.run_until_complete(asyncio.sleep(0))
+        asyncio.set_event_loop(None)
+        self.close()
+
+
+def run_virtually(work: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
+    """Do the work to its end; it may wait for hours, and takes no time."""
+    with VirtualLoop() as loop:
+        loop.run_until_complete(work(loop))
+        assert not loop.failures, loop.failures
