@@ -5,11 +5,13 @@ the wires carry moves when the history says so.  `disagreements` holds what each
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
+from melld.decision_log import header_record
+from melld.decision_recorder import Recorder
 from melld.driver import Driver
 from melld.driver_drain import Drains, DrainState
 from melld.driver_idle import IdleWorkers
@@ -19,6 +21,7 @@ from melld.engine.fleet_request import RequestKilledWorkers
 from melld.engine.process import ProcessState
 from melld.engine.supervisor import Slot
 from melld.errors import MelldError
+from melld.events import AnyCommand, AnyEvent
 from melld.ids import RequestId, WorkerId
 from melld.migrate.executor import Executor
 from melld.migrate.executor_report import MoveMeters
@@ -29,6 +32,7 @@ from melld.scheduler.state import RequestState
 from melld.status import WorkerState
 from tests.engine.virtual_loop import VirtualLoop
 from tests.engine.virtual_worker import VirtualCodec, VirtualTemplate, VirtualWorker, Words, core_request
+from tests.simulator.audit import Auditor
 
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
 
@@ -58,6 +62,14 @@ class VirtualDaemon:
         self.errors: dict[RequestId, MelldError] = {}
         self.left: set[RequestId] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.auditor = Auditor()
+        self._recorder = Recorder()
+        self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
+        self.driver.taps.append(self._record)
+
+    def _record(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+        for record in self._recorder.take(event, commands, self.driver.ways_of(commands)):
+            self.auditor.feed(record)
 
     async def start(self) -> Self:
         """All workers are ready, and the daemon's loops run."""
@@ -224,7 +236,8 @@ class VirtualDaemon:
         """Every pair of records of one fact that differ.  Between two events there is none."""
         self.cluster.check()
         self.fleet.ledger.check()
-        return [*self._of_requests(), *self._of_moves(), *self._of_workers(), *self._of_drains()]
+        found = [*self._of_requests(), *self._of_moves(), *self._of_workers(), *self._of_drains()]
+        return found + self.auditor.faults
 
     def _of_requests(self) -> Iterator[str]:
         live, known = self.fleet.live, self.cluster.requests

@@ -13,7 +13,7 @@ from melld.migrate.snapshot import Via
 from melld.status import WorkerState
 from tests.engine.virtual_daemon import VirtualDaemon
 from tests.engine.virtual_loop import VirtualLoop, run_virtually
-from tests.engine.virtual_worker import FrameDecoder, VirtualWorker, wire
+from tests.engine.virtual_worker import BLOCK_BYTES, BLOCKS, FrameDecoder, VirtualWorker, wire
 
 CHOICES = 4096
 POLICIES = ("mell-plus", "mell", "most-free", "best-fit")
@@ -37,6 +37,9 @@ class History:
             self._refuse,
             self._leave,
             *[self._kill] * 2,
+            *[self._kill_in_a_move] * 3,
+            *[self._leave_in_a_move] * 1,
+            *[self._resize] * 1,
             self._crash,
             self._hang,
             *[self._load] * 3,
@@ -112,6 +115,20 @@ class History:
     def _kill(self, name: WorkerId, number: int) -> None:
         self._worker(name).die(-signal.SIGKILL, heard=number % 4)
 
+    def _kill_in_a_move(self, _: WorkerId, number: int) -> None:
+        """Its source or its destination, wherever it stands."""
+        if moves := list(self.daemon.executor.moves.values()):
+            move = moves[number // 2 % len(moves)]
+            self._worker(move.link[number % 2]).die(heard=number // 4 % 3)
+
+    def _leave_in_a_move(self, _: WorkerId, number: int) -> None:
+        if moves := [request for request in self.daemon.executor.moves if request in self.daemon.fleet.live]:
+            self.daemon.leave(moves[number % len(moves)])
+
+    def _resize(self, name: WorkerId, number: int) -> None:
+        """Others take memory of its device, or give it back."""
+        self.daemon.fleet.limit_capacity(name, (BLOCKS - number % 3) * BLOCK_BYTES)
+
     def _crash(self, name: WorkerId, number: int) -> None:
         self._worker(name).die(-signal.SIGABRT, heard=number % 4)
 
@@ -169,6 +186,7 @@ class History:
         """Every worker is in service and well again."""
         for name in self.daemon.names:
             self._worker(name).hung = False
+            self.daemon.fleet.limit_capacity(name, BLOCKS * BLOCK_BYTES)
             self.daemon.spawn(self.daemon.drains.resume(name))
         await self.daemon.finish()
 

@@ -39,8 +39,8 @@ class Words(msgspec.Struct, frozen=True):
 class VirtualCodec:
     """Stands where vLLM's encoding stands."""
 
-    def encode_request(self, core_request: Any) -> list[bytes]:
-        return [msgspec.msgpack.encode(core_request.words)]
+    def encode_request(self, core_request: Any) -> bytes:
+        return msgspec.msgpack.encode(core_request.words)
 
     def decode_outputs(self, buffers: Any, _engine_index: int) -> Any:
         outputs = [

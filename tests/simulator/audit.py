@@ -127,8 +127,9 @@ class Auditor:
             self.on_gone(worker)
 
     def on_gone(self, worker: str) -> None:
-        """Its requests have no worker, and moves to it are off."""
+        """Its requests have no worker, moves to it are off, and one that comes up in its place is in service."""
         self.awake.discard(worker)
+        self.drained.discard(worker)
         self.held[worker].clear()
         for request in [one for one, owner in self.owner.items() if owner == worker]:
             self.owner[request] = None
