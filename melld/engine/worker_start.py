@@ -52,7 +52,9 @@ def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
     from vllm.v1.executor import Executor
 
     from melld.engine.arguments import async_engine_args, engine_config
+    from melld.engine.worker_alone import open_no_ports
 
+    open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
