@@ -1,18 +1,24 @@
 """HTTP/1.1 connections: what aiohttp's parser and protocol leave open is closed here.
 
 Owns the time that a client may take for a request's head, the answers to heads that cannot be parsed (431 for one
-that is too large), and the watch over clients that do not read.  Knows nothing of routes.
+that is too large) or frame a body as they must not, the bound on what chunks may cost beside their content, and the
+watch over clients that do not read.  Knows nothing of routes.
 """
 
 import asyncio
 import logging
 import socket
+import sys
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
+from melld.api.half_closed import HalfClosedWatch
 from melld.config import ServerConfig
 
 log = logging.getLogger("melld.api")
@@ -21,12 +27,25 @@ MAX_URL_BYTES = 4096
 # The kernel holds back at most so much of a stream that its reader does not take; beyond it the writer feels it.
 UNSENT_BYTES = 128 << 10
 LINGER_S = 2.0
+# A chunk of one byte comes as six.  Beyond that, and what two reads of the transport hold, extensions of chunks, zeros
+# before their sizes and trailers cost the daemon more than they could mean: it knows none.
+WIRE_BYTES_PER_BYTE = 6
+WIRE_BYTES_SPARE = 512 << 10
 
 
 class Connection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_head_timer", "_limits", "_requests_answered", "_requests_seen")
+    __slots__ = (
+        "_body",
+        "_head_timer",
+        "_is_old",
+        "_limits",
+        "_requests_answered",
+        "_requests_seen",
+        "_watch",
+        "_wire_bytes",
+    )
 
     def __init__(self, manager: web.Server, limits: ServerConfig, **options: Any) -> None:
         super().__init__(
@@ -45,6 +64,14 @@ class Connection(web.RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._requests_seen = 0
         self._requests_answered = 0
+        self._body: StreamReader = EMPTY_PAYLOAD
+        """Of the last request."""
+        self._wire_bytes = 0
+        """What has come for it since its head."""
+        self._is_old = False
+        """Whether its client speaks HTTP/1.0."""
+        self._watch: HalfClosedWatch | None = None
+        """There when the client has said that it sends no more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first head."""
@@ -57,6 +84,8 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop waiting."""
         self._disarm()
+        if self._watch is not None:
+            self._watch.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -64,9 +93,35 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if self._request_count != self._requests_seen:
             self._requests_seen = self._request_count
+            message, self._body = self._messages[-1]
+            self._wire_bytes, self._is_old = 0, getattr(message, "version", HttpVersion11) < HttpVersion11
             self._disarm()
         elif self._head_timer is None and self._awaits_head():
             self._arm()
+        elif not self._body.is_eof():
+            self._wire_bytes += len(data)
+            if self._wire_bytes > WIRE_BYTES_PER_BYTE * self._body.total_bytes + WIRE_BYTES_SPARE:
+                self._refuse_framing()
+
+    def eof_received(self) -> bool | None:
+        """Keep the connection of a client that has sent all of its requests and waits for an answer."""
+        waits = self._requests_answered < self._requests_seen and self._body.is_eof()
+        if not waits or self.transport is None:
+            return None
+        self._watch = HalfClosedWatch(self.transport, self._may_probe, is_old=self._is_old)
+        return True
+
+    def _may_probe(self) -> bool:
+        request = self._current_request
+        return request is not None and not self._is_old and request.writer.output_size == 0
+
+    def _refuse_framing(self) -> None:
+        """End the body whose chunks are nearly all framing: its reader answers, where there still is one."""
+        if self._current_request is None:
+            self.force_close()
+            return
+        self._wire_bytes = -sys.maxsize  # said once; what still comes is thrown away while the answer is sent
+        self._body.set_exception(RequestPayloadError("its chunks hold next to no content"))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -76,6 +131,10 @@ class Connection(web.RequestHandler):
             return await super().finish_response(request, resp, start_time)
         finally:
             self._requests_answered += 1
+            if self._wire_bytes < 0:
+                self._body._exception = None  # noqa: SLF001  the rest can be read, so that the answer is not lost
+            if self._watch is not None and self._requests_answered == self._requests_seen:
+                self.close()
 
     def _awaits_head(self) -> bool:
         """Whether what comes now is a request's head: not a body, and not what is read and thrown away at the end."""
@@ -101,9 +160,7 @@ class Connection(web.RequestHandler):
         else:
             log.error("a connection's handler failed", exc_info=exc)
             answer = Answer(500, "Internal server error", code="internal_error")
-        response = web.Response(status=answer.status, body=answer.body(Dialect.OPENAI), content_type="application/json")
-        response.force_close()
-        return response
+        return _last_answer(answer)
 
     def _arm(self) -> None:
         self._head_timer = self._loop.call_later(self._limits.header_timeout_s, self._head_is_late)
@@ -128,12 +185,38 @@ class ConnectionServer(web.Server):
     """aiohttp's low-level server with connections of ours."""
 
     def __init__(self, handler: Any, limits: ServerConfig) -> None:
-        super().__init__(handler, handler_cancellation=True)
+        super().__init__(self._handle, handler_cancellation=True)
+        self._handler = handler
         self._limits = limits
 
     def __call__(self) -> web.RequestHandler:
         """One connection's protocol, as `loop.create_server` asks for it."""
         return Connection(self, self._limits, loop=self._loop)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        fault = framing_fault(request)
+        return await self._handler(request) if fault is None else _last_answer(fault)
+
+
+def framing_fault(request: web.BaseRequest) -> Answer | None:
+    """Return the answer to a request that nobody may take for framed, where it is one (RFC 9112, 6.1)."""
+    codings = [
+        coding.strip().lower() for line in request.headers.getall("Transfer-Encoding", ()) for coding in line.split(",")
+    ]
+    if not codings or (codings == ["chunked"] and request.version >= HttpVersion11):
+        return None
+    if request.version < HttpVersion11:
+        return Answer(400, "HTTP/1.0 has no Transfer-Encoding", code="malformed_request")
+    if codings.count("chunked") > 1 or codings[-1] != "chunked":
+        return Answer(400, "Transfer-Encoding must end in chunked, once", code="malformed_request")
+    return Answer(501, "the only Transfer-Encoding that is served is chunked", code="unsupported_transfer_encoding")
+
+
+def _last_answer(answer: Answer) -> web.Response:
+    """Return an error after which the connection is closed."""
+    response = web.Response(status=answer.status, body=answer.body(Dialect.OPENAI), content_type="application/json")
+    response.force_close()
+    return response
 
 
 class ReaderWatch:

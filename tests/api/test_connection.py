@@ -1,0 +1,229 @@
+"""Connections without an engine: who still listens is answered, who has gone is noticed, framing is bounded."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from melld.api.acceptor import Acceptor
+from melld.api.connection import WIRE_BYTES_PER_BYTE, WIRE_BYTES_SPARE, ConnectionServer
+from melld.config import ServerConfig
+
+LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+POST = "POST / HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n"
+
+
+class Service:
+    """Reads each body, and answers with its size when it is let; a GET of /stream writes for ever."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.let = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            body = await request.read()
+        except web.RequestPayloadError as error:
+            return web.Response(status=400, text=str(error))
+        self.begun.set()
+        try:
+            if request.path == "/stream":
+                response = web.StreamResponse()
+                await response.prepare(request)
+                while True:
+                    await response.write(b"token\n")
+                    await asyncio.sleep(0.01)
+            await self.let.wait()
+        except BaseException:
+            self.left.set()
+            raise
+        return web.Response(text=str(len(body)))
+
+
+@contextlib.asynccontextmanager
+async def serving(family: int = socket.AF_INET) -> AsyncIterator[tuple[Service, Callable[[], socket.socket]]]:
+    """The service, and what connects to it."""
+    service = Service()
+    runner = web.ServerRunner(ConnectionServer(service.handle, ServerConfig()), shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.socket(family)
+    listener.bind(("127.0.0.1", 0) if family == socket.AF_INET else "")  # "": the kernel finds an abstract name
+    acceptor = Acceptor(listener, runner.server)  # type: ignore[arg-type]
+    address = listener.getsockname()
+
+    def connect() -> socket.socket:
+        client = socket.socket(family)
+        client.settimeout(20)
+        client.connect(address)
+        return client
+
+    acceptor.start()
+    try:
+        yield service, connect
+    finally:
+        acceptor.stop()
+        await runner.cleanup()
+
+
+async def soon(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 20)
+
+
+def answer_to(client: socket.socket) -> bytes:
+    """All that it sends, the interim responses passed over as every client of HTTP/1.1 does."""
+    whole = b"".join(iter(lambda: client.recv(65536), b""))
+    while whole.startswith(b"HTTP/1.1 100 "):
+        whole = whole.partition(b"\r\n\r\n")[2]
+    return whole
+
+
+@LOOPS
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX], ids=["tcp", "unix"])
+def test_a_client_that_sends_no_more_gets_its_answer(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], family: int
+) -> None:
+    """`printf ... | nc -N`, and clients that close their half, wait for the answer, however long it takes."""
+
+    async def check() -> None:
+        async with serving(family) as (service, connect):
+            with connect() as client:
+                client.sendall(f"{POST}Content-Length: 3\r\n\r\nabc".encode())
+                client.shutdown(socket.SHUT_WR)
+                await soon(service.begun)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(service.left.wait(), 0.3)  # over several looks of the watch
+                assert not service.left.is_set()
+                service.let.set()
+                answer = await asyncio.to_thread(answer_to, client)
+                assert (answer[:15], answer[-1:]) == (b"HTTP/1.1 200 OK", b"3")
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
+
+
+@LOOPS
+def test_all_that_a_half_closed_client_has_asked_is_answered(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Pipelined requests too; then the connection is closed from this side."""
+    request = b"POST / HTTP/1.1\r\nHost: melld\r\nContent-Length: 3\r\n\r\nabc"
+
+    async def check() -> None:
+        async with serving() as (service, connect):
+            with connect() as client:
+                service.let.set()
+                client.sendall(request * 3)
+                client.shutdown(socket.SHUT_WR)
+                answers = await asyncio.to_thread(answer_to, client)
+                assert answers.count(b"HTTP/1.1 200 OK") == 3
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
+
+
+@LOOPS
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX], ids=["tcp", "unix"])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize(
+    "head", ["POST / HTTP/{}\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", "GET /stream HTTP/{}\r\nHost: a\r\n\r\n"]
+)
+def test_a_client_that_has_gone_gives_its_place_back(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], family: int, version: str, head: str
+) -> None:
+    """Nobody computes for a client that has closed its connection, before its answer has begun or after."""
+
+    async def check() -> None:
+        async with serving(family) as (service, connect):
+            with connect() as client:
+                client.sendall(head.format(version).encode())
+                await soon(service.begun)
+            await soon(service.left)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
+
+
+@LOOPS
+@pytest.mark.parametrize("sent", [b"", b"POST / HT", f"{POST}Content-Length: 10\r\n\r\nabc".encode()])
+def test_what_is_cut_short_is_not_waited_for(make_loop: Callable[[], asyncio.AbstractEventLoop], sent: bytes) -> None:
+    """Who sends half a request and no more has no answer to wait for."""
+
+    async def check() -> None:
+        async with serving() as (_service, connect):
+            with connect() as client:
+                client.sendall(sent)
+                client.shutdown(socket.SHUT_WR)
+                assert await asyncio.to_thread(answer_to, client) == b""
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
+
+
+@pytest.mark.parametrize(
+    ("version", "coding", "status"),
+    [
+        ("1.1", "chunked", 200),
+        ("1.1", "Chunked", 200),
+        ("1.1", "gzip, chunked", 501),
+        ("1.1", "identity, chunked", 501),
+        ("1.1", "chunked, gzip", 400),
+        ("1.1", "chunked, chunked", 400),
+        ("1.1", "gzip", 400),
+        ("1.0", "chunked", 400),
+    ],
+)
+async def test_only_chunked_is_a_transfer_coding(version: str, coding: str, status: int) -> None:
+    """What a proxy and the daemon could frame differently is refused, and the connection with it (RFC 9112, 6.1)."""
+    sent = f"POST / HTTP/{version}\r\nHost: melld\r\nTransfer-Encoding: {coding}\r\nConnection: keep-alive\r\n\r\n"
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+            client.sendall(sent.encode() + b"3\r\nabc\r\n0\r\n\r\n")
+            if status == 200:
+                client.shutdown(socket.SHUT_WR)
+            answer = await asyncio.to_thread(answer_to, client)
+        assert answer.split()[1] == str(status).encode(), answer
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode() + b"".join(chunks) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"3;" + b"x" * 1_000_000 + b"\r\nabc\r\n",
+        b"0" * 1_000_000 + b"3\r\nabc\r\n",
+        b"".join(b"1;" + b"x" * 200 + b"\r\na\r\n" for _ in range(10_000)),
+    ],
+    ids=["one-extension", "zeros", "many-extensions"],
+)
+async def test_chunks_that_are_all_framing_are_refused(framing: bytes) -> None:
+    """A body may be as large as it may be: what stands around it has no meaning here, and costs no more than that."""
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+
+            def talk() -> bytes:
+                with contextlib.suppress(ConnectionError):
+                    client.sendall(chunked(framing))
+                return answer_to(client)
+
+            answer = await asyncio.to_thread(talk)
+        assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
+
+
+async def test_chunks_of_one_byte_are_a_body_like_any_other() -> None:
+    """The bound never meets a client that is merely slow, or talks much."""
+    count = 2 * WIRE_BYTES_SPARE // WIRE_BYTES_PER_BYTE
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+            await asyncio.to_thread(client.sendall, chunked(b"1\r\na\r\n" * count))
+            answer = await asyncio.to_thread(answer_to, client)
+        assert answer.endswith(str(count).encode())
