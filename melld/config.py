@@ -132,7 +132,8 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """The GPUs to use, by index or UUID."""
+    """The GPUs to use, by index or UUID.  One that is named twice has two workers: `[model.vllm] kv_cache_memory_bytes`
+    then says what each takes."""
     cpu: CpuDevices | None = None
 
 

@@ -3,7 +3,10 @@
 Owns the choice of devices.  Asks NVML (no CUDA context) and nothing else.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from melld.config import Config, CpuDevices, DevicesConfig
 from melld.engine import wire
@@ -38,23 +41,59 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
     defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
     settings = {key: environment.get(key, value) for key, value in defaults.items()}
     arguments = engine_arguments(config, kind)
+    shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
-    names = [f"cuda:{gpu.index}" for gpu in gpus]
+    names = _names(gpus, shares)
     if kind == "cpu":
         names = [f"cpu:{index}" for index in range((config.devices.cpu or CpuDevices()).count)]
     slots = []
     for index, name in enumerate(names):
         own = uuids[index] if uuids else None
+        worker = f"w{index}"
         spec = wire.WorkerSpec(
-            worker=f"w{index}",
+            worker=worker,
             model_path=config.model.path,
             device_kind=kind,
-            visible_devices=(own, *(uuid for uuid in uuids if uuid != own)) if own else (),
-            engine_arguments=arguments,
-            environment=settings,
+            visible_devices=tuple(dict.fromkeys((own, *uuids))) if own else (),
+            engine_arguments=arguments | (_share(arguments, name, shares[own]) if own else {}),
+            environment=settings | (_own_cache(worker, environment) if own else {}),
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
     return slots
+
+
+def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
+    """`cuda:0`, or `cuda:0.0`, `cuda:0.1` for the workers that share one GPU."""
+    seen: Counter[str] = Counter()
+    names = []
+    for gpu in gpus:
+        names.append(f"cuda:{gpu.index}" + (f".{seen[gpu.uuid]}" if shares[gpu.uuid] > 1 else ""))
+        seen[gpu.uuid] += 1
+    return names
+
+
+def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str, Any]:
+    """Arguments of one of the `workers` of a GPU.
+
+    vLLM measures what its KV cache may take by what is free on the GPU, which a second worker that starts beside it
+    changes: so each is told.
+
+    Raises:
+        ConfigError: they share the GPU, and it is not said how much each may take.
+    """
+    if workers == 1:
+        return {}
+    if "kv_cache_memory_bytes" not in arguments:
+        key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
+        raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")
+    return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}
+
+
+def _own_cache(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """vLLM writes what it has compiled to files that it does not lock, and workers start side by side."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")
+    return {"VLLM_CACHE_ROOT": str(root / "melld" / worker)}

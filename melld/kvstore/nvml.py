@@ -192,8 +192,10 @@ def _is_ok(status: int | None) -> bool | None:
 def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Device]:
     """The GPUs named in `[devices] cuda`, in that order: an index of nvidia-smi, or a UUID or its beginning.
 
+    One that is named twice is to have two workers.
+
     Raises:
-        ConfigError: one is not there, is not one alone, or is named twice.
+        ConfigError: one is not there, or is not one alone.
     """
     chosen: list[Device] = []
     for name in wanted:
@@ -201,8 +203,6 @@ def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Devic
         if len(found) != 1:
             there = ", ".join(f"{device.index} ({device.uuid})" for device in devices) or "none"
             raise ConfigError("devices.cuda", f"{'no' if not found else 'more than one'} GPU {name!r}; there: {there}")
-        if found[0] in chosen:
-            raise ConfigError("devices.cuda", f"GPU {found[0].index} ({found[0].uuid}) is named twice")
         chosen += found
     return chosen
 

@@ -268,6 +268,7 @@ def test_gpus_are_named_by_index_uuid_or_its_beginning() -> None:
     """The configuration takes what nvidia-smi prints, in the order that the operator wants."""
     assert choose(DEVICES, [1, 0]) == DEVICES[::-1]
     assert choose(DEVICES, [SECOND, "GPU-1111"]) == DEVICES[::-1]
+    assert choose(DEVICES, [0, FIRST]) == [DEVICES[0]] * 2, "two workers on one GPU"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,6 @@ def test_gpus_are_named_by_index_uuid_or_its_beginning() -> None:
         ([2], "no GPU 2; there: 0"),
         (["GPU-"], "no GPU 'GPU-'"),
         (["nonsense"], "no GPU 'nonsense'"),
-        ([0, FIRST], "named twice"),
     ],
 )
 def test_a_wrong_name_of_a_gpu_is_a_clear_refusal(wanted: list[int | str], message: str) -> None:
