@@ -4,6 +4,7 @@ Owns the encoding of facts and decisions; never writes a file (the daemon's shel
 never decides.  Records have the keys `at` (seconds) and `kind`, and then:
 
     worker    worker, capacity_bytes (zero: it is gone and its requests have no worker), slots
+    share     worker, shared_bytes: so much less than the sum of its requests' sizes is used there
     arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key)
     place     request, worker, kv_bytes, cause
     queue     request, cause
@@ -159,6 +160,9 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.WorkerDown: lambda event: [("worker", {"worker": event.worker, "capacity_bytes": 0})],
     events.WorkerCapacityChanged: lambda event: [
         ("worker", {"worker": event.worker, "capacity_bytes": event.capacity_bytes})
+    ],
+    events.WorkerSharingChanged: lambda event: [
+        ("share", {"worker": event.worker, "shared_bytes": event.shared_bytes})
     ],
     events.MoveCommitted: _moved,
     events.MoveAborted: _moved,

@@ -56,6 +56,8 @@ class Recorder:
                     return []
             case events.WorkerUp():
                 self._capacity_bytes[event.worker] = event.capacity_bytes
+            case events.WorkerSharingChanged():
+                return fact_records(event, step) if event.worker in self._capacity_bytes else []
             case events.WorkerDown() | events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
                 return self._worker_changed(event)
         return fact_records(event, step)

@@ -14,7 +14,6 @@ from functools import partial
 import msgspec
 
 from melld import events
-from melld.control_messages import AlreadyThere
 from melld.driver_line import WaitingLine
 from melld.driver_moves import WantedMoves
 from melld.engine.fleet import Fleet
@@ -143,10 +142,10 @@ class Driver:
                 )
                 self.handle(aborted)
 
-    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport | AlreadyThere:
+    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport:
         """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
 
-        It then stays there, see `Scheduler`.  `request`: its id, or what of it tells it from the others.
+        `request`: its id, or what of it tells it from the others.
 
         Raises:
             MelldError: it could not even be begun.
@@ -157,8 +156,7 @@ class Driver:
         if request in self._executor.moves:
             raise MoveRefused(request, Refusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
-            self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
-            return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
+            raise MoveRefused(request, Refusal.ALREADY_THERE)
         self._executor.check_link(request, destination, via)
         self._asked[request] = via
         try:
@@ -168,11 +166,6 @@ class Driver:
         if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(await self.moves.begun(request))
-
-    def is_pinned(self, request: RequestId) -> bool:
-        """Whether an operator has sent it where it is, or is going."""
-        known = self.scheduler.cluster.requests.get(request)
-        return known is not None and known.pinned
 
     def _called(self, name: str) -> RequestId:
         alike = [name] if name in self._fleet.live else [request for request in self._fleet.live if name in request]
@@ -208,12 +201,20 @@ class Driver:
         while True:
             await asyncio.sleep(self._epoch_s)
             self._tell_preempted()
-            grown = self._news(self._fleet.take_grown())
-            if grown:
-                self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
+            self._tell_sizes()
             cluster = self.scheduler.cluster
             if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan, nor to log
                 self.handle(events.EpochStarted(self._clock()))
+
+    def _tell_sizes(self) -> None:
+        """What has grown, and then what is shared: of sizes that the scheduler knows."""
+        grown = self._news(self._fleet.take_grown())
+        if grown:
+            self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
+        for worker in list(self.scheduler.cluster.workers.values()):
+            shared_bytes = min(self._fleet.shared_bytes(worker.id), worker.held_bytes)
+            if shared_bytes != worker.shared_bytes:
+                self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
     def _tell_preempted(self) -> None:
         self._pushed_out &= self.scheduler.cluster.requests.keys()

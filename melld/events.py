@@ -89,6 +89,16 @@ class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
     capacity_bytes: int
 
 
+class WorkerSharingChanged(Event, frozen=True, tag=True, gc=False):
+    """So much less than the sum of its requests' sizes is used on the worker: blocks that several hold are there once.
+
+    Counts requests that run there or are on their way there, and those alone.
+    """
+
+    worker: WorkerId
+    shared_bytes: int
+
+
 class WorkerSlotsChanged(Event, frozen=True, tag=True, gc=False):
     """The worker should run at most so many requests at once, perhaps fewer than it has: its steps became too slow."""
 
@@ -217,6 +227,7 @@ AnyEvent = (
     | WorkerSteadied
     | WorkerDown
     | WorkerCapacityChanged
+    | WorkerSharingChanged
     | WorkerSlotsChanged
     | WorkerWakeTimeChanged
     | WorkerDraining

@@ -39,7 +39,7 @@ class OfflineFleet(Fleet):
         }  # fmt: skip
         super().__init__(list(self.slots.values()), clock)
         self.sent: list[tuple[WorkerId, Any]] = []
-        self.codec = SimpleNamespace(encode_request=lambda _request: [b""])  # type: ignore[assignment]
+        self.codec = SimpleNamespace(encode_request=lambda _request: b"")  # type: ignore[assignment]
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:
         self.sent.append((worker, message))
@@ -87,7 +87,7 @@ class OfflineDaemon:
         worker = self.fleet.live[request].worker
         assert worker is not None
         facts = {request: (blocks, tokens, tokens, 1, Phase.DECODING)}
-        self.fleet.ledger.blocks_changed(worker, 1, (blocks, BLOCKS), facts)
+        self.fleet.ledger.blocks_changed(worker, 1, (blocks, BLOCKS, 0), facts)
         return request
 
     def where(self, request: RequestId) -> WorkerId:

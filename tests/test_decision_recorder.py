@@ -114,6 +114,7 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
     e.RequestArrived(2.0, "r1", 100, 90, 1, "alice"),
     e.RequestArrived(2.0, "r2", 100, 90, 0, ""),
     e.RequestsGrew(3.0, {"r1": 200, "r2": 300}),
+    e.WorkerSharingChanged(3.0, "w0", 50),
     e.EpochStarted(4.0),
     e.MoveAsked(5.0, "r1", "w1"),
     e.MoveCommitted(6.0, "r1"),

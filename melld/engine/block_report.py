@@ -6,6 +6,7 @@ was added (about once in `block_size` steps), its phase changed, or its prefill 
 request need no report: whoever reads this sees them pass.
 
     used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
+    shared blocks = what the block tables name in all - used: reserved room and requests that are leaving included.
 """
 
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ class BlockReport(msgspec.Struct, frozen=True, array_like=True):
 
     used_blocks: int
     total_blocks: int
+    shared_blocks: int
     changed: dict[str, RequestBlocks]
 
 
@@ -65,7 +67,10 @@ class BlockReporter:
                 last[request_id] = changed[request_id] = facts
         if len(last) > len(requests):
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
-        return BlockReport(self._total_blocks - self._pool.get_num_free_blocks(), self._total_blocks, changed)
+        used_blocks = self._total_blocks - self._pool.get_num_free_blocks()
+        named_blocks = sum(sum(map(len, table.values())) for table in self._tables)
+        # Blocks whose table is gone may stay in use until a step in flight has ended.
+        return BlockReport(used_blocks, self._total_blocks, max(named_blocks - used_blocks, 0), changed)
 
     def forget(self) -> None:
         """Make the next report name every request: for a listener that has just connected."""

@@ -216,6 +216,10 @@ class Fleet:
             if self._owned(request, worker) is not None
         }
 
+    def shared_bytes(self, worker: WorkerId) -> int:
+        """By how much the worker uses less than the sizes of its requests come to."""
+        return self.ledger.shared_bytes(worker, lambda request: self._owned(request, worker) is not None)
+
     def take_preempted(self) -> list[RequestId]:
         """The placed requests that vLLM has pushed out of a worker's blocks since the last call."""
         emptied = self.ledger.take_emptied()

@@ -83,7 +83,7 @@ class Reports:
         facts = self.workers[worker]
         if done.step_s:
             facts.step_s.append(done.step_s)
-        blocks = (done.used_blocks, done.total_blocks)
+        blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
         self._ledger.blocks_changed(worker, done.step, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
         if outputs is None:
             return Reported()

@@ -158,6 +158,8 @@ class StepDone(Message, frozen=True, tag=True):
     """request -> lease, for outputs of requests whose lease is not 0."""
     gone: list[str]
     """Requests that this worker no longer holds, since the last such message."""
+    shared_blocks: int = 0
+    """By how many `used_blocks` is smaller than the sum of all block tables: a shared block is used once."""
 
 
 class RequestTaken(Message, frozen=True, tag=True):

@@ -31,7 +31,7 @@ class StepReporter:
         self._moves = moves
         self._out = out
         self._reports = 0
-        self._last_used_blocks = -1
+        self._last_sums = (-1, -1)
 
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
         """Say what this step changed; nothing if nothing did."""
@@ -42,9 +42,10 @@ class StepReporter:
             if output.finish_reason is not None:
                 book.left(output.request_id)
         blocks = self._blocks.collect()
-        if outputs is None and not blocks.changed and not book.gone and blocks.used_blocks == self._last_used_blocks:
+        sums = (blocks.used_blocks, blocks.shared_blocks)
+        if outputs is None and not blocks.changed and not book.gone and sums == self._last_sums:
             return
-        self._last_used_blocks = blocks.used_blocks
+        self._last_sums = sums
         gone, book.gone = book.gone, []
         for request in self._moves.warming:
             blocks.changed.pop(request + WARM_SUFFIX, None)
@@ -57,5 +58,6 @@ class StepReporter:
             blocks=blocks.changed,
             leases=leases,
             gone=gone,
+            shared_blocks=blocks.shared_blocks,
         )
         self._out(done, outputs)

@@ -13,7 +13,7 @@ way only to a later one.  A late one beyond `REORDER_STEPS` is dropped whole, so
 gone stays small.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -67,11 +67,11 @@ class Ledger:
         self,
         worker: WorkerId,
         step: int,
-        blocks: tuple[int, int],
+        blocks: tuple[int, int, int],
         changed: Mapping[RequestId, BlockFacts],
         gone: Iterable[RequestId] = (),
     ) -> None:
-        """What a worker says after `step`: its (used, total) blocks, the requests that changed, and those that went.
+        """What a worker says after `step`: its (used, total, shared) blocks, the requests that changed, and who went.
 
         Facts that are no later than those known are passed over; so is a worker that is not open.  A message names a
         request as changed or as gone, not as both.
@@ -86,7 +86,7 @@ class Ledger:
         if step > page.step:
             page.step = step
             page.released_blocks = 0
-            page.used_blocks, page.total_blocks = blocks
+            page.used_blocks, page.total_blocks, page.shared_blocks = blocks
             if len(page.gone) > REORDER_STEPS:
                 page.gone = {name: when for name, when in page.gone.items() if when > step - REORDER_STEPS}
 
@@ -192,6 +192,17 @@ class Ledger:
     def kv_bytes(self, request: RequestId) -> int:
         """The bytes of all its blocks, on all workers; 0 for a request that holds none."""
         return sum(held.kv_bytes for held in self.holdings_of(request))
+
+    def shared_bytes(self, worker: WorkerId, counts: Callable[[RequestId], bool]) -> int:
+        """By how much at least the worker uses less than what those hold together who count.
+
+        Of what is held there by somebody who does not, nobody knows how much is shared: all of it is left out.
+        """
+        page = self._pages.get(worker)
+        if page is None or not page.shared_blocks:
+            return 0
+        others_blocks = sum(held.blocks for held in page.holdings.values() if not counts(held.request))
+        return page.geometry.bytes_for_blocks(max(page.shared_blocks - others_blocks, 0))
 
     def is_quiet(self) -> bool:
         """Whether nothing is held, used or reserved anywhere: what must be true once all requests have ended."""

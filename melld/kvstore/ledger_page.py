@@ -4,6 +4,7 @@ Owns the shapes.  Knows nothing of other workers, and of requests only what they
 
     free + used = total
     used <= held by its requests + reserved      (a shared block is used once, and held by each)
+    held by its requests <= used + shared        (shared: what was saved so, reserved blocks included)
     held by any one request <= used
 """
 
@@ -70,6 +71,7 @@ class Page:
         self.geometry = geometry
         self.total_blocks = total_blocks
         self.used_blocks = 0
+        self.shared_blocks = 0
         self.step = -1
         self.holdings: dict[RequestId, Holding] = {}
         self.reserved: dict[RequestId, int] = {}
@@ -105,6 +107,8 @@ class Page:
             faults.append(f"{worker}: {used} blocks used of {total}")
         if used > held_blocks + reserved + self.released_blocks:
             faults.append(f"{worker}: {used} blocks used, but {held_blocks} held and {reserved} reserved")
+        if held_blocks > used + self.shared_blocks:
+            faults.append(f"{worker}: {held_blocks} blocks held, but {used} used and {self.shared_blocks} shared")
         if largest > used:
             faults.append(f"{worker}: one request holds {largest} blocks where {used} are used")
         faults += [

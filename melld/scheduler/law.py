@@ -18,7 +18,8 @@ def check_workers(workers: Workers, active: Workers, draining: Workers, empty: W
         held = [*worker.requests.values(), *worker.arriving.values()]
         leaving = [request for request in worker.requests.values() if request.destination is not None]
         assert worker.count == len(held), worker.id
-        assert worker.used_bytes == sum(request.kv_bytes for request in held), worker.id
+        assert worker.held_bytes == sum(request.kv_bytes for request in held), worker.id
+        assert min(worker.used_bytes, worker.shared_bytes) >= 0, worker.id
         assert worker.leaving_bytes == sum(request.kv_bytes for request in leaving), worker.id
         assert worker.leaving == len(leaving), worker.id
         assert all(request.worker is worker for request in worker.requests.values()), worker.id
@@ -36,5 +37,4 @@ def check_requests(requests: Mapping[RequestId, Request], workers: Workers, wait
         assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
         assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id
         assert (request.state is RequestState.WAITING) == (request.id in waiting), request.id
-        assert not request.pinned or request.worker is not None, request.id
         assert request.worker is None or workers.get(request.worker.id) is request.worker, request.id

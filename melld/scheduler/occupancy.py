@@ -3,7 +3,8 @@
 Owns the sums of every worker (free + used = capacity), the order of the active ones by room, and which are empty.  It
 changes them as requests come to a worker, leave it and grow; states and commands are the Cluster's, which builds on it.
 
-A request on a move in flight counts on both workers until the move has ended.
+A request on a move in flight counts on both workers until the move has ended.  What fits is judged by what is used, to
+which blocks that several requests hold count once; what to move, by each request's own size.
 """
 
 from melld.ids import RequestId, WorkerId
@@ -73,6 +74,16 @@ class Occupancy:
                 destination.used_bytes += delta_bytes
                 noted[destination.id] = destination
 
+    def share(self, worker: Worker, shared_bytes: int) -> bool:
+        """The worker's requests hold so much in common.  False if that is known."""
+        shared_bytes = min(shared_bytes, worker.held_bytes)
+        if shared_bytes == worker.shared_bytes:
+            return False
+        worker.used_bytes = worker.held_bytes - shared_bytes
+        worker.shared_bytes = shared_bytes
+        self._noted[worker.id] = worker
+        return True
+
     def _leave(self, request: Request, worker: Worker) -> None:
         if request.destination is not None:
             self._end_move(request, worker, request.destination)
@@ -115,7 +126,9 @@ class Occupancy:
         """The one place where they fall with one."""
         del among[request.id]
         worker.count -= 1
-        worker.used_bytes -= request.kv_bytes
+        freed_bytes = worker.frees_bytes(request.kv_bytes)
+        worker.shared_bytes -= request.kv_bytes - freed_bytes
+        worker.used_bytes -= freed_bytes
         self._noted[worker.id] = worker
         if not worker.count:
             worker.empty_since_s = self.now_s

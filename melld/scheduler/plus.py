@@ -113,7 +113,7 @@ class MellPlus(Policy):
             for leaver in movable(source) if source is not request.worker else ():
                 change_bytes = size - leaver.kv_bytes
                 source_s = life_s(source, change_bytes)
-                if change_bytes > room_bytes or source_s <= self.settings.push_life_s:
+                if size - source.frees_bytes(leaver.kv_bytes) > room_bytes or source_s <= self.settings.push_life_s:
                     continue
                 for taker in self.outlook.tightest(leaver.kv_bytes, self.settings.candidates, source):
                     if taker is not request.worker:
@@ -237,12 +237,13 @@ class MellPlus(Policy):
         for middle in self.outlook.roomiest(self.settings.relief_candidates):
             room_bytes = self.cluster.room_bytes(middle)
             for first in movable(middle) if middle is not worker else ():
+                freed_bytes = middle.frees_bytes(first.kv_bytes)
                 for last in self.outlook.tightest(first.kv_bytes, self.settings.relief_candidates, middle):
                     last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0
                     for second, source_s in sources_s if last_s > best_s else ():
                         change_bytes = second.kv_bytes - first.kv_bytes
                         score_s = min(last_s, source_s, life_s(middle, change_bytes))
-                        if score_s > best_s and change_bytes <= room_bytes:
+                        if score_s > best_s and second.kv_bytes - freed_bytes <= room_bytes:
                             best_s, best = score_s, (first, last, second, middle)
                 if best_s >= self.settings.enough_life_s:
                     return best

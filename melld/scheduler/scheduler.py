@@ -16,7 +16,7 @@ from melld import events
 from melld.errors import IllegalTransition
 from melld.events import AnyCommand, AnyEvent
 from melld.ids import WorkerId
-from melld.scheduler.cluster import OPERATOR, Cluster, ClusterSettings
+from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 
@@ -50,6 +50,7 @@ class Scheduler:
             events.WorkerSteadied: self._worker_steadied,
             events.WorkerDown: self._worker_down,
             events.WorkerCapacityChanged: self._capacity_changed,
+            events.WorkerSharingChanged: self._sharing_changed,
             events.WorkerSlotsChanged: self._slots_changed,
             events.WorkerWakeTimeChanged: self._wake_time_changed,
             events.WorkerDraining: self._worker_draining,
@@ -171,25 +172,16 @@ class Scheduler:
         self._serve_waiting()
 
     def _move_asked(self, event: events.MoveAsked) -> None:
-        """What an operator wants is done if there is room, and left undone if there is not.
-
-        The request is pinned: it stays there until the worker drains or dies, or an operator moves it again.
-        """
+        """What an operator wants is done if there is room, and left undone if there is not."""
         request = self.cluster.requests.get(event.request)
         worker = self.cluster.workers.get(event.destination)
-        if request is None or worker is None or request.state is not RequestState.RUNNING:
-            return
-        if request.worker is worker:
-            if worker.state is WorkerState.ACTIVE:
-                self.cluster.pin(request)
-                self.policy.hold(request)
+        if request is None or worker is None or request.state is not RequestState.RUNNING or request.worker is worker:
             return
         if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
-            self.cluster.activate(worker, OPERATOR)
+            self.cluster.activate(worker, "operator")
         with self.cluster.last_resort():
             if self.cluster.fits(worker, request.kv_bytes):
-                self.cluster.pin(request)
-                self.policy.send(request, worker, OPERATOR)
+                self.policy.send(request, worker, "operator")
         self._serve_waiting()
 
     # ---- workers
@@ -229,6 +221,14 @@ class Scheduler:
 
     def _capacity_changed(self, event: events.WorkerCapacityChanged) -> None:
         self._resize(event.worker, event.capacity_bytes, None)
+
+    def _sharing_changed(self, event: events.WorkerSharingChanged) -> None:
+        if event.shared_bytes < 0:
+            raise ValueError(f"worker {event.worker} shares {event.shared_bytes} bytes")
+        worker = self.cluster.workers.get(event.worker)
+        if worker is not None and self.cluster.share(worker, event.shared_bytes):
+            self.policy.changed(worker, [])
+            self._serve_waiting()
 
     def _slots_changed(self, event: events.WorkerSlotsChanged) -> None:
         self._resize(event.worker, None, event.slots)
@@ -288,7 +288,6 @@ class Scheduler:
             return
         for request in list(worker.requests.values()):
             if request.state is RequestState.RUNNING:
-                self.cluster.unpin(request)
                 self._allocate(request, "drain")
 
     def _serve_waiting(self) -> None:

@@ -6,7 +6,8 @@ is given, less the moves, and its commands are carried out in thought: nothing h
 What the shadow cannot know it takes from the real run: requests grow and end there when they do in truth, also where
 best fit would have let them wait longer.  A worker of the shadow that overflows, since best fit cannot move what has
 grown too large, pushes its youngest requests out as vLLM does: counted as preemptions, and they stay with it, without
-the time that computing them anew would take.  So it errs, if at all, on the side of best fit.
+the time that computing them anew would take.  Of what requests hold in common there is as much in the shadow as in
+truth, spread evenly, for nobody knows who shares with whom.  So it errs, if at all, on the side of best fit.
 """
 
 import msgspec
@@ -50,18 +51,32 @@ class Shadow:
         self.awake = AwakeSeconds()
         self.preemptions = 0
         self._pushed_out: dict[WorkerId, set[RequestId]] = {}
+        self._shared_bytes: dict[WorkerId, int] = {}  # in truth
 
     def hear(self, event: AnyEvent) -> None:
         """Take what the real scheduler has taken."""
         if isinstance(event, REAL_ALONE):
             return
-        self._scheduler.handle(event)
+        if isinstance(event, events.WorkerSharingChanged):
+            self._share(event)
+        else:
+            self._scheduler.handle(event)
         cluster = self._scheduler.cluster
         if isinstance(event, events.RequestsGrew):
             for worker in cluster.active.values():
                 if worker.free_bytes < 0 or worker.id in self._pushed_out:
                     self._push_out(worker)
         self.awake.note(cluster)
+
+    def _share(self, event: events.WorkerSharingChanged) -> None:
+        self._shared_bytes[event.worker] = event.shared_bytes
+        cluster = self._scheduler.cluster
+        held_bytes = {worker.id: worker.held_bytes for worker in cluster.workers.values() if worker.count > 1}
+        all_bytes = sum(held_bytes.values())
+        shared_bytes = min(sum(self._shared_bytes.get(worker, 0) for worker in cluster.workers), all_bytes)
+        for worker, its_bytes in held_bytes.items():
+            part_bytes = shared_bytes * its_bytes // all_bytes
+            self._scheduler.handle(events.WorkerSharingChanged(event.at_s, worker, part_bytes))
 
     def _push_out(self, worker: Worker) -> None:
         """The youngest first, and never the last one; those that are out already are not counted again."""

@@ -33,7 +33,6 @@ class RequestState(enum.StrEnum):
 
 
 WAITING = RequestState.WAITING
-RUNNING = RequestState.RUNNING
 
 WORKER_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
     (WorkerState.ASLEEP, "activate"): WorkerState.ACTIVE,
@@ -60,10 +59,7 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
 
 
 class Request:
-    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too.
-
-    `pinned`: an operator has sent it where it is, or is going, and no policy moves it from there.
-    """
+    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too."""
 
     __slots__ = (
         "arrived_s",
@@ -72,7 +68,6 @@ class Request:
         "id",
         "kv_bytes",
         "moved_s",
-        "pinned",
         "placed_s",
         "priority",
         "sequence",
@@ -99,14 +94,8 @@ class Request:
         self.arrived_s = arrived_s
         self.client = client
         self.placed_s = self.moved_s = 0.0
-        self.pinned = False
         self.state = WAITING
         self.worker = self.destination = None
-
-    @property
-    def is_movable(self) -> bool:
-        """Whether a policy may move it to another worker: it runs, is not on a move, and nobody has pinned it."""
-        return self.state is RUNNING and not self.pinned
 
     def after(self, event: str) -> RequestState:
         """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
@@ -120,8 +109,10 @@ class Worker:
     """A bin of the packing problem.
 
     `requests` run here (those that are leaving included); `arriving` are the reservations of moves towards here.
-    `count` is how many both are, each with a slot; `used_bytes` is their sum, and `leaving_bytes` the part of it that
-    moves in flight will free.
+    `count` is how many both are, each with a slot; `used_bytes` is the sum of their sizes less `shared_bytes`, and
+    `leaving_bytes` the sizes of those that moves in flight take away.
+    `shared_bytes`: what they hold in common counts once.  It is what the worker has told, less all that has left since:
+    who leaves frees nothing that others may hold, until the worker tells how much they do.
     `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
     `wake_s` is how long it takes until it computes, 0 where it does; `ready_s`, since when it has.
     `slots` is the most requests that it may have now: none while it is not `steady`, but as a last resort.
@@ -147,6 +138,7 @@ class Worker:
         "rank",
         "ready_s",
         "requests",
+        "shared_bytes",
         "slots",
         "state",
         "steady",
@@ -168,6 +160,7 @@ class Worker:
         self.arriving: dict[RequestId, Request] = {}
         self.count = 0
         self.used_bytes = 0
+        self.shared_bytes = 0
         self.leaving = 0
         self.leaving_bytes = 0
         self.empty_since_s = 0.0
@@ -187,6 +180,15 @@ class Worker:
     def settled_free_bytes(self) -> int:
         """Bytes that will be free when every move in flight has committed."""
         return self.capacity_bytes - self.used_bytes + self.leaving_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The sizes of all that run here or are to come, each in full."""
+        return self.used_bytes + self.shared_bytes
+
+    def frees_bytes(self, kv_bytes: int) -> int:
+        """What is sure to be free when requests of that size have left."""
+        return max(kv_bytes - self.shared_bytes, 0)
 
     def after(self, event: str) -> WorkerState:
         """The state that `event` leads to; raises `IllegalTransition` where the table has none."""

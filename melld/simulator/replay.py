@@ -127,6 +127,8 @@ def as_event(facts: list[Record]) -> AnyEvent:
             return _worker_event(fact)
         case "steady":
             return events.WorkerSteadied(at_s, worker)
+        case "share":
+            return events.WorkerSharingChanged(at_s, worker, fact["shared_bytes"])
         case "wake":
             return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
         case "drain":

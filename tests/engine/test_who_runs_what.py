@@ -27,6 +27,26 @@ def test_whatever_happens_all_records_agree_and_every_request_comes_to_its_end(c
     play(choices)
 
 
+def test_what_requests_share_is_used_once_and_never_given_out_twice() -> None:
+    """Four chats of two blocks run in six, for one they have in common; who leaves makes no room that is not there."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        chats = []
+        for _ in range(4):
+            chats.append(daemon.admit(2, 12, prefix_blocks=1))
+            await daemon.flush()
+            await asyncio.sleep(0.2)
+        assert [where(daemon, chat) for chat in chats] == [W0] * 4
+        daemon.leave(chats[0])
+        whole = daemon.admit(2, 8)
+        assert daemon.fleet.live[whole].worker is None, "the others hold what it held"
+        await daemon.flush()
+        await asyncio.sleep(0.2)
+        assert where(daemon, whole) == W0
+
+    on_a_daemon(1, story)
+
+
 def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]]) -> None:
     """Tell the story, and then let everything come to its end."""
 

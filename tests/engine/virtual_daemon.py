@@ -118,10 +118,10 @@ class VirtualDaemon:
 
     # -- clients
 
-    def admit(self, blocks: int, length: int) -> RequestId:
+    def admit(self, blocks: int, length: int, prefix_blocks: int = 0) -> RequestId:
         request = RequestId(f"r{len(self.lengths)}")
         self.clients[request], self.lengths[request] = [], length
-        self.fleet.admit(core_request(Words(request, blocks, length)))
+        self.fleet.admit(core_request(Words(request, blocks, length, prefix_blocks)))
         return request
 
     def leave(self, request: RequestId) -> None:

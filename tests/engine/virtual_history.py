@@ -94,7 +94,7 @@ class History:
         worker.step()
 
     def _admit(self, _: WorkerId, number: int) -> None:
-        self.daemon.admit(1 + number % 3, 2 + number % 12)
+        self.daemon.admit(1 + number % 3, 2 + number % 12, number % 3 if number % 2 else 0)
 
     def _migrate(self, name: WorkerId, number: int) -> None:
         if requests := self.daemon.open:

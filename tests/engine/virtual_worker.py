@@ -34,6 +34,8 @@ class Words(msgspec.Struct, frozen=True):
     request: str
     blocks: int
     length: int
+    prefix_blocks: int = 0
+    """Of its blocks, those that begin like everybody's."""
 
 
 class VirtualCodec:
@@ -184,8 +186,16 @@ class VirtualWorker:
 
     @property
     def used_blocks(self) -> int:
-        held = [copy.words for copy in self.copies.values()]
-        return sum(words.blocks for words in (*held, *self.rooms.values()))
+        prefix_blocks = [words.prefix_blocks for words in self._held]
+        return self._named_blocks - sum(prefix_blocks) + max(prefix_blocks, default=0)
+
+    @property
+    def _named_blocks(self) -> int:
+        return sum(words.blocks for words in self._held)
+
+    @property
+    def _held(self) -> list[Words]:
+        return [*(copy.words for copy in self.copies.values()), *self.rooms.values()]
 
     def _enter(self, copy: Copy) -> None:
         self.copies[copy.words.request] = copy
@@ -208,7 +218,9 @@ class VirtualWorker:
         }
         self.reports += 1
         gone, self.gone = [request for request in self.gone if request not in blocks], []
-        done = wire.StepDone(self.reports, 0.01, self.used_blocks, BLOCKS, blocks, leases or {}, gone)
+        used_blocks = self.used_blocks
+        shared_blocks = self._named_blocks - used_blocks
+        done = wire.StepDone(self.reports, 0.01, used_blocks, BLOCKS, blocks, leases or {}, gone, shared_blocks)
         self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
 
     # -- migrations

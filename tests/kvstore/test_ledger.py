@@ -28,11 +28,11 @@ def ledger() -> Ledger:
 
 def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None:
     """Memory that a migration takes for a moment is never handed out twice."""
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(B, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(B, 1, (3, 100, 0), {ONE: decoding(3, 40)})
     assert ledger.kv_bytes(ONE) == 6000
     assert [held.worker for held in ledger.holdings_of(ONE)] == [A, B]
-    ledger.blocks_changed(A, 2, (0, 100), {}, [ONE])
+    ledger.blocks_changed(A, 2, (0, 100, 0), {}, [ONE])
     assert ledger.kv_bytes(ONE) == 3000
     assert [held.worker for held in ledger.holdings_of(ONE)] == [B]
     ledger.check()
@@ -40,36 +40,38 @@ def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None
 
 def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
     """Two chats on one system prompt do not make the worker look full, yet each has its full size when moved."""
-    ledger.blocks_changed(A, 1, (4, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, 1, (4, 100, 2), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
     ledger.check()
     sums = ledger.worker(A)
     assert sums is not None
     assert (sums.free_blocks, sums.used_bytes, sums.requests) == (96, 4000, 2)
     assert ledger.kv_bytes(ONE) == ledger.kv_bytes(TWO) == 3000
+    assert ledger.shared_bytes(A, {ONE, TWO}.__contains__) == 2000
+    assert ledger.shared_bytes(A, {ONE}.__contains__) == 0, "it alone holds them, as far as is known"
 
 
 def test_a_late_message_never_brings_back_a_request_that_has_gone(ledger: Ledger) -> None:
     """A repeated or delayed message must not leave a ghost that holds memory for ever."""
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(A, 3, (0, 100), {}, [ONE])
-    ledger.blocks_changed(A, 2, (4, 100), {ONE: decoding(4, 50)})
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 3, (0, 100, 0), {}, [ONE])
+    ledger.blocks_changed(A, 2, (4, 100, 0), {ONE: decoding(4, 50)})
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40)})
     assert ledger.is_quiet()
     ledger.check()
 
 
 def test_a_late_end_does_not_remove_a_request_that_came_back(ledger: Ledger) -> None:
     """A request that moves away and returns is not forgotten because of its first departure."""
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(A, 9, (5, 100), {ONE: decoding(5, 70)})
-    ledger.blocks_changed(A, 5, (0, 100), {}, [ONE])
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 9, (5, 100, 0), {ONE: decoding(5, 70)})
+    ledger.blocks_changed(A, 5, (0, 100, 0), {}, [ONE])
     assert ledger.kv_bytes(ONE) == 5000
     ledger.check()
 
 
 def test_tokens_between_two_block_reports_are_counted_once(ledger: Ledger) -> None:
     """Status shows a request's tokens as they come, though its blocks are reported once in sixteen."""
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40, outputs=1)})
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40, outputs=1)})
     ledger.tokens_seen(A, 1, {ONE: 1})  # of the step that the facts above already count
     ledger.tokens_seen(A, 2, {ONE: 1})
     ledger.tokens_seen(A, 2, {ONE: 1})
@@ -82,32 +84,32 @@ def test_tokens_between_two_block_reports_are_counted_once(ledger: Ledger) -> No
 
 def test_growth_is_told_once(ledger: Ledger) -> None:
     """The scheduler hears of each growth, and a quiet epoch costs it nothing."""
-    ledger.blocks_changed(A, 1, (3, 100), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(A, 2, (4, 100), {ONE: decoding(4, 49)})
+    ledger.blocks_changed(A, 1, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 2, (4, 100, 0), {ONE: decoding(4, 49)})
     assert ledger.take_grown() == {(ONE, A): 4000}
-    ledger.blocks_changed(A, 3, (0, 100), {ONE: (0, 0, 39, 10, "waiting")})
+    ledger.blocks_changed(A, 3, (0, 100, 0), {ONE: (0, 0, 39, 10, "waiting")})
     assert ledger.take_grown() == {}, "a preempted request has not grown"
-    ledger.blocks_changed(A, 4, (4, 100), {ONE: decoding(4, 50)})
-    ledger.blocks_changed(A, 5, (0, 100), {}, [ONE])
+    ledger.blocks_changed(A, 4, (4, 100, 0), {ONE: decoding(4, 50)})
+    ledger.blocks_changed(A, 5, (0, 100, 0), {}, [ONE])
     assert ledger.take_grown() == {}, "nor has one that is gone"
 
 
 def test_a_dead_worker_takes_its_rows_along(ledger: Ledger) -> None:
     """After a crash the requests to be rescued are known, and a new process of that name starts clean."""
-    ledger.blocks_changed(A, 7, (6, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, 7, (6, 100, 0), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
     ledger.reserve(A, RequestId("three"), 2)
     assert set(ledger.close_worker(A)) == {ONE, TWO}
-    ledger.blocks_changed(A, 8, (6, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 8, (6, 100, 0), {ONE: decoding(3, 40)})
     assert ledger.kv_bytes(ONE) == 0
     ledger.open_worker(A, GEOMETRY, 50)
-    ledger.blocks_changed(A, 1, (1, 50), {ONE: decoding(1, 16)})
+    ledger.blocks_changed(A, 1, (1, 50, 0), {ONE: decoding(1, 16)})
     assert ledger.kv_bytes(ONE) == 1000
     ledger.check()
 
 
 def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
     """A leak shows as a broken law, not as a worker that slowly fills."""
-    ledger.blocks_changed(A, 1, (5, 100), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, 1, (5, 100, 0), {ONE: decoding(3, 40)})
     with pytest.raises(LedgerBroken, match="5 blocks used, but 3 held and 0 reserved"):
         ledger.check()
     ledger.reserve(A, TWO, 2)
@@ -115,16 +117,19 @@ def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
     ledger.release(A, TWO)
     ledger.release(A, TWO)
     ledger.check()  # the worker may have said so before it let go
-    ledger.blocks_changed(A, 2, (5, 100), {})
+    ledger.blocks_changed(A, 2, (5, 100, 0), {})
     with pytest.raises(LedgerBroken):
         ledger.check()
 
 
 @pytest.mark.parametrize(
     ("blocks", "facts", "fault"),
-    [((101, 100), decoding(101, 1616), "101 blocks used of 100"), ((2, 100), decoding(3, 40), "one request holds 3")],
+    [
+        ((101, 100, 0), decoding(101, 1616), "101 blocks used of 100"),
+        ((2, 100, 1), decoding(3, 40), "one request holds 3"),
+    ],
 )
-def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int], facts: BlockFacts, fault: str) -> None:
+def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int, int], facts: BlockFacts, fault: str) -> None:
     """A lost message is noticed by the sums, where the numbers alone look harmless."""
     ledger.blocks_changed(A, 1, blocks, {ONE: facts})
     with pytest.raises(LedgerBroken, match=fault):
@@ -153,13 +158,14 @@ class FakePool:
         outputs = self.outputs[request]
         return (len(table), len(table) * 16, len(table) * 16 - outputs, outputs, "decoding" if table else "waiting")
 
-    def message(self) -> tuple[int, tuple[int, int], dict[RequestId, BlockFacts], list[RequestId]]:
+    def message(self) -> tuple[int, tuple[int, int, int], dict[RequestId, BlockFacts], list[RequestId]]:
         self.step += 1
         now = {request: self.facts(request) for request in self.tables}
         changed = {request: facts for request, facts in now.items() if self.told.get(request) != facts}
         gone = [request for request in self.told if request not in now]
         self.told = now
-        return self.step, (len(self.used), self.total), changed, gone
+        named = sum(map(len, self.tables.values()))
+        return self.step, (len(self.used), self.total, named - len(self.used)), changed, gone
 
 
 class LedgerAgainstBlockTables(RuleBasedStateMachine):
@@ -246,6 +252,12 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
             sums = self.ledger.worker(worker)
             assert sums is not None
             assert (sums.used_blocks, sums.free_blocks) == (len(pool.used), pool.total - len(pool.used))
+            for who in (set(), set(sorted(pool.tables)[::2]), set(pool.tables)):
+                theirs = [pool.tables[request] for request in who]
+                saved = sum(map(len, theirs)) - len({block for table in theirs for block in table})
+                known = self.ledger.shared_bytes(worker, who.__contains__)
+                assert known <= saved * GEOMETRY.block_bytes, "what one frees is given out twice"
+                assert len(who) < len(pool.tables) or known == saved * GEOMETRY.block_bytes
             held = {row.request: row for row in self.ledger.holdings_on(worker)}
             assert held.keys() == pool.tables.keys()
             for request, row in held.items():
@@ -279,8 +291,8 @@ def test_the_memory_of_the_departed_stays_small(ledger: Ledger) -> None:
     """A daemon that has served a million requests is no larger for it."""
     for step in range(1, 20 * REORDER_STEPS):
         name = RequestId(f"r{step}")
-        ledger.blocks_changed(A, 2 * step, (1, 100), {name: decoding(1, 8)})
-        ledger.blocks_changed(A, 2 * step + 1, (0, 100), {}, [name])
+        ledger.blocks_changed(A, 2 * step, (1, 100, 0), {name: decoding(1, 8)})
+        ledger.blocks_changed(A, 2 * step + 1, (0, 100, 0), {}, [name])
         ledger.take_grown()
     page = ledger._pages[A]
     assert len(page.gone) <= REORDER_STEPS + 1
@@ -290,8 +302,8 @@ def test_the_memory_of_the_departed_stays_small(ledger: Ledger) -> None:
 
 def test_a_preempted_request_is_told_once(ledger: Ledger) -> None:
     """vLLM's own preemptions are counted, so that they can be brought to zero; an end or a move is none."""
-    ledger.blocks_changed(A, 1, (6, 100), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
-    ledger.blocks_changed(A, 2, (0, 100), {ONE: (0, 0, 39, 1, "waiting")}, [TWO])
-    ledger.blocks_changed(B, 1, (0, 100), {TWO: (0, 0, 39, 1, "waiting")})
+    ledger.blocks_changed(A, 1, (6, 100, 0), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, 2, (0, 100, 0), {ONE: (0, 0, 39, 1, "waiting")}, [TWO])
+    ledger.blocks_changed(B, 1, (0, 100, 0), {TWO: (0, 0, 39, 1, "waiting")})
     assert ledger.take_emptied() == [(ONE, A)]
     assert ledger.take_emptied() == []

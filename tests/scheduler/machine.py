@@ -19,6 +19,7 @@ SIZES = st.one_of(
     st.integers(1, CAPACITY // 8),
     st.integers(1, CAPACITY),
 )
+PREFIX_BYTES = CAPACITY // 4
 NAMES = [f"w{number}" for number in range(6)]
 
 
@@ -34,8 +35,9 @@ class Books:
         self.size: dict[str, int] = {}
         self.at: dict[str, str | None] = {}
         self.going: dict[str, str] = {}
-        self.pinned: set[str] = set()  # an operator has sent them where they are or go
         self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits is served in this order
+        self.prefix: dict[str, tuple[str, int]] = {}  # whose beginning it has, and how much of it
+        self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
         self.client: dict[str, str] = {}
 
     def usable(self) -> list[str]:
@@ -54,8 +56,24 @@ class Books:
         )
 
     def used(self, worker: str) -> int:
-        """Bytes of all that run there or are on their way there."""
-        return sum(self.size[r] for r in self.on(worker))
+        """Bytes of all that run there or are on their way there, as far as it is known what they share."""
+        return sum(self.size[r] for r in self.on(worker)) - self.shared.get(worker, 0)
+
+    def saved(self, worker: str) -> int:
+        """What is really shared there: of one beginning, all but the longest part that anybody has."""
+        parts: dict[str, list[int]] = {}
+        for name, size in (self.prefix[r] for r in self.on(worker)):
+            parts.setdefault(name, []).append(size)
+        return sum(sum(sizes) - max(sizes) for sizes in parts.values())
+
+    def holds(self, worker: str) -> bool:
+        """Whether what is really used there is no more than what is reckoned."""
+        return self.shared.get(worker, 0) <= self.saved(worker)
+
+    def leave(self, request: str, worker: str | None) -> None:
+        """Who leaves a worker frees nothing that others may have too."""
+        if worker in self.shared:
+            self.shared[worker] = max(self.shared[worker] - self.size[request], 0)
 
     def on(self, worker: str) -> list[str]:
         """Requests that count on the worker, once for each role."""
@@ -90,13 +108,10 @@ class Books:
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
                 assert request not in self.going, command
-                assert request not in self.pinned or source in self.drained or command.cause == "operator", command
-                self.pinned.discard(request)
-                if command.cause == "operator":
-                    self.pinned.add(request)
                 assert self.fits(destination, self.size[request]), command
                 assert command.kv_bytes == self.size[request], command
                 if self.instant:
+                    self.leave(request, source)
                     self.at[request] = destination
                 else:
                     self.going[request] = destination
@@ -124,15 +139,12 @@ class Books:
                 first.setdefault(self.client[name] if rank[0] else "", name)
         return list(first.values())
 
-    def free_the_drained(self) -> None:
-        """What an operator has sent to a worker may leave it again once that drains."""
-        self.pinned = {request for request in self.pinned if self.at[request] not in self.drained}
-
     def forget(self, request: str) -> None:
         """The request is gone."""
-        for book in (self.size, self.at, self.going, self.rank):
+        for worker in (self.at[request], self.going.get(request)):
+            self.leave(request, worker)
+        for book in (self.size, self.at, self.going, self.rank, self.prefix):
             book.pop(request, None)
-        self.pinned.discard(request)
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -200,13 +212,15 @@ class PolicyMachine(RuleBasedStateMachine):
         sizes=st.lists(SIZES, min_size=1, max_size=8),
         priority=st.sampled_from([0, 0, 0, 1]),
         client=st.sampled_from(["", "", "key0", "key1"]),
+        prefix=st.sampled_from(["", "a", "b"]),
     )
-    def arrive(self, sizes: list[int], priority: int, client: str) -> None:
+    def arrive(self, sizes: list[int], priority: int, client: str, prefix: str) -> None:
         for size in sizes:
             self.count += 1
             name = f"r{self.count}"
             self.books.size[name], self.books.at[name], self.books.rank[name] = size, None, (True, priority, self.count)
             self.priority[name], self.books.client[name] = priority, client
+            self.books.prefix[name] = (prefix, min(size, PREFIX_BYTES)) if prefix else (name, 0)
             event = e.RequestArrived(self.now_s, name, size, prompt_tokens=size, priority=priority, client=client)
             self.tell(event)
 
@@ -235,23 +249,13 @@ class PolicyMachine(RuleBasedStateMachine):
     def end_move(self, data: st.DataObject, committed: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.books.going)))
         destination = self.books.going.pop(name)
+        self.books.leave(name, self.books.at[name] if committed else destination)
         if committed:
             self.books.at[name] = destination
             self.tell(e.MoveCommitted(self.now_s, name, destination))
         else:
-            self.books.pinned.discard(name)
             self.tell(e.MoveAborted(self.now_s, name, "test", destination))
         self.tell(e.MoveAborted(self.now_s, name, "late", "a worker of another time"))
-
-    @rule(data=st.data(), worker=st.sampled_from(NAMES))
-    def ask(self, data: st.DataObject, worker: str) -> None:
-        """An operator wants a request on a worker, perhaps on its own: it is left there from then on."""
-        if not self.books.size or worker not in self.books.capacity:
-            return
-        name = data.draw(st.sampled_from(sorted(self.books.size)))
-        if self.books.at[name] == worker and name not in self.books.going:
-            self.books.pinned.add(name)
-        self.tell(e.MoveAsked(self.now_s, name, worker))
 
     # ---- workers
 
@@ -268,10 +272,11 @@ class PolicyMachine(RuleBasedStateMachine):
             del book[name]
         self.books.awake.discard(name)
         self.books.drained.discard(name)
+        self.books.shared.pop(name, None)
         for request, worker in list(self.books.at.items()):
             if name in (worker, self.books.going.get(request)):
-                self.books.going.pop(request, None)
-                self.books.pinned.discard(request)
+                if (destination := self.books.going.pop(request, None)) != name:
+                    self.books.leave(request, destination)
                 if worker == name:
                     self.books.at[request] = None
                     self.books.rank[request] = (False, self.priority[request], int(request[1:]))
@@ -282,7 +287,6 @@ class PolicyMachine(RuleBasedStateMachine):
         if name in self.books.capacity:
             (self.books.drained.discard if back else self.books.drained.add)(name)
             event = e.WorkerResumed if back else e.WorkerDraining
-            self.books.free_the_drained()
             self.tell(event(self.now_s, name))
 
     @rule(name=st.sampled_from(NAMES), capacity=st.sampled_from([CAPACITY // 2, CAPACITY, 2 * CAPACITY]))
@@ -290,6 +294,13 @@ class PolicyMachine(RuleBasedStateMachine):
         if name in self.books.capacity:
             self.books.capacity[name] = capacity
             self.tell(e.WorkerCapacityChanged(self.now_s, name, capacity))
+
+    @rule(name=st.sampled_from(NAMES), part=st.sampled_from([1.0, 1.0, 0.5, 0.0]))
+    def share(self, name: str, part: float) -> None:
+        """A worker tells what its requests have in common, or no more of it than it is sure of."""
+        if name in self.books.capacity:
+            self.books.shared[name] = int(part * self.books.saved(name))
+            self.tell(e.WorkerSharingChanged(self.now_s, name, self.books.shared[name]))
 
     @rule(name=st.sampled_from(NAMES), slots=st.sampled_from([1, 4, 1000]))
     def change_slots(self, name: str, slots: int) -> None:
@@ -319,7 +330,6 @@ class PolicyMachine(RuleBasedStateMachine):
         }
         self.books.size.update(sizes)
         self.tell(e.RequestsGrew(self.now_s, sizes))
-        self.books.free_the_drained()
         self.tell(e.EpochStarted(self.now_s))
         self.the_drained_are_emptied()
 
@@ -331,6 +341,9 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         cluster = self.scheduler.cluster
         cluster.check()
+        assert all(self.books.holds(name) for name in self.books.capacity), "what one frees is given out twice"
+        shared = {name: worker.shared_bytes for name, worker in cluster.workers.items()}
+        assert {name: self.books.shared.get(name, 0) for name in cluster.workers} == shared
         assert self.books.size == {r.id: r.kv_bytes for r in cluster.requests.values()}
         assert self.books.at == {r.id: r.worker and r.worker.id for r in cluster.requests.values()}
         assert self.books.going == {r.id: r.destination.id for r in cluster.requests.values() if r.destination}

@@ -82,6 +82,14 @@ def test_moves_of_the_real_run_are_not_heard() -> None:
     assert shadow.awake.until(9.0) == 5.0
 
 
+def test_what_requests_share_is_shared_in_the_shadow_too() -> None:
+    """A common system prompt is no saving of ours: best fit would not have needed another worker for it either."""
+    chats = [e.RequestArrived(0.0, f"r{number}", 300) for number in range(3)]
+    shared = fed(*chats, e.WorkerSharingChanged(1.0, "w1", 500), e.RequestArrived(2.0, "r4", 300))
+    alone = fed(*chats, e.RequestArrived(2.0, "r4", 300))
+    assert (shared.awake.until(9.0), alone.awake.until(9.0)) == (9.0, 16.0)
+
+
 def test_an_idle_worker_counts_until_the_same_rule_retires_it() -> None:
     """Savings come from packing, never from a stricter rule for one side."""
     events = [e.RequestArrived(0.0, "r1", 400), e.RequestFinished(4.0, "r1"), e.EpochStarted(8.0), e.EpochStarted(14.0)]

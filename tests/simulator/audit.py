@@ -37,6 +37,7 @@ class Auditor:
         self.pushed_out: set[str] = set()
         self.moving: dict[str, str] = {}
         self.held: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+        self.shared: dict[str, int] = defaultdict(int)
         self.touched: set[str] = set()
         self.swollen: set[str] = set()
         self.kinds: dict[str, int] = defaultdict(int)
@@ -92,6 +93,7 @@ class Auditor:
             everything = decided or not self.of_a_daemon
             holds = self.held[worker].items()
             used = sum(size for (one, role), size in holds if everything or (role == "runs" and one in self.begun))
+            used -= self.shared[worker]
             if used > self.capacity.get(worker, 0):
                 self.fault(record, f"{worker} holds {used} of {self.capacity.get(worker, 0)} bytes")
             if len(self.held[worker]) > self.slots.get(worker, 1 << 60):
@@ -110,7 +112,8 @@ class Auditor:
     def hold(self, worker: str, request: str, role: str, size: int | None) -> None:
         """The request holds so much on the worker in that role; None: nothing, and no slot."""
         if size is None:
-            self.held[worker].pop((request, role), None)
+            left = self.held[worker].pop((request, role), 0)
+            self.shared[worker] -= min(left, self.shared[worker])  # who leaves frees nothing that others may hold
         else:
             self.held[worker][request, role] = size
             self.touched.add(worker)
@@ -128,6 +131,7 @@ class Auditor:
 
     def on_gone(self, worker: str) -> None:
         """Its requests have no worker, moves to it are off, and one that comes up in its place is in service."""
+        self.shared[worker] = 0
         self.awake.discard(worker)
         self.drained.discard(worker)
         self.held[worker].clear()
@@ -137,6 +141,14 @@ class Auditor:
             self.hold(self.moving.pop(request, worker), request, "arrives", None)
         for request in [one for one, destination in self.moving.items() if destination == worker]:
             del self.moving[request]
+
+    def on_share(self, record: Record) -> None:
+        """Blocks that several hold are there once."""
+        worker, shared = str(record["worker"]), int(record["shared_bytes"])  # type: ignore[call-overload]
+        self.expect(record, worker in self.capacity, "unknown worker")
+        self.expect(record, shared >= 0, "cannot be")
+        self.shared[worker] = min(shared, sum(self.held[worker].values()))
+        self.touched.add(worker)
 
     def on_scheduler(self, record: Record) -> None:
         self.expect(record, self.records == 1, "is not the first")
