@@ -6,7 +6,7 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 
 import datetime
 import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,12 +34,25 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Move a running request to another worker.  Answered by `melld.migrate.executor_report.MoveReport`."""
+    """Move a running request to another worker, and leave it there until that drains or ends.
+
+    Answered by `melld.migrate.executor_report.MoveReport`, or `AlreadyThere`.
+    """
 
     request: str
     worker: str
     via: Via | None = None
     """None: its KV where that can be copied, else its tokens."""
+
+
+class AlreadyThere(msgspec.Struct, frozen=True, kw_only=True):
+    """The request runs on that worker: nothing had to be moved."""
+
+    request: str
+    worker: str
+    pinned: bool
+    """Whether it stays there from now on; not while it is about to leave, or the worker drains."""
+    outcome: Literal["already_there"] = "already_there"
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

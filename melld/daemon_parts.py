@@ -17,7 +17,7 @@ import prometheus_client
 from melld import __version__
 from melld.api.control import Operation
 from melld.config import Config
-from melld.control_messages import Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
+from melld.control_messages import AlreadyThere, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
 from melld.daemon_boundaries import keep_boundaries
 from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import scheduler_settings
@@ -80,7 +80,7 @@ def make_parts(config: Config) -> Parts:
 def operations_of(parts: Parts) -> Mapping[str, Operation]:
     """What `melld migrate`, `profile`, `drain` and `resume` ask for."""
 
-    async def migrate(asked: Migrate) -> MoveReport:
+    async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         return await parts.driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
 
     async def profile(asked: Profile) -> Profiled:

@@ -203,6 +203,7 @@ class Watch:
         migration = self._driver.migration_of(live.request)
         return RequestStatus(
             moves=live.moves,
+            pinned=self._driver.is_pinned(live.request),
             moving_to=migration.wish.destination if migration is not None else None,
             moving_step=migration.state if migration is not None else None,
             request=live.request,

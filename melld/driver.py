@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from melld import events
+from melld.control_messages import AlreadyThere
 from melld.driver_line import WaitingLine
 from melld.driver_moves import WantedMoves
 from melld.engine.fleet import Fleet
@@ -142,10 +143,10 @@ class Driver:
                 )
                 self.handle(aborted)
 
-    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport:
+    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport | AlreadyThere:
         """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
 
-        `request`: its id, or what of it tells it from the others.
+        It then stays there, see `Scheduler`.  `request`: its id, or what of it tells it from the others.
 
         Raises:
             MelldError: it could not even be begun.
@@ -156,7 +157,8 @@ class Driver:
         if request in self._executor.moves:
             raise MoveRefused(request, Refusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
-            raise MoveRefused(request, Refusal.ALREADY_THERE)
+            self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
+            return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
         self._executor.check_link(request, destination, via)
         self._asked[request] = via
         try:
@@ -166,6 +168,11 @@ class Driver:
         if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(await self.moves.begun(request))
+
+    def is_pinned(self, request: RequestId) -> bool:
+        """Whether an operator has sent it where it is, or is going."""
+        known = self.scheduler.cluster.requests.get(request)
+        return known is not None and known.pinned
 
     def _called(self, name: str) -> RequestId:
         alike = [name] if name in self._fleet.live else [request for request in self._fleet.live if name in request]

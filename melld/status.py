@@ -112,6 +112,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it arrived."""
     moves: int = 0
     """How often it has moved to another worker."""
+    pinned: bool = False
+    """Whether an operator has sent it where it is, or is going: it stays there until the worker drains or ends."""
     moving_to: str | None = None
     """The worker that it is on its way to; null while it stays."""
     moving_step: str | None = None

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from melld.cli.migrate import in_words, was_moved
+from melld.control_messages import AlreadyThere
 from melld.driver_moves import MoveCalledOff
 from melld.ids import RequestId
 from melld.migrate.planner import Cause
@@ -122,3 +125,15 @@ async def test_a_worker_that_is_not_ready_is_waited_for(daemon: OfflineDaemon) -
     assert daemon.begun() == {first: W0}
     daemon.refuse(first)
     await task
+
+
+async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaemon) -> None:
+    """`melld migrate` to where it is succeeds, says so, and keeps it there."""
+    first, _ = await two_on_w0(daemon)
+    assert not daemon.driver.is_pinned(first)
+    answer = await daemon.ask(first, W0)
+    assert answer == AlreadyThere(request=first, worker=W0, pinned=True)
+    assert daemon.driver.is_pinned(first)
+    assert daemon.begun() == {}
+    assert in_words(msgspec.to_builtins(answer)).startswith(f"{first} is on w0 already, it stays there until")
+    assert was_moved(msgspec.to_builtins(answer))

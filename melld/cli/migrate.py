@@ -12,12 +12,18 @@ from melld.control_messages import Migrate
 from melld.migrate.snapshot import Via
 
 DEADLINE_S = 300.0
+_HELD = "it stays there until the worker is drained or ends, or until it is migrated again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Move a running request to another worker while its client's stream goes on."
-    parser.epilog = "Exit codes: 0 moved, 1 it stays where it was, 2 bad usage, 3 no daemon to talk to."
+    parser.description = (
+        "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
+        "is drained or ends, or until it is migrated again; asked for the worker that it is on, it stays as well."
+    )
+    parser.epilog = (
+        "Exit codes: 0 moved, or there already; 1 it stays where it was, 2 bad usage, 3 no daemon to talk to."
+    )
     parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
     parser.add_argument("worker", metavar="WORKER", help="where it is to go on")
     parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or compute it anew from tokens")
@@ -33,16 +39,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def was_moved(report: dict[str, Any]) -> bool:
-    """Whether it runs elsewhere now."""
-    return bool(report["outcome"] == "committed")
+    """Whether it runs there now."""
+    return report["outcome"] in ("committed", "already_there")
 
 
 def in_words(report: dict[str, Any]) -> str:
     """The report for people."""
+    if report["outcome"] == "already_there":
+        held = f", {_HELD}" if report["pinned"] else ""
+        return f"{report['request']} is on {report['worker']} already{held}"
     way = f"{report['request']}: {report['source']} -> {report['destination']} via {report['via']}"
     if report["outcome"] != "committed":
         return f"{way}: not moved, {report['outcome']} ({report['reason']})"
     gap_s = report["gap_s"]
     gap = "no token since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
     copied = f"{report['blocks']} blocks ({report['copied_bytes'] / 2**20:.1f} MiB) in {report['rounds']} rounds"
-    return f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}"
+    return (
+        f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}; {_HELD}"
+    )

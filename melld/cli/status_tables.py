@@ -260,6 +260,7 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
     for request in requests:
         phase = "queued" if request.worker is None else request.phase.value
         where = f"{request.worker}>{request.moving_to}" if request.moving_to else request.worker or UNKNOWN
+        where += " pinned" if request.pinned else ""
         letter = class_letter(request.kv_bytes, capacities.get(request.worker or "", 0))
         size_class = Text(letter or UNKNOWN, STYLES.get(letter, "dim"))
         cells: list[Text | str] = [request.request, where, size_class, Text(phase, PHASE_STYLES[phase])]

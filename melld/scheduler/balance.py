@@ -11,7 +11,7 @@ import msgspec
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.fit import WorstFit
-from melld.scheduler.state import Request, RequestState, Worker
+from melld.scheduler.state import Request, Worker
 
 
 class BalanceSettings(msgspec.Struct, frozen=True):
@@ -53,5 +53,5 @@ def freeness(worker: Worker) -> float:
 
 def smallest_movable(worker: Worker) -> Request | None:
     """The request that costs least to move."""
-    running = [request for request in worker.requests.values() if request.state is RequestState.RUNNING]
+    running = [request for request in worker.requests.values() if request.is_movable]
     return min(running, key=lambda request: (request.kv_bytes, request.sequence), default=None)

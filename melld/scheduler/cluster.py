@@ -28,6 +28,9 @@ from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.roster import Roster
 from melld.scheduler.state import Request, Worker, WorkerState
 
+OPERATOR = "operator"
+"""The cause of what an operator asks for."""
+
 
 class ClusterSettings(msgspec.Struct, frozen=True):
     """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided."""
@@ -103,6 +106,7 @@ class Cluster(Occupancy):
             self.commands.append(PlaceRequest(cause, request.id, worker.id))
             return
         assert source is not worker, request.id
+        assert not request.pinned or cause == OPERATOR, request.id
         request.state = request.after("move")
         request.moved_s = self.now_s
         self._begin_move(request, source, worker)
@@ -111,6 +115,14 @@ class Cluster(Occupancy):
         )
         if self.settings.instant_moves:
             self.commit(request)
+
+    def pin(self, request: Request) -> None:
+        """An operator wants the running request where it is, or where it is sent next: policies leave it there."""
+        request.pinned = True
+
+    def unpin(self, request: Request) -> None:
+        """Policies may move the request again."""
+        request.pinned = False
 
     def record(self, command: AnyCommand) -> None:
         """A command that changes no sums (queue, refuse), in its place among the others."""
@@ -141,6 +153,7 @@ class Cluster(Occupancy):
             state = request.after("lose")
             self._leave(request, worker)
             request.state = state
+            self.unpin(request)
             self.waiting.add(request, displaced=True)
         self.roster.remove(worker)
         self.unsteady.pop(worker.id, None)
@@ -244,6 +257,7 @@ class Cluster(Occupancy):
     def abort(self, request: Request) -> Worker:
         """The move is off: the request runs on its source alone.  Returns the worker that it does not go to."""
         request.state = request.after("abort")
+        self.unpin(request)
         source, destination = request.worker, request.destination
         assert source is not None, request.id
         assert destination is not None, request.id

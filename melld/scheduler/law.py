@@ -37,4 +37,5 @@ def check_requests(requests: Mapping[RequestId, Request], workers: Workers, wait
         assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
         assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id
         assert (request.state is RequestState.WAITING) == (request.id in waiting), request.id
+        assert not request.pinned or request.worker is not None, request.id
         assert request.worker is None or workers.get(request.worker.id) is request.worker, request.id

@@ -8,7 +8,7 @@ from itertools import islice
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.movetime import MoveTimes
-from melld.scheduler.state import Request, RequestState, Worker
+from melld.scheduler.state import Request, Worker
 
 FOREVER_S = 1e9
 CAUTION = 1.75
@@ -113,7 +113,5 @@ def leaves_wholly(worker: Worker) -> bool:
 
 
 def movable(worker: Worker) -> list[Request]:
-    """Requests that are not on a move already."""
-    if not worker.leaving:
-        return list(worker.requests.values())
-    return [request for request in worker.requests.values() if request.state is RequestState.RUNNING]
+    """Requests that are not on a move already, and that no operator has pinned."""
+    return [request for request in worker.requests.values() if request.is_movable]

@@ -36,8 +36,11 @@ class Policy(ABC):
         """
 
     def send(self, request: Request, worker: Worker, cause: str) -> None:
-        """An operator has decided: the running request goes there, where it fits."""
+        """An operator has decided: the running request goes there, where it fits.  It is `pinned` already."""
         self.cluster.assign(request, worker, cause)
+
+    def hold(self, request: Request) -> None:  # noqa: B027
+        """An operator has decided: the running request stays where it is.  It is `pinned` already."""
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: B027
         """The request has ended; neither `worker`, which ran it, nor the destination of its move counts it now."""

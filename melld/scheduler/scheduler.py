@@ -16,7 +16,7 @@ from melld import events
 from melld.errors import IllegalTransition
 from melld.events import AnyCommand, AnyEvent
 from melld.ids import WorkerId
-from melld.scheduler.cluster import Cluster, ClusterSettings
+from melld.scheduler.cluster import OPERATOR, Cluster, ClusterSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 
@@ -172,16 +172,25 @@ class Scheduler:
         self._serve_waiting()
 
     def _move_asked(self, event: events.MoveAsked) -> None:
-        """What an operator wants is done if there is room, and left undone if there is not."""
+        """What an operator wants is done if there is room, and left undone if there is not.
+
+        The request is pinned: it stays there until the worker drains or dies, or an operator moves it again.
+        """
         request = self.cluster.requests.get(event.request)
         worker = self.cluster.workers.get(event.destination)
-        if request is None or worker is None or request.state is not RequestState.RUNNING or request.worker is worker:
+        if request is None or worker is None or request.state is not RequestState.RUNNING:
+            return
+        if request.worker is worker:
+            if worker.state is WorkerState.ACTIVE:
+                self.cluster.pin(request)
+                self.policy.hold(request)
             return
         if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
-            self.cluster.activate(worker, "operator")
+            self.cluster.activate(worker, OPERATOR)
         with self.cluster.last_resort():
             if self.cluster.fits(worker, request.kv_bytes):
-                self.policy.send(request, worker, "operator")
+                self.cluster.pin(request)
+                self.policy.send(request, worker, OPERATOR)
         self._serve_waiting()
 
     # ---- workers
@@ -288,6 +297,7 @@ class Scheduler:
             return
         for request in list(worker.requests.values()):
             if request.state is RequestState.RUNNING:
+                self.cluster.unpin(request)
                 self._allocate(request, "drain")
 
     def _serve_waiting(self) -> None:

@@ -61,6 +61,8 @@ class Shadow:
             self._share(event)
         else:
             self._scheduler.handle(event)
+            if isinstance(event, events.WorkerDown):
+                self._shared_bytes.pop(event.worker, None)
         cluster = self._scheduler.cluster
         if isinstance(event, events.RequestsGrew):
             for worker in cluster.active.values():

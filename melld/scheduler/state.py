@@ -33,6 +33,7 @@ class RequestState(enum.StrEnum):
 
 
 WAITING = RequestState.WAITING
+RUNNING = RequestState.RUNNING
 
 WORKER_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
     (WorkerState.ASLEEP, "activate"): WorkerState.ACTIVE,
@@ -59,7 +60,10 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
 
 
 class Request:
-    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too."""
+    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too.
+
+    `pinned`: an operator has sent it where it is, or is going, and no policy moves it from there.
+    """
 
     __slots__ = (
         "arrived_s",
@@ -68,6 +72,7 @@ class Request:
         "id",
         "kv_bytes",
         "moved_s",
+        "pinned",
         "placed_s",
         "priority",
         "sequence",
@@ -94,8 +99,14 @@ class Request:
         self.arrived_s = arrived_s
         self.client = client
         self.placed_s = self.moved_s = 0.0
+        self.pinned = False
         self.state = WAITING
         self.worker = self.destination = None
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether a policy may move it to another worker: it runs, is not on a move, and nobody has pinned it."""
+        return self.state is RUNNING and not self.pinned
 
     def after(self, event: str) -> RequestState:
         """The state that `event` leads to; raises `IllegalTransition` where the table has none."""

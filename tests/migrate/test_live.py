@@ -107,6 +107,10 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
     part_of_its_name = one["request"][4:-4]
     assert command(bench, part_of_its_name, one["worker"]) == 0
     assert "ms between two tokens" in capsys.readouterr().out
+    assert command(bench, part_of_its_name, one["worker"]) == 0
+    assert f"is on {one['worker']} already" in capsys.readouterr().out
+    [one] = bench.operator.requests_of(stream)
+    assert one["pinned"]
     assert command(bench, one["request"], "w9") == 1
     assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
     stream.result()

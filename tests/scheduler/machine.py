@@ -35,6 +35,7 @@ class Books:
         self.size: dict[str, int] = {}
         self.at: dict[str, str | None] = {}
         self.going: dict[str, str] = {}
+        self.pinned: set[str] = set()  # an operator has sent them where they are or go
         self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits is served in this order
         self.prefix: dict[str, tuple[str, int]] = {}  # whose beginning it has, and how much of it
         self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
@@ -108,6 +109,10 @@ class Books:
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
                 assert request not in self.going, command
+                assert request not in self.pinned or source in self.drained or command.cause == "operator", command
+                self.pinned.discard(request)
+                if command.cause == "operator":
+                    self.pinned.add(request)
                 assert self.fits(destination, self.size[request]), command
                 assert command.kv_bytes == self.size[request], command
                 if self.instant:
@@ -139,12 +144,17 @@ class Books:
                 first.setdefault(self.client[name] if rank[0] else "", name)
         return list(first.values())
 
+    def free_the_drained(self) -> None:
+        """What an operator has sent to a worker may leave it again once that drains."""
+        self.pinned = {request for request in self.pinned if self.at[request] not in self.drained}
+
     def forget(self, request: str) -> None:
         """The request is gone."""
         for worker in (self.at[request], self.going.get(request)):
             self.leave(request, worker)
         for book in (self.size, self.at, self.going, self.rank, self.prefix):
             book.pop(request, None)
+        self.pinned.discard(request)
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -254,8 +264,19 @@ class PolicyMachine(RuleBasedStateMachine):
             self.books.at[name] = destination
             self.tell(e.MoveCommitted(self.now_s, name, destination))
         else:
+            self.books.pinned.discard(name)
             self.tell(e.MoveAborted(self.now_s, name, "test", destination))
         self.tell(e.MoveAborted(self.now_s, name, "late", "a worker of another time"))
+
+    @rule(data=st.data(), worker=st.sampled_from(NAMES))
+    def ask(self, data: st.DataObject, worker: str) -> None:
+        """An operator wants a request on a worker, perhaps on its own: it is left there from then on."""
+        if not self.books.size or worker not in self.books.capacity:
+            return
+        name = data.draw(st.sampled_from(sorted(self.books.size)))
+        if self.books.at[name] == worker and name not in self.books.going:
+            self.books.pinned.add(name)
+        self.tell(e.MoveAsked(self.now_s, name, worker))
 
     # ---- workers
 
@@ -277,6 +298,7 @@ class PolicyMachine(RuleBasedStateMachine):
             if name in (worker, self.books.going.get(request)):
                 if (destination := self.books.going.pop(request, None)) != name:
                     self.books.leave(request, destination)
+                self.books.pinned.discard(request)
                 if worker == name:
                     self.books.at[request] = None
                     self.books.rank[request] = (False, self.priority[request], int(request[1:]))
@@ -287,6 +309,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if name in self.books.capacity:
             (self.books.drained.discard if back else self.books.drained.add)(name)
             event = e.WorkerResumed if back else e.WorkerDraining
+            self.books.free_the_drained()
             self.tell(event(self.now_s, name))
 
     @rule(name=st.sampled_from(NAMES), capacity=st.sampled_from([CAPACITY // 2, CAPACITY, 2 * CAPACITY]))
@@ -330,6 +353,7 @@ class PolicyMachine(RuleBasedStateMachine):
         }
         self.books.size.update(sizes)
         self.tell(e.RequestsGrew(self.now_s, sizes))
+        self.books.free_the_drained()
         self.tell(e.EpochStarted(self.now_s))
         self.the_drained_are_emptied()
 

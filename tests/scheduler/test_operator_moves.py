@@ -57,6 +57,65 @@ def test_what_has_no_room_is_left_undone(policy: str) -> None:
     scheduler.cluster.check()
 
 
+def live_on(scheduler: Scheduler, from_s: int) -> None:
+    """A minute in which all grow a little, and every policy has the time to think better of it."""
+    for tenth in range(600):
+        at_s = from_s + tenth / 10
+        grown = {one.id: one.kv_bytes + (tenth % 50 == 0) for one in scheduler.cluster.requests.values()}
+        scheduler.handle(events.RequestsGrew(at_s, kv_bytes=grown))
+        for command in scheduler.handle(events.EpochStarted(at_s)):
+            if isinstance(command, events.MoveRequest):
+                scheduler.handle(events.MoveCommitted(at_s, command.request, command.destination))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("kv_bytes", [3, 20, 24])
+def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: int) -> None:
+    """Who sends a request somewhere finds it there later, and can still empty the worker."""
+    scheduler = scheduler_with(policy, kv_bytes, 25)
+    there = B if home_of(scheduler, "r0") == A else A
+    scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
+    scheduler.handle(events.MoveCommitted(2.0, request=RequestId("r0"), destination=there))
+    live_on(scheduler, 3)
+    assert home_of(scheduler, "r0") == there
+    assert scheduler.cluster.requests[RequestId("r0")].pinned
+    moved = [
+        command.request
+        for command in scheduler.handle(events.WorkerDraining(100.0, worker=there))
+        if isinstance(command, events.MoveRequest)
+    ]
+    assert "r0" in moved
+    assert not scheduler.cluster.requests[RequestId("r0")].pinned
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_request_can_be_held_where_it_is(policy: str) -> None:
+    """Asked for the worker that it runs on, it stays there from then on; another word of the operator moves it."""
+    scheduler = scheduler_with(policy, 3, 3)
+    home = home_of(scheduler, "r0")
+    assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=home)) == []
+    live_on(scheduler, 3)
+    assert home_of(scheduler, "r0") == home
+    other = B if home == A else A
+    asked = scheduler.handle(events.MoveAsked(70.0, request=RequestId("r0"), destination=other))
+    assert [command.cause for command in asked if isinstance(command, events.MoveRequest)] == ["operator"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_move_that_fails_or_a_worker_that_dies_frees_the_request(policy: str) -> None:
+    """Nobody has to undo what never came about."""
+    scheduler = scheduler_with(policy, 20)
+    there = B if home_of(scheduler, "r0") == A else A
+    scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
+    scheduler.handle(events.MoveAborted(2.0, RequestId("r0"), "it failed", there))
+    assert not scheduler.cluster.requests[RequestId("r0")].pinned
+    scheduler.handle(events.MoveAsked(3.0, request=RequestId("r0"), destination=there))
+    scheduler.handle(events.MoveCommitted(4.0, request=RequestId("r0"), destination=there))
+    scheduler.handle(events.WorkerDown(5.0, worker=there))
+    assert not scheduler.cluster.requests[RequestId("r0")].pinned
+    assert home_of(scheduler, "r0") != there
+
+
 def test_strangers_are_not_moved() -> None:
     """A request that has just ended, or a worker that is gone, is no error."""
     scheduler = scheduler_with("most-free", 10)

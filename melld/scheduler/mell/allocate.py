@@ -60,7 +60,7 @@ def evict_for(plan: Plan, bin_: Bin, item: Item) -> bool:
     """
     while not plan.takes(bin_, item):
         lacking_bytes = item.reckoned_bytes - plan.book.free_bytes(bin_)
-        tees = [other for other in bin_.items if other.klass is T and not other.moving]
+        tees = [other for other in bin_.items if other.klass is T and not other.is_fixed]
         if not (plan.instant and plan.may_evict) or not 0 < lacking_bytes <= sum(tee.reckoned_bytes for tee in tees):
             return False
         if not allocate(plan, least_sufficient(tees, lacking_bytes), "evict", avoid=bin_):

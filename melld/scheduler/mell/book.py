@@ -67,9 +67,9 @@ class Book:
     # ---- items
 
     def new_item(self, request: Request) -> Item:
-        """An item of its own for the request: a group of one if it is tiny.  It is in no bin yet."""
+        """An item of its own for the request: a group of one if it is tiny and may be moved.  It is in no bin yet."""
         reckoned_bytes = self.reckoned(request)
-        item = Item(self._next_order(), grouped=reckoned_bytes <= self.limits.tiny_bytes)
+        item = Item(self._next_order(), grouped=reckoned_bytes <= self.limits.tiny_bytes and not request.pinned)
         item.add(request, reckoned_bytes, self.limits)
         self.item_of[request] = item
         return item
@@ -195,7 +195,7 @@ class Book:
             kind = item.klass
             klass = max(klass, kind)
             if kind is T:
-                if not item.moving:
+                if not item.is_fixed:
                     t_bytes += item.reckoned_bytes
                 continue
             weight += WEIGHT_SIXTHS[kind]
@@ -203,7 +203,7 @@ class Book:
                 large = item
             else:
                 partner = True
-                if not item.moving and (smallest is None or item.reckoned_bytes < smallest):
+                if not item.is_fixed and (smallest is None or item.reckoned_bytes < smallest):
                     smallest = item.reckoned_bytes
         bin_.large = large
         bin_.has_partner = partner

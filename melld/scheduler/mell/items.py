@@ -19,7 +19,7 @@ class Item:
     """Requests that are packed and moved together, all planned for `bin`.
 
     `reckoned_bytes` is what they need one horizon ahead; `sizes` has the part of each.  `moving` counts those whose
-    move is in flight: while it is above zero the item stays where it is.
+    move is in flight.  A request that is pinned is an item of its own.
     """
 
     __slots__ = ("bin", "grouped", "klass", "moving", "order", "reckoned_bytes", "sizes")
@@ -32,6 +32,11 @@ class Item:
         self.reckoned_bytes = 0
         self.moving = 0
         self.bin: Bin | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it stays where it is: part of it is on a move, or it is a request that an operator has pinned."""
+        return self.moving > 0 or (not self.grouped and any(request.pinned for request in self.sizes))
 
     def add(self, request: Request, reckoned_bytes: int, limits: Limits) -> None:
         """The request is of this item from now on."""

@@ -55,6 +55,11 @@ class Mell(Policy):
         self.plan.send_at_once(request, self.plan.book.bin_of(worker), cause)
         self._end_operation()
 
+    def hold(self, request: Request) -> None:
+        """See `Policy.hold`."""
+        self.plan.call_off(request)
+        self._end_operation()
+
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""
         self.plan.drop(request)
@@ -205,7 +210,8 @@ class Mell(Policy):
         active = cluster.active.values()
         alike = all(w.capacity_bytes == largest_bytes and w.count < w.slots and not w.shared_bytes for w in active)
         enough = cluster.sleeping(largest_bytes) is not None and not cluster.draining and not len(cluster.waiting)
-        return self.plan.instant and not self.settings.literal and alike and enough
+        free = not any(request.pinned for request in cluster.requests.values())
+        return self.plan.instant and not self.settings.literal and alike and enough and free
 
 
 def mell(settings: MellSettings) -> Callable[[Cluster], Mell]:

@@ -16,7 +16,7 @@ from melld.scheduler.mell.plan import Plan
 def pull(plan: Plan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_bytes: int) -> bool:
     """Move the largest item of these classes that fits in `room_bytes` from the source; T in its way leave."""
     wanted = tuple(classes)
-    fitting = [i for i in source.items if i.klass in wanted and not i.moving and i.reckoned_bytes <= room_bytes]
+    fitting = [i for i in source.items if i.klass in wanted and not i.is_fixed and i.reckoned_bytes <= room_bytes]
     for item in sorted(fitting, key=lambda item: (-item.reckoned_bytes, item.order)):
         if evict_for(plan, bin_, item):
             plan.place(item, bin_, "refill")
@@ -60,7 +60,7 @@ def _has_within(bin_: Bin, room_bytes: int) -> bool:
 
 def stranded(bin_: Bin) -> list[Item]:
     """The items that may be moved, the largest first."""
-    return sorted((i for i in bin_.items if not i.moving), key=lambda item: (-item.reckoned_bytes, item.order))
+    return sorted((i for i in bin_.items if not i.is_fixed), key=lambda item: (-item.reckoned_bytes, item.order))
 
 
 def t_source(plan: Plan, bin_: Bin) -> Bin | None:

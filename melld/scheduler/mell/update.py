@@ -45,7 +45,7 @@ def change_class(plan: Plan, item: Item, klass: SizeClass) -> None:
     plan.book.touch(bin_)
     if not plan.settings.literal:
         plan.note_hole(bin_, was)
-    elif not item.moving:
+    elif not item.is_fixed:
         _change_as_printed(plan, item, bin_, was)
 
 
