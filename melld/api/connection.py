@@ -108,12 +108,13 @@ class Connection(web.RequestHandler):
         waits = self._requests_answered < self._requests_seen and self._body.is_eof()
         if not waits or self.transport is None:
             return None
-        self._watch = HalfClosedWatch(self.transport, self._may_probe, is_old=self._is_old)
+        self._watch = HalfClosedWatch(self.transport, self._is_waiting, is_old=self._is_old)
         return True
 
-    def _may_probe(self) -> bool:
+    def _is_waiting(self) -> bool:
+        """Return whether nothing of the answer that is due has been sent."""
         request = self._current_request
-        return request is not None and not self._is_old and request.writer.output_size == 0
+        return request is not None and request.writer.output_size == 0
 
     def _refuse_framing(self) -> None:
         """End the body whose chunks are nearly all framing: its reader answers, where there still is one."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 FIRST_LOOK_S = 0.05
 """An answer that is quicker needs no watch."""
 LONGEST_INTERVAL_S = 2.0
+PROBE_AGAIN = 10
+"""Each probe comes so many times later than the one before: some clients pass over five interim responses, not more."""
 OLD_CLIENTS_S = 1.0
 """How long a client of HTTP/1.0 is believed to be there."""
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -20,14 +22,16 @@ PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class HalfClosedWatch:
     """Watches one connection whose client sends no more, until it is stopped; aborts it when its client has gone.
 
-    `may_probe` says whether an interim response may be sent now: HTTP/1.1, and nothing of the answer yet.
+    `is_waiting` says whether nothing of an answer has been sent yet; `is_old` whether the client speaks HTTP/1.0.
     """
 
-    def __init__(self, transport: asyncio.Transport, may_probe: Callable[[], bool], *, is_old: bool) -> None:
+    def __init__(self, transport: asyncio.Transport, is_waiting: Callable[[], bool], *, is_old: bool) -> None:
         self._transport = transport
-        self._may_probe = may_probe
+        self._is_waiting = is_waiting
         self._loop = asyncio.get_running_loop()
-        self._ends_s = self._loop.time() + OLD_CLIENTS_S if is_old else None
+        self._began_s = self._loop.time()
+        self._is_old = is_old
+        self._probe_after_s = FIRST_LOOK_S
         self._interval_s = FIRST_LOOK_S
         self._timer = self._loop.call_later(self._interval_s, self._look)
 
@@ -38,11 +42,14 @@ class HalfClosedWatch:
     def _look(self) -> None:
         if self._transport.is_closing():
             return
-        if self._is_gone() or (self._ends_s is not None and self._loop.time() >= self._ends_s):
+        waited_s = self._loop.time() - self._began_s
+        is_waiting = self._is_waiting()
+        if self._is_gone() or (self._is_old and is_waiting and waited_s >= OLD_CLIENTS_S):
             self._transport.abort()
             return
-        if self._may_probe():
+        if is_waiting and not self._is_old and waited_s >= self._probe_after_s:
             self._transport.write(PROBE)
+            self._probe_after_s *= PROBE_AGAIN
         self._timer = self._loop.call_later(self._interval_s, self._look)
         self._interval_s = min(2 * self._interval_s, LONGEST_INTERVAL_S)
 

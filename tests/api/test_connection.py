@@ -11,6 +11,7 @@ from aiohttp import web
 
 from melld.api.acceptor import Acceptor
 from melld.api.connection import WIRE_BYTES_PER_BYTE, WIRE_BYTES_SPARE, ConnectionServer
+from melld.api.half_closed import OLD_CLIENTS_S
 from melld.config import ServerConfig
 
 LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -146,6 +147,19 @@ def test_a_client_that_has_gone_gives_its_place_back(
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(check())
+
+
+async def test_an_answer_that_has_begun_is_not_cut_by_the_age_of_its_client() -> None:
+    """A stream over HTTP/1.0 goes on for as long as somebody reads it."""
+    async with serving() as (service, connect):
+        with connect() as client:
+            client.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
+            client.shutdown(socket.SHUT_WR)
+            assert (await asyncio.to_thread(client.recv, 65536)).startswith(b"HTTP/1.0 200")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.left.wait(), 1.5 * OLD_CLIENTS_S)
+            assert not service.left.is_set()
+        await soon(service.left)
 
 
 @LOOPS
