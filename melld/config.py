@@ -81,6 +81,8 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """How long an idle connection is kept."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
     """Roles of messages that the model's chat template knows beside OpenAI's."""
+    allow_internal_media_urls: bool = False
+    """Without this, images, audio and video that requests name by URL are fetched from public addresses alone."""
     drain_s: Seconds = 30.0
     """How long running requests may go on after SIGTERM."""
 

@@ -148,6 +148,7 @@ class Daemon:
     @contextlib.asynccontextmanager
     async def _serving(self, frontend: Any, arguments: Namespace) -> AsyncIterator[None]:
         from melld.api.app import ApiContext, start_api
+        from melld.api.media_guard import media_from_public_addresses
         from melld.engine.frontend import serving_state
 
         registry = prometheus_client.REGISTRY
@@ -167,7 +168,11 @@ class Daemon:
             check_line=self._parts.driver.check_line,
         )
         take_over_loggers()
-        async with start_api(context, self.settings.listeners) as self.admission:
+        media = contextlib.nullcontext()
+        if not self.config.server.allow_internal_media_urls:
+            domains = getattr(arguments, "allowed_media_domains", None)
+            media = media_from_public_addresses(has_domains=bool(domains))
+        async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")

@@ -116,6 +116,7 @@ def _answer_to_validation(error: ValidationError) -> Answer:
 # What vLLM says -> the code for it, and the fields that it may be about.
 _FINER = (
     (re.compile("maximum (context|model) length"), "context_length_exceeded", ("messages", "prompt", "input")),
+    (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),
     (

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.api.http_client import CHAT, request
 from tests.daemon_process import DaemonProcess
 from tests.migrate.live import Operator, Stream
 from tests.vision_model import make_vision_model, picture
@@ -76,3 +78,15 @@ def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, oper
     os.kill(pid, signal.SIGKILL)
     assert stream.result() == unmoved
     assert unmoved.error is None
+
+
+def test_an_image_cannot_be_fetched_from_inside(daemon: DaemonProcess) -> None:
+    """A client learns nothing of what listens beside the daemon, and which field of its request is at fault."""
+    with socket.create_server(("127.0.0.1", 0)) as inside:
+        url = f"http://localhost:{inside.getsockname()[1]}/x.png"
+        refused = request(daemon.url, "POST", CHAT, about(url))
+        error = refused.json()["error"]
+        assert (refused.status, error["code"], error["param"]) == (400, "internal_media_url", "messages")
+        inside.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            inside.accept()

@@ -1,0 +1,77 @@
+"""Where the media that requests name may be fetched from: public addresses alone, unless the operator allows more.
+
+A client names a URL, and the daemon fetches it from where it stands: behind the firewall, beside services that trust
+their own machine.  Every address is judged as the socket for it is made, after all resolving: a name that changes its
+mind (DNS rebinding) and a redirect come past here like any other.  A proxy of the environment would resolve names
+itself, so none is used.
+"""
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import aiohttp
+from aiohappyeyeballs import AddrInfoType
+from vllm.connections import global_http_connection
+from vllm.exceptions import VLLMValidationError
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_OTHERS = frozenset({ipaddress.ip_address("168.63.129.16")})
+"""Public by their number, and internal all the same: Azure's host, which hands out secrets."""
+
+
+@contextlib.asynccontextmanager
+async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[None]:
+    """Have vLLM, in this process, fetch what requests name from public addresses alone.
+
+    `has_domains`: the operator has named the domains that may be asked; then a redirect leads to no other one.
+    """
+    if has_domains:
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+    connection: Any = global_http_connection
+    async with guarded_session(is_internal) as session:
+
+        async def get_async_client() -> aiohttp.ClientSession:
+            return session
+
+        connection.get_async_client, connection.get_sync_client = get_async_client, _refuse_to_block
+        try:
+            yield
+        finally:
+            del connection.get_async_client, connection.get_sync_client
+
+
+def guarded_session(is_refused: Callable[[str], bool]) -> aiohttp.ClientSession:
+    """Return a client that connects to no address which `is_refused`."""
+
+    def make_socket(address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, place = address
+        if is_refused(str(place[0])):
+            raise VLLMValidationError("a media URL leads to an address that is not public")
+        return socket.socket(family, kind, protocol)
+
+    # One address after the other, so that the refusal of one is the answer.
+    connector = aiohttp.TCPConnector(socket_factory=make_socket, happy_eyeballs_delay=None)
+    return aiohttp.ClientSession(connector=connector, trust_env=False)
+
+
+def _refuse_to_block() -> NoReturn:
+    raise VLLMValidationError("media URLs are fetched by the event loop alone")
+
+
+def is_internal(host: str) -> bool:
+    """Return whether an address is loopback, private, link-local, a cloud's own or otherwise not for everybody."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_internal(str(inner))
+    return not address.is_global or address.is_multicast or address.is_reserved or address in _OTHERS
