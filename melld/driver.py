@@ -65,7 +65,6 @@ class Driver:
     ) -> None:
         self.policy = policy
         self.scheduler = Scheduler(POLICIES[policy], settings)
-        self.awake: set[str] = set()
         self.line = WaitingLine(fleet, clock)
         self.preemptions = 0
         self._pushed_out: set[RequestId] = set()
@@ -118,7 +117,7 @@ class Driver:
         if error is None:
             return decided
         if isinstance(event, events.RequestArrived):
-            self._try(event, lambda: self._fleet.end(event.request, NotCarriedOut(error)))
+            self._try(event, lambda: self._end(event.request, NotCarriedOut(error)))
         return self.scheduler.cluster.take_commands()  # decided before it failed, and counted
 
     def _try(self, what: msgspec.Struct, act: Callable[[], None]) -> Exception | None:
@@ -134,14 +133,18 @@ class Driver:
         """The command was not carried out: its client is told, and the scheduler."""
         match command:
             case events.PlaceRequest() | events.QueueRequest() | events.ShedRequest() | events.RefuseRequest():
-                self._fleet.end(command.request, error)
-                self.handle(events.RequestFinished(self._clock(), request=command.request))
+                self._end(command.request, error)
             case events.MoveRequest():
                 self.moves.planner.drop(command.request)
                 aborted = events.MoveAborted(
                     self._clock(), request=command.request, reason=str(error), destination=command.destination
                 )
                 self.handle(aborted)
+
+    def _end(self, request: RequestId, error: MelldError) -> None:
+        """Nobody knows it any more: its client is told, and the scheduler, whatever it has kept of it."""
+        self._fleet.end(request, error)
+        self.handle(events.RequestFinished(self._clock(), request=request))
 
     async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport | AlreadyThere:
         """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
@@ -261,10 +264,8 @@ class Driver:
             case events.RefuseRequest():
                 self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
             case events.ActivateWorker():
-                self.awake.add(command.worker)
                 self._fleet.supervisor.wake(command.worker)
             case events.RetireWorker():
-                self.awake.discard(command.worker)
                 self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
                 asked = command.request in self._asked

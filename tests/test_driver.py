@@ -102,6 +102,19 @@ async def test_who_listens_and_fails_harms_nobody_else(daemon: OfflineDaemon) ->
     assert heard == [events.RequestArrived, events.RequestFinished]
 
 
+async def test_a_request_over_which_the_policy_stumbles_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
+    """A bug in a policy, when the scheduler has noted the request already: nothing of it stays."""
+
+    def stumble(*_: Any) -> bool:
+        raise ZeroDivisionError
+
+    daemon.driver.scheduler.policy.allocate = stumble  # type: ignore[method-assign]
+    with pytest.raises(NotCarriedOut, match="ZeroDivisionError"):
+        daemon.admit("r0", 4)
+    assert not daemon.fleet.live
+    assert not daemon.driver.scheduler.cluster.requests
+
+
 async def test_a_fact_that_the_scheduler_refuses_harms_nobody_who_told_it(daemon: OfflineDaemon) -> None:
     """Whoever tells is in the middle of his own work: a worker's end, say, after which it must be started again."""
     daemon.driver.handle(events.WorkerUp(0.0, W0, 1, 1))

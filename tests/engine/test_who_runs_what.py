@@ -16,7 +16,7 @@ from tests.engine.virtual_daemon import VirtualDaemon
 from tests.engine.virtual_history import CHOICES, play
 from tests.engine.virtual_loop import VirtualLoop, run_virtually
 
-HISTORIES = int(os.environ.get("MELLD_HISTORIES", "100"))
+HISTORIES = int(os.environ.get("MELLD_HISTORIES", "60"))
 W0, W1, W2 = (WorkerId(f"w{index}") for index in range(3))
 
 

@@ -251,8 +251,9 @@ class VirtualDaemon:
             if owner is None:
                 continue
             held = self.fleet._presence.holds(request, owner)
-            if not held and self._state(owner) is WorkerState.STOPPING:
-                continue  # drained by force: it goes on elsewhere when the process is gone
+            process = self.fleet.supervisor.places[owner].process
+            if not held and process is not None and process.state is ProcessState.STOPPING:
+                continue  # stopped under its requests: they go on elsewhere when the process is gone
             if held == self.fleet.is_ready(owner):
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
             if held and self._state(owner) is not WorkerState.WAKING:

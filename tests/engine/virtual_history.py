@@ -7,6 +7,7 @@ import asyncio
 import signal
 from collections.abc import Sequence
 
+from melld.events import MoveAsked
 from melld.ids import WorkerId
 from melld.migrate import migration_messages as say
 from melld.migrate.snapshot import Via
@@ -42,7 +43,10 @@ class History:
             *[self._resize] * 1,
             self._crash,
             self._hang,
-            *[self._load] * 3,
+            *[self._load] * 2,
+            *[self._revive] * 3,
+            *[self._want_again] * 2,
+            self._stop,
             self._fail_to_load,
             self._repeat,
             self._lose,
@@ -137,6 +141,26 @@ class History:
 
     def _load(self, name: WorkerId, _: int) -> None:
         self._worker(name).become_ready()
+
+    async def _revive(self, name: WorkerId, _: int) -> None:
+        """It is back before anybody has said another word."""
+        await asyncio.sleep(1.1)
+        await self.daemon.settle()
+        self._worker(name).become_ready()
+        while self._worker(name).outbox and self._worker(name).ended is None:
+            self._worker(name).deliver()
+
+    def _want_again(self, _: WorkerId, number: int) -> None:
+        """The same move once more, whatever has become of the first."""
+        if moves := list(self.daemon.executor.moves.values()):
+            wish = moves[number % len(moves)].migration.wish
+            again = MoveAsked(self.daemon.now_s, request=wish.request, destination=wish.destination)
+            self.daemon.driver.handle(again)
+
+    def _stop(self, name: WorkerId, _: int) -> None:
+        """For no good reason: it may have requests."""
+        if self.daemon.fleet.is_ready(name):
+            self.daemon.fleet.stop_worker(name)
 
     def _fail_to_load(self, name: WorkerId, _: int) -> None:
         if not self._worker(name).ready:
