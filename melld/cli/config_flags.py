@@ -69,15 +69,17 @@ def add_daemon_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the daemon's configuration, which may say where")
 
 
-def load_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+def load_config(arguments: argparse.Namespace, environment: Mapping[str, str], *, again: bool = False) -> Config:
     """The configuration that the file and the flags make together; without a file, flags alone will do.
+
+    `again`: a daemon that runs reloads it, and must not wait for whoever wrote a FIFO at the start.
 
     Raises:
         ConfigError: a file, a key, a flag or a value cannot be used; `where` says which.
     """
     overrides, sources = _overrides(arguments)
     file = _config_file(arguments.config, environment)
-    text = "" if file is None else _read(file)
+    text = "" if file is None else _read(file, again=again)
     try:
         return parse_config(text, "the flags" if file is None else str(file), overrides)
     except ConfigError as error:
@@ -111,8 +113,10 @@ def _config_file(named: str | None, environment: Mapping[str, str]) -> Path | No
     return next((place for place in places if place.is_file()), None)
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, *, again: bool = False) -> str:
     try:
+        if again and file.is_fifo():
+            raise ConfigError(str(file), "is a FIFO, which cannot be read again")
         return file.read_text()
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read: {error.strerror}") from error

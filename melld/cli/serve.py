@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         from melld.daemon import Daemon
 
         async def serve() -> int:
-            daemon = Daemon(config, _say, lambda: load_config(arguments, os.environ))
+            daemon = Daemon(config, _say, lambda: load_config(arguments, os.environ, again=True))
             await daemon.run()
             return FAILED if daemon.failed else DONE
 

@@ -1,6 +1,7 @@
 """Flags over the file: what `melld serve` and `melld check-config` make of both."""
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,15 @@ def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, words: list[
         load(*words)
     assert error.value.where == where
     assert why in error.value.why
+
+
+def test_a_running_daemon_waits_for_no_fifo(tmp_path: Path) -> None:
+    """`--config <(make-config)` serves a start; a reload of a FIFO would wait for a writer that never comes."""
+    os.mkfifo(tmp_path / "fifo")
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    with pytest.raises(ConfigError, match="is a FIFO, which cannot be read again"):
+        load_config(parser.parse_args(["--config", "fifo"]), {}, again=True)
 
 
 def directories(*words: str, environment: dict[str, str]) -> list[str]:
