@@ -71,12 +71,17 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The most prompts in one call."""
     max_choices: Positive = 128
     """The largest `n` of a request."""
+    max_prompt_logprobs: Positive = 20_000
+    """Tokens of its prompts times (logprobs + 1) that one call may ask for; sixteen calls may have as many at once.
+    Each thousand takes half a megabyte and some two milliseconds in which no stream goes on."""
     max_stop_strings: Positive = 64
     """The most stop strings in one call."""
     max_json_depth: Positive = 64
     """How deep objects and lists of a body may be nested."""
     slow_reader_s: PositiveSeconds = 30.0
     """A stream whose reader takes nothing for so long is ended, and its request with it."""
+    keep_alive_comment_s: PositiveSeconds = 15.0
+    """A stream that says nothing for so long gets a comment line, so that no proxy cuts it.  `inf`: never."""
     keep_alive_s: PositiveSeconds = 75.0
     """How long an idle connection is kept."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()

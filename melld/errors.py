@@ -75,6 +75,30 @@ class InputTooLarge(MelldError):
         super().__init__(f"request {request} comes to {input_bytes} bytes with its images; at most {limit_bytes}")
 
 
+class TooManyPromptLogprobs(MelldError):
+    """The call asks for more logprobs of its prompts than one answer may hold."""
+
+    status = 400
+    code = "too_many_prompt_logprobs"
+    param = "prompt_logprobs"
+
+    def __init__(self, asked: int, allowed: int) -> None:
+        super().__init__(
+            f"the prompts' tokens times their logprobs make {asked}; one call may have {allowed}: "
+            "ask for fewer logprobs (prompt_logprobs, or logprobs with echo), or send the prompts in parts"
+        )
+
+
+class TooManyPromptLogprobsNow(MelldError):
+    """Other calls have so many logprobs of prompts at the moment that there is no room for more."""
+
+    status = 429
+    code = "too_many_prompt_logprobs_now"
+
+    def __init__(self) -> None:
+        super().__init__("other calls have too many logprobs of prompts in flight: try again later")
+
+
 class QueueFull(MelldError):
     """Too many wait already, and of them the request's client has as many as anybody."""
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -24,19 +24,20 @@ from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
 from melld.api.body import read_body
-from melld.api.calls import CALLS, Call, Result, forwarded, handler_of, make_messages_honest, perform, trust_of
+from melld.api.calls import CALLS, Call, Result, forwarded, give_up, handler_of, make_messages_honest, perform, trust_of
 from melld.api.connection import ConnectionServer, ReaderWatch
-from melld.api.error_mapping import answer_to, is_known
+from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.http_metrics import HttpMetrics
 from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, presented_key
+from melld.api.off_loop import OffLoop
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
 from melld.api.request_guard import Trust, check_request, check_request_id
-from melld.api.streams import HEADERS, make_streams_raise
+from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.api.work_guard import asked_priority, check_work
 from melld.config import ServerConfig
-from melld.engine.fleet_caller import called_by
+from melld.engine.fleet_caller import Caller, LogprobAccount, called_by, caller
 from melld.status import DaemonState, DaemonStatus
 
 log = logging.getLogger("melld.api")
@@ -88,6 +89,7 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
         for acceptor in acceptors:
             acceptor.stop()
         await runner.cleanup()
+        api.off_loop.close()
 
 
 class Exchange:
@@ -112,6 +114,8 @@ class Api:
         self._context = context
         self._trust: Trust = trust_of(context.state)
         self._counts = HttpMetrics(context.registry)
+        self._logprobs = LogprobAccount()
+        self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,
             self._phase_but_ready,
@@ -177,12 +181,13 @@ class Api:
             return web.Response(status=page.status, body=page.body, headers=headers)
         self.admission.check(exchange.client)
         config = self._context.config()
-        fields = parse_object(await read_body(request, config), config.max_json_depth)
+        body = await read_body(request, config)
+        fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         if call.engine:
             # Before anything else is looked at: under overload most requests come no further, and must cost little.
             self._context.check_line(exchange.client, asked_priority(fields))
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
-            return await self._serve(exchange, call, fields)
+            return await self._serve(exchange, call, fields, len(body))
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
         """The call, or the page (None) and the rest of its path."""
@@ -223,7 +228,8 @@ class Api:
 
     @contextlib.contextmanager
     def _called_by(self, client: str) -> Iterator[None]:
-        with self.admission.call(client), called_by(client):
+        most = self._context.config().max_prompt_logprobs
+        with self.admission.call(client), called_by(Caller(client, self._logprobs, most)):
             yield
 
     def _least_priority(self) -> int | None:
@@ -231,48 +237,50 @@ class Api:
         least = self._context.config().min_priority
         return 0 if least is None and len(self._context.keys().digests) > 1 else least
 
-    async def _serve(self, exchange: Exchange, call: Call, fields: dict[str, Any]) -> web.StreamResponse:
+    async def _serve(self, exchange: Exchange, call: Call, fields: dict[str, Any], size: int) -> web.StreamResponse:
         wanted = exchange.request.headers.get("X-Request-Id")
         check_request_id(wanted, "X-Request-Id")
         exchange.parameters = frozenset(fields)
         handler_of(call, self._context.state)
-        config = self._context.config()
-        check_request(fields, config, self._trust)
+        await self.off_loop.run(size, check_request, fields, self._context.config(), self._trust)
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
-        parsed = call.parse(fields)
-        check_work(parsed, config, self._least_priority())
-        result = await perform(call, self._context.state, parsed, vllm_request)
-        if result.stream is not None:
-            return await self._stream(exchange, result)
+        parsed = await self.off_loop.run(size, call.parse, fields)
+        check_work(parsed, self._context.config(), self._least_priority())
+        work = perform(call, self._context.state, parsed, vllm_request)
+        if "stream" in type(parsed).model_fields and parsed.stream:
+            return await self._stream(exchange, work)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
-        return web.Response(body=result.body, headers=headers)
+        return web.Response(body=(await work).body, headers=headers)
 
-    async def _stream(self, exchange: Exchange, result: Result) -> web.StreamResponse:
-        assert result.stream is not None
-        request = exchange.request
+    async def _stream(self, exchange: Exchange, work: Coroutine[Any, Any, Result]) -> web.StreamResponse:
+        request, config = exchange.request, self._context.config()
         response = web.StreamResponse(headers=HEADERS | {"x-request-id": exchange.request_id})
+        performing = asyncio.create_task(work)
+        watch = ReaderWatch(request, config.slow_reader_s)
         try:
-            with ReaderWatch(request, self._context.config().slow_reader_s) as watch:
+            await until_head(performing, caller().admitted)
+            with watch, KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
                 await response.prepare(request)
                 exchange.response = response
-                async for text in result.stream:
+                async for text in (await performing).stream:
                     await response.write(text.encode())
+                    keep_alive.spoke()
                     exchange.events += 1
                 await response.write_eof()
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
                 log.warning("request %s: ended, nobody reads its stream", exchange.request_id)
-            await result.stream.aclose()
+            await give_up(performing)
         return response
 
     async def _fail(self, exchange: Exchange, error: BaseException) -> web.StreamResponse:
         """Turn an error into the answer, or into the end of the stream that has begun."""
         answer = answer_to(error, exchange.parameters)
-        if answer.status >= 500 and not is_known(error):
+        if needs_traceback(error, answer):
             log.error("request %s failed", exchange.request_id, exc_info=error)
         response = exchange.response
         if response is None:

@@ -3,6 +3,8 @@
 Owns the way from a parsed request to a result of vLLM's serving classes.  Sends nothing.
 """
 
+import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
@@ -27,13 +29,16 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 
 from melld.api.answers import Dialect, Refusal
 from melld.api.error_mapping import ServingFault
+from melld.api.parsing import check_bites, patient
 from melld.api.request_guard import Trust
 from melld.api.streams import begun
 
 # What vLLM may see of an HTTP request: tracing and session ids.  Its own headers (a priority, a data-parallel rank) are
 # not for clients.
 FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
+MAX_EMBEDDED_MESSAGES = 256
 _EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
+_TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,27 +60,37 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _tokenize(body: dict[str, Any]) -> BaseModel:
-    model: type[BaseModel] = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-    return model.model_validate(body)
+    return _TOKENIZE_CHAT(body) if "messages" in body else _TOKENIZE_TEXT(body)
+
+
+def _embed(body: dict[str, Any]) -> BaseModel:
+    """Parse one of five models, each tried: none with so many messages that this takes long."""
+    check_bites(body)
+    for name in ("messages", "input"):
+        value = body.get(name)
+        if isinstance(value, list) and value and isinstance(value[0], dict) and len(value) > MAX_EMBEDDED_MESSAGES:
+            raise Refusal(400, f"{name} holds at most {MAX_EMBEDDED_MESSAGES} messages", param=name)
+    parsed: BaseModel = _EMBEDDING.validate_python(body)
+    return parsed
 
 
 CALLS = {
     "/v1/chat/completions": Call(
         serving="openai_serving_chat",
         method="create_chat_completion",
-        parse=ChatCompletionRequest.model_validate,
+        parse=patient(ChatCompletionRequest),
         api="Chat Completions",
     ),
     "/v1/completions": Call(
         serving="openai_serving_completion",
         method="create_completion",
-        parse=CompletionRequest.model_validate,
+        parse=patient(CompletionRequest),
         api="Completions",
     ),
     "/v1/responses": Call(
         serving="openai_serving_responses",
         method="create_responses",
-        parse=ResponsesRequest.model_validate,
+        parse=patient(ResponsesRequest),
         api="Responses",
         dialect=Dialect.RESPONSES,
         dump={"by_alias": True},
@@ -83,7 +98,7 @@ CALLS = {
     "/v1/messages": Call(
         serving="anthropic_serving_messages",
         method="create_messages",
-        parse=AnthropicMessagesRequest.model_validate,
+        parse=patient(AnthropicMessagesRequest),
         api="Messages",
         dialect=Dialect.ANTHROPIC,
         dump={"exclude_none": True},
@@ -92,7 +107,7 @@ CALLS = {
         serving="anthropic_serving_messages",
         method="count_tokens",
         engine=False,
-        parse=AnthropicCountTokensRequest.model_validate,
+        parse=patient(AnthropicCountTokensRequest),
         api="Messages",
         dialect=Dialect.ANTHROPIC,
         dump={"exclude_none": True},
@@ -100,7 +115,7 @@ CALLS = {
     "/v1/embeddings": Call(
         serving="serving_embedding",
         method="",
-        parse=_EMBEDDING.validate_python,
+        parse=_embed,
         api="Embeddings",
     ),
     "/tokenize": Call(
@@ -114,7 +129,7 @@ CALLS = {
         serving="serving_tokenization",
         method="create_detokenize",
         engine=False,
-        parse=DetokenizeRequest.model_validate,
+        parse=patient(DetokenizeRequest),
         api="Detokenize",
     ),
 }
@@ -201,3 +216,11 @@ def make_messages_honest(serving: State) -> None:
 
     honest.create_chat_completion = create_chat_completion
     serving.anthropic_serving_messages = honest
+
+
+async def give_up(work: asyncio.Task[Result]) -> None:
+    """End what a call still does, and free its engine; nothing where it has ended."""
+    work.cancel()
+    with contextlib.suppress(Exception, asyncio.CancelledError):
+        if (stream := (await work).stream) is not None:
+            await stream.aclose()

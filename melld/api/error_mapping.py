@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
-from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from melld.api.answers import Answer, Refusal
-from melld.errors import MelldError, RequestTooLarge
+from melld.api.parsing import NOT_LOOKED_AT
+from melld.errors import MelldError, RequestTooLarge, TooManyPromptLogprobs
 
 RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
@@ -41,6 +42,8 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
     """The answer to a request that ended in `error`; `parameters` are the names that `param` may be guessed from."""
     if isinstance(error, Refusal):
         return error.answer
+    if _is_dead_end(error) and (conflict := _dead_end(parameters)) is not None:
+        return conflict
     if isinstance(error, ServingFault):
         if isinstance(error.reported, ErrorResponse):
             return answer_in(error.reported, parameters)
@@ -59,6 +62,15 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
     return Answer(500, "Internal server error", code="internal_error")
 
 
+def needs_traceback(error: BaseException, answer: Answer) -> bool:
+    """Whether the log must have the error: it is a fault of the server's that nobody has told yet."""
+    if isinstance(error, EngineGenerateError) and error.__cause__ is not None:
+        error = error.__cause__
+    if answer.status < 500 or isinstance(error, MelldError):
+        return False
+    return answer.status == 500 or not is_known(error)
+
+
 def is_known(error: BaseException) -> bool:
     """Whether this is raised on purpose; anything else is a bug, to be logged with its traceback."""
     if isinstance(error, ServingFault):
@@ -67,6 +79,27 @@ def is_known(error: BaseException) -> bool:
         return isinstance(error.__cause__, MelldError)
     on_purpose = (MelldError, VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
     return isinstance(error, on_purpose) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
+
+
+# What a structured output is asked for by, and what can take away every token with which it would go on.
+_STRUCTURES = ("structured_outputs", "response_format", "output_config", "text", "tools")
+_LIMITS = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids")
+
+
+def _is_dead_end(error: BaseException) -> bool:
+    """Whether a worker ended the request because the token that came was none that may come: vLLM gives no reason."""
+    found: object = error.reported if isinstance(error, ServingFault) else error
+    if isinstance(found, ErrorResponse):
+        return found.error.code == 500 and found.error.message == str(GenerationError())
+    return type(found) is GenerationError
+
+
+def _dead_end(parameters: frozenset[str]) -> Answer | None:
+    structure = next((name for name in _STRUCTURES if name in parameters), None)
+    limit = next((name for name in _LIMITS if name in parameters), None)
+    if structure is None or limit is None:
+        return None
+    return Answer(400, f"{limit} leaves no token with which {structure} could go on", code="invalid_value", param=limit)
 
 
 def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset()) -> Answer:
@@ -86,6 +119,8 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
     param = error.param
     if param is None and isinstance(error, RequestTooLarge):
         param = next((name for name in _PROMPTS if name in parameters), None)
+    if isinstance(error, TooManyPromptLogprobs) and param not in parameters:
+        param = "logprobs"  # with echo
     headers: dict[str, str] = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
@@ -96,7 +131,7 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
 
 def _answer_to_validation(error: ValidationError) -> Answer:
     """As vLLM's handler of a RequestValidationError, in one line for a person and with bounded length."""
-    errors = error.errors(include_url=False, include_input=False)
+    errors = [one for one in error.errors(include_url=False, include_input=False) if one["type"] != NOT_LOOKED_AT]
     param = None
     for one in errors:
         cause = one.get("ctx", {}).get("error")

@@ -2,7 +2,8 @@
 
 Pure.  What Python's parser lets through and the layers below choke on is refused here: values that JSON does not have
 (NaN, Infinity), numbers beyond a double or 64 bits, halves of surrogate pairs, a key twice in one object (two
-parsers on the way would disagree about its value), nesting that exhausts a recursive reader.
+parsers on the way would disagree about its value), nesting that exhausts a recursive reader, and more values than can
+be read without stopping everything else: the reader in C lets nobody else run.
 """
 
 import collections
@@ -10,8 +11,17 @@ import json
 import math
 from typing import Any, Never
 
+import numpy as np
+
 from melld.api.answers import Refusal
 
+MAX_CONTAINERS = 50_000
+"""Objects and lists in a body."""
+MAX_VALUES = 300_000
+"""Values in a body: more than a prompt has tokens."""
+MAX_ESCAPES = 1_500_000
+"""Backslashes in a body: room for 8 MiB of text in which every character is escaped as `\\uXXXX`."""
+_PIECE_BYTES = 1 << 20
 _INTEGERS = range(-(2**63), 2**64)
 # What only a slow walk can judge: halves of pairs, long integers, large exponents.  Where every digit is made a 0,
 # and every D and E small, each is a fixed string, which is found at the speed of memory.
@@ -27,6 +37,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """
     if not body.strip():
         raise _malformed("the body is empty")
+    _check_amount(body)
     try:
         text = body.decode("utf-8")
         value = _DECODER.decode(text)
@@ -46,6 +57,28 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         for key, item in value.items():
             _check(key, item, max_depth, careful)
     return value
+
+
+def _check_amount(body: bytes) -> None:
+    """Count before anything is read: first what may be text as well, at the speed of memory."""
+    if body.count(b"\\") > MAX_ESCAPES:
+        raise _malformed(f"the body holds more than {MAX_ESCAPES} escapes: send UTF-8")
+    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS and body.count(b",") <= MAX_VALUES:
+        return
+    plain = np.frombuffer(body.replace(rb"\\", b"").replace(b'\\"', b""), np.uint8)
+    containers = separators = 0
+    in_text = np.False_
+    for start in range(0, len(plain), _PIECE_BYTES):
+        piece = plain[start : start + _PIECE_BYTES]
+        is_text = np.logical_xor.accumulate(piece == ord('"')) ^ in_text
+        in_text = is_text[-1]
+        structure = piece[~is_text]
+        containers += np.count_nonzero((structure == ord("[")) | (structure == ord("{")))
+        separators += np.count_nonzero(structure == ord(","))
+        if containers > MAX_CONTAINERS:
+            raise _malformed(f"the body holds more than {MAX_CONTAINERS} objects and lists")
+        if separators > MAX_VALUES:
+            raise _malformed(f"the body holds more than {MAX_VALUES} values")
 
 
 def _check(key: str, root: object, max_depth: int, careful: bool) -> None:

@@ -1,16 +1,20 @@
 """Streams of server-sent events on their way from vLLM's serving classes to a socket.
 
 vLLM yields ready text.  What it leaves to be done here: an error that it would write into a stream is raised instead,
-so that one before the first token becomes an HTTP status and one after it an `error` event in the endpoint's dialect;
-and a stream that is given up frees its engine.
+so that one before the head becomes an HTTP status and one after it an `error` event in the endpoint's dialect; and a
+stream that is given up frees its engine.  The head goes out with the first token, or soon after the request has been
+admitted: from then on only a fault of the server's, or a full machine, can end it.
 """
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any, Never
 
+from aiohttp import web
 from starlette.datastructures import State
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -18,6 +22,9 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from melld.api.answers import Dialect
 from melld.api.error_mapping import ServingFault
 
+HEAD_AFTER_S = 1.0
+"""How long an admitted request may still be answered with a status, if it has no token: workers find some errors."""
+COMMENT = b": keep-alive\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
@@ -89,3 +96,59 @@ def _text(item: Any, dialect: Dialect) -> str:
         raise ServingFault(ErrorResponse(error=ErrorInfo(message=error["message"], type=error["type"], code=500)))
     text: str = item
     return text
+
+
+async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
+    """Wait until a stream's head may go: `work` (up to the first token) is done, or its request admitted for a while.
+
+    Raises:
+        What `work` raised: nothing has been sent yet.
+    """
+    waiting = asyncio.ensure_future(admitted.wait())
+    try:
+        await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await asyncio.wait({work}, timeout=HEAD_AFTER_S)
+    finally:
+        waiting.cancel()
+    if work.done():
+        work.result()
+
+
+class KeepAlive:
+    """Writes a comment into a stream that has said nothing for `silence_s`.  A context manager around its writing."""
+
+    def __init__(self, response: web.StreamResponse, silence_s: float) -> None:
+        self._response = response
+        self._silence_s = silence_s
+        self._spoken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "KeepAlive":
+        self._arm()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def spoke(self) -> None:
+        """Note that an event has been written."""
+        self._spoken = True
+
+    def _arm(self) -> None:
+        if self._silence_s < float("inf"):
+            self._timer = asyncio.get_running_loop().call_later(self._silence_s, self._look)
+
+    def _look(self) -> None:
+        if not self._spoken and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.ensure_future(self._write())
+        self._spoken = False
+        self._arm()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the client has gone: whoever writes the events is told
+            await self._response.write(COMMENT)

@@ -13,6 +13,8 @@ from melld.api.answers import Refusal
 from melld.config import ServerConfig
 
 _INTEGER = TypeAdapter(int)
+# Beyond these a score is no number any more, and the worker or the beam search fails.
+_RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}
 
 
 def asked_priority(body: dict[str, Any]) -> int:
@@ -35,6 +37,10 @@ def check_work(request: BaseModel, limits: ServerConfig, least_priority: int | N
     if least_priority is not None and priority is not None and priority < least_priority:
         raise _bad("priority", f"priority must be {least_priority} or more here: lower goes first")
     _check_choices(request, limits)
+    for name, (least, most) in _RANGES.items():
+        value = _field(request, name)
+        if value is not None and not least <= value <= most:
+            raise _bad(name, f"{name} must be from {least:g} to {most:g}")
     for name in ("stop", "stop_sequences", "bad_words"):
         words = _field(request, name)
         if isinstance(words, list) and len(words) > limits.max_stop_strings:

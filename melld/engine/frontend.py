@@ -65,9 +65,10 @@ class _Resources:
 class FleetClient(EngineCoreClient):
     """The fleet as the one engine that `AsyncLLM` knows."""
 
-    def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...]) -> None:
+    def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...], vocabulary: int) -> None:
         self._fleet = fleet
         self._supported_tasks = supported_tasks
+        self._vocabulary = vocabulary
         self.resources = _Resources()
         self.engine_ranks_managed = list(range(len(fleet.supervisor.places)))
         fleet.codec = EngineCodec()
@@ -80,8 +81,19 @@ class FleetClient(EngineCoreClient):
         return self._supported_tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Raises `melld.errors.RequestTooLarge` for one that fits no worker, `QueueFull` when too many wait."""
-        self._fleet.admit(request, caller())
+        """Raises `RequestTooLarge` for one that fits no worker, `QueueFull` when too many wait, and see `Caller`."""
+        called = caller()
+        called.take_prompt_logprobs(self._prompt_logprobs(request))
+        self._fleet.admit(request, called.client)
+        called.admitted.set()
+
+    def _prompt_logprobs(self, request: EngineCoreRequest) -> int:
+        """Count the logprobs of the prompt: of each token its own, and the most likely ones'."""
+        params = request.sampling_params
+        if params is None or params.prompt_logprobs is None:
+            return 0
+        most_likely = self._vocabulary if params.prompt_logprobs < 0 else params.prompt_logprobs
+        return len(request.prompt_token_ids or ()) * (most_likely + 1)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Frees the requests at once."""
@@ -145,7 +157,7 @@ def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
         vllm_config,
         [msgspec.msgpack.decode(r.ready_response, type=EngineCoreReadyResponse) for r in fleet.ready.values()],
     )
-    client = FleetClient(fleet, tuple(ready.supported_tasks))
+    client = FleetClient(fleet, tuple(ready.supported_tasks), vllm_config.model_config.get_vocab_size())
     with _client_made_by(client):
         frontend = Frontend(
             vllm_config=vllm_config,

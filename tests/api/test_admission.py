@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import hashlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.admission import Admission
 from melld.api.answers import Refusal
 from melld.api.keys import Keys
-from melld.engine.fleet_caller import called_by, caller
+from melld.engine.fleet_caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
+from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 
 def test_the_share_of_a_key_leaves_room_for_one_more() -> None:
@@ -61,23 +63,45 @@ async def test_one_key_cannot_take_every_place() -> None:
         assert door.in_flight == 0
 
 
+def called(client: str) -> Caller:
+    return Caller(client, LogprobAccount(), 1)
+
+
 async def test_a_caller_is_known_in_its_own_call_alone() -> None:
     """One client's work is never put to another's account, not even on one connection."""
     seen: list[str] = []
 
     async def engine() -> None:
-        seen.append(caller())
+        seen.append(caller().client)
 
     async def connection(client: str) -> None:
-        with called_by(client):
+        with called_by(called(client)):
             await asyncio.gather(asyncio.create_task(engine()), engine())
-        await engine()
+        with pytest.raises(LookupError):
+            await engine()
 
     await asyncio.gather(connection("key0"), connection("key1"))
-    assert sorted(seen) == ["", "", "key0", "key0", "key1", "key1"]
-    with contextlib.suppress(ValueError), called_by("key0"):
+    assert sorted(seen) == ["key0", "key0", "key1", "key1"]
+    with contextlib.suppress(ValueError), called_by(called("key0")):
         raise ValueError
-    assert caller() == ""
+    with pytest.raises(LookupError):
+        caller()
+
+
+def test_logprobs_of_prompts_are_limited_in_a_call_and_among_calls() -> None:
+    """A small request cannot take the machine's memory, and what a call has taken is free when it ends."""
+    account = LogprobAccount()
+    with contextlib.ExitStack() as calls:
+        first = calls.enter_context(called_by(Caller("", account, 100)))
+        first.take_prompt_logprobs(60)
+        with pytest.raises(TooManyPromptLogprobs, match="make 101; one call may have 100"):
+            first.take_prompt_logprobs(41)
+        first.take_prompt_logprobs(40)
+        for _ in range(CALLS_AT_ONCE - 1):
+            calls.enter_context(called_by(Caller("", account, 100))).take_prompt_logprobs(100)
+        with pytest.raises(TooManyPromptLogprobsNow):
+            Caller("", account, 100).take_prompt_logprobs(1)
+    assert account.in_flight == 0
 
 
 def test_a_key_is_named_by_its_place_among_the_keys() -> None:

@@ -107,8 +107,18 @@ PARAMETERS = [
     Row("token-out-of-vocabulary", COMPLETIONS, completion(prompt=[1, 99_999]), "prompt"),
     Row("logprobs-10000", COMPLETIONS, completion(logprobs=10_000), "logprobs"),
     Row("top_logprobs-10000", CHAT, chat(logprobs=True, top_logprobs=10_000), "top_logprobs"),
+    Row(
+        "prompt_logprobs-of-much",
+        COMPLETIONS,
+        completion(prompt=[[5] * 1500] * 8, prompt_logprobs=9),
+        "prompt_logprobs",
+    ),
+    Row("prompt_logprobs-all", CHAT, chat(prompt_logprobs=-1), "prompt_logprobs"),
+    Row("echo-of-much", COMPLETIONS, completion(prompt=[5] * 5000, echo=True, logprobs=20), "logprobs"),
     Row("2000-prompts", COMPLETIONS, completion(prompt=["x"] * 2000), "prompt"),
     Row("100-prompts-100-choices", COMPLETIONS, completion(prompt=["x"] * 100, n=100), "n"),
+    Row("repetition_penalty-1e-300", CHAT, chat(repetition_penalty=1e-300), "repetition_penalty"),
+    Row("length_penalty--1e300", CHAT, chat(use_beam_search=True, length_penalty=-1e300), "length_penalty"),
     Row("n-a-word", CHAT, chat(n="many"), "n"),
     Row("stream_options-without-stream", CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
 ]
@@ -126,6 +136,9 @@ SCHEMAS = [
     Row("recursive-tool", CHAT, chat(tools=tool(SCHEMA_BOMB), tool_choice="required"), "tools"),
     Row("invalid-regex", CHAT, chat(structured_outputs={"regex": "(["}), "structured_outputs"),
     Row("invalid-grammar", CHAT, chat(structured_outputs={"grammar": "root ::= ("}), "structured_outputs"),
+    Row(
+        "nothing-allowed", CHAT, chat(structured_outputs={"choice": ["a"]}, allowed_token_ids=[7]), "allowed_token_ids"
+    ),
     Row("tool_choice-without-tools", CHAT, chat(tool_choice="required"), "tool_choice"),
     Row("tool_choice-auto-without-tools", CHAT, chat(tool_choice="auto"), "tool_choice"),
     Row("tool_choice-of-no-tool", CHAT, chat(tools=tool({}), tool_choice={"type": "function"}), "tool_choice.function"),
@@ -187,7 +200,8 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
         assert error["code"] is None or isinstance(error["code"], str)
 
 
-STREAMED = [row for row in [*PARAMETERS, *SCHEMAS] if row.path == CHAT and "stream_options" not in row.name]
+NOT_BEFORE_A_TOKEN = ("stream_options-without-stream", "dead-end", "prompt_logprobs-all")
+STREAMED = [row for row in [*PARAMETERS, *SCHEMAS] if row.path == CHAT and row.name not in NOT_BEFORE_A_TOKEN]
 
 
 @pytest.mark.parametrize("row", STREAMED, ids=lambda row: row.name)

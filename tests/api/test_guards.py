@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.api.answers import Answer, Refusal
-from melld.api.json_guard import parse_object
+from melld.api.json_guard import MAX_CONTAINERS, MAX_ESCAPES, MAX_VALUES, parse_object
 from melld.api.keys import presented_key
 from melld.api.request_guard import Trust, check_request, check_request_id
 from melld.config import ServerConfig
@@ -42,6 +42,12 @@ def refused_param(call: Any, *arguments: Any) -> str | None:
     return answer.param
 
 
+def not_taken(call: Any, *arguments: Any) -> None:
+    answer = refusal(call, *arguments)
+    assert answer is not None
+    assert answer.status == 400
+
+
 class TestJson:
     @given(st.dictionaries(st.text(), JSON), st.booleans())
     def test_what_is_json_is_read_as_it_is(self, value: dict[str, Any], ascii_only: bool) -> None:
@@ -67,6 +73,16 @@ class TestJson:
     def test_many_shallow_lists_are_not_deep(self) -> None:
         """Breadth is not depth."""
         parse_object(json.dumps({"a": [[1]] * 1000}).encode(), 4)
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.dictionaries(st.text(), JSON), st.text('",[{\\\\', max_size=20))
+    def test_values_are_counted_and_what_looks_like_one_in_a_text_is_not(self, value: Any, text: str) -> None:
+        """Prose is full of commas and quotes, and is one value."""
+        body = json.dumps(value | {"text": text * 20_000})
+        if body.count("\\") <= MAX_ESCAPES:
+            assert parse_object(body.encode(), 1000)["text"] == text * 20_000
+        for beyond in ([[]] * (MAX_CONTAINERS + 1), [1] * (MAX_VALUES + 2)):
+            not_taken(parse_object, json.dumps(value | {"zz": text * 9, "zzz": beyond}).encode(), 1000)
 
     @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 5000, "9" * 400, str(2**64)])
     def test_numbers_beyond_the_machine_are_refused(self, number: str) -> None:

@@ -43,7 +43,8 @@ def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (directory / "keys").write_text("\n".join(KEYS))
     flags = ["--device", "cpu:1", "--kv-bytes", "4MiB", "--api-key-file", str(directory / "keys")]
     flags += ["--set", f"server.max_queued_requests={QUEUED}", "--set", f"server.queue_deadline_s={DEADLINE_S}"]
-    found = start(model, directory, *flags, "--set", "idle.sleep_after_s=inf")
+    flags += ["--set", "server.keep_alive_comment_s=1", "--set", "idle.sleep_after_s=inf"]
+    found = start(model, directory, *flags)
     with found.daemon:
         found.daemon.wait_ready()
         yield found

@@ -23,7 +23,8 @@ class Reader(threading.Thread):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.asked_s = time.monotonic()
-        self.first_s = self.last_s = self.ended_s = 0.0
+        self.head_s = self.first_s = self.last_s = self.ended_s = 0.0
+        self.comments = 0
         self.left = False
         self.longest_gap_s = 0.0
         self._came = threading.Condition()
@@ -49,6 +50,7 @@ class Reader(threading.Thread):
         body = {"model": "demo", "stream": True, **self.body}
         self._connection.request("POST", path, json.dumps(body), self._headers)
         response = self._connection.getresponse()
+        self.head_s = time.monotonic()
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.getheaders()}
         if response.status != 200:
@@ -57,6 +59,8 @@ class Reader(threading.Thread):
         for line in response:
             if line.startswith(b"data: {"):
                 self._take(json.loads(line[6:]))
+            elif line.startswith(b": keep-alive"):
+                self.comments += 1
             elif line.startswith(b"data: [DONE]"):
                 return
         self.ends.append("silent close")

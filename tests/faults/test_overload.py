@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.api.http_client import chat, request
+from tests.api.http_client import COMPLETIONS, chat, request
 from tests.faults.checker import Subject, held
 from tests.faults.conftest import DEADLINE_S, KEYS, QUEUED
 from tests.faults.reader import Reader
 
 FIRST, SECOND = KEYS
-FULL, LATE = "status 429 queue_full", "status 503 waited_too_long"
+FULL, LATE = "status 429 queue_full", "error waited_too_long"
+# Of one that has waited in the line for longer than a second its client has the head of a stream.
+DISPLACED = (FULL, "error queue_full")
 
 
 def body(tokens: int, prompt: int, number: int = 0) -> dict[str, Any]:
@@ -82,14 +84,30 @@ def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -
 
 
 def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subject) -> None:
-    """A deadline is for those that wait: its answer is a 503 before the first token, never the end of a stream."""
+    """A deadline is for those that wait: 503, or an event in a stream without a token; no answer is cut short."""
+    whole = {"model": "demo", **BODIES[1]}
     with Standstill(crowded) as first:
-        late = crowded.read(BODIES[0], FIRST).wait_end()
+        late = crowded.read(BODIES[0], FIRST)
+        refused = request(crowded.daemon.url, "POST", COMPLETIONS, whole, {"Authorization": f"Bearer {FIRST}"})
+        late.wait_end()
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "waited_too_long")
+    assert int(refused.headers["retry-after"]) >= 1
     assert late.ends == [LATE]
-    assert int(late.headers["retry-after"]) >= 1
     assert DEADLINE_S <= late.ended_s - late.asked_s < DEADLINE_S + 3
     assert crowded.judge([first, late], [LATE]) == []
     assert first.ends == ["length"]
+
+
+def test_a_stream_that_waits_shows_that_it_lives(crowded: Subject) -> None:
+    """Proxies cut what is silent for a minute: the head comes soon, then comments, also between two tokens."""
+    with Standstill(crowded) as first:
+        said = first.comments
+        waits = crowded.read(BODIES[0], FIRST).wait_end()
+    assert waits.status == 200
+    assert waits.head_s - waits.asked_s < DEADLINE_S / 2
+    assert waits.comments >= DEADLINE_S - 3
+    assert first.comments - said >= DEADLINE_S - 3
+    assert crowded.judge([first, waits], [LATE]) == []
 
 
 def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) -> None:
@@ -97,8 +115,8 @@ def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) ->
     with Standstill(crowded) as first:
         later = line_up(crowded, [one | {"priority": 5} for one in BODIES[:QUEUED]])
         urgent = crowded.read(BODIES[QUEUED], FIRST)
-        assert later[-1].wait_end().ends == [FULL]
-    assert crowded.judge([first, urgent, *later], [FULL, LATE]) == []
+        assert later[-1].wait_end().ends[0] in DISPLACED
+    assert crowded.judge([first, urgent, *later], [*DISPLACED, LATE]) == []
     assert urgent.ends == ["length"]
     assert all(urgent.first_s < reader.first_s for reader in later if reader.first_s)
 
@@ -118,8 +136,8 @@ def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subjec
     with Standstill(crowded) as first:
         greedy = line_up(crowded, BODIES[:QUEUED])
         modest = crowded.read(BODIES[QUEUED], SECOND)
-        assert greedy[-1].wait_end().ends == [FULL]
-    assert crowded.judge([first, modest, *greedy], [FULL, LATE]) == []
+        assert greedy[-1].wait_end().ends[0] in DISPLACED
+    assert crowded.judge([first, modest, *greedy], [*DISPLACED, LATE]) == []
     assert modest.ends == ["length"]
     assert all(modest.first_s < reader.first_s for reader in greedy if reader.first_s)
 

@@ -1,0 +1,148 @@
+"""From a JSON object to the pydantic model of its endpoint, in small bites.
+
+pydantic validates in C, holds the interpreter's lock to the end and collects every error of every item: a list of
+thousands, each tried as one of 25 types, stops all streams for minutes.  The models here are vLLM's own, but for one
+thing: between two items of a long list Python code runs, so that another thread may, and after the first wrong item
+none is looked at.  What pydantic cannot be interrupted in is bounded before.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, WrapValidator, create_model
+from pydantic_core import PydanticCustomError, ValidationError
+from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
+
+from melld.api.answers import Refusal
+
+MAX_INNER_VALUES = 512
+"""Objects and lists in one message, or in one entry like it: it is validated in one go."""
+SMALL = 1000
+"""Entries of a list that are validated in one go, whatever they are."""
+NOT_LOOKED_AT = "not_looked_at"
+_BY_ITEM = ("messages", "input", "tools")
+_OF_TOKENS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
+_OF_ARGUMENTS = ("vllm_xargs", "logit_bias")
+
+
+def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
+    """Return what makes a body into the model (a subclass of it).  Made for a thread.
+
+    Raises (what is returned):
+        ValidationError, vLLM's errors: the body does not fit the model.
+        Refusal: a part of it is too large to be looked at in one go.
+    """
+    fields: dict[str, Any] = {
+        name: (_by_item(field.annotation), field) for name, field in model.model_fields.items() if name in _BY_ITEM
+    }
+    made = create_model(model.__name__, __base__=model, **fields)
+
+    def parse(body: dict[str, Any]) -> BaseModel:
+        check_bites(body)
+        return made.model_validate(body, context={})
+
+    return parse
+
+
+def check_bites(body: dict[str, Any]) -> None:
+    """Refuse what pydantic would chew on for long in one go.
+
+    Raises:
+        Refusal: 400, with the field as `param`.
+    """
+    for name, value in body.items():
+        if name in _OF_TOKENS and isinstance(value, list):
+            _check_tokens(value, name)
+        elif name in _OF_ARGUMENTS and isinstance(value, dict):
+            _check_arguments(value, name)
+        elif isinstance(value, list) and name not in _BY_ITEM and len(value) > SMALL:
+            _check_uniform(value, name)
+
+
+@functools.cache
+def _by_item(annotation: Any) -> Any:
+    """The type with every item of its lists looked at by itself."""
+    if get_origin(annotation) is list:
+        (item,) = get_args(annotation)
+        return list[Annotated[item, WrapValidator(_look_at)]]  # type: ignore[valid-type]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return Union[tuple(_by_item(one) for one in get_args(annotation))]  # noqa: UP007 - made of values
+    return annotation
+
+
+def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Validate one item, unless one before it was wrong."""
+    assert info.context is not None
+    if info.context.get("wrong"):
+        raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
+    if _holds_more_than(item, MAX_INNER_VALUES):
+        raise _bad(info.field_name or "body", f"an entry holds at most {MAX_INNER_VALUES} objects and lists")
+    try:
+        return validate(item)
+    except ValidationError:
+        info.context["wrong"] = True
+        raise
+
+
+def _holds_more_than(root: Any, most: int) -> bool:
+    """Whether there are so many objects and lists in it, schemas apart: those are for nobody to validate here."""
+    waiting, found = [root], 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            inner: Iterable[Any] = [one for name, one in value.items() if name not in ("parameters", "input_schema")]
+        elif isinstance(value, list):
+            inner = value
+        else:
+            continue
+        found += 1
+        if found > most:
+            return True
+        waiting.extend(one for one in inner if isinstance(one, dict | list))
+    return False
+
+
+def _check_tokens(values: list[Any], name: str) -> None:
+    """A long list is of tokens, or of lists of tokens; a list of messages is looked at item by item."""
+    if values and isinstance(values[0], dict):
+        if len(values) > SMALL and name != "input":
+            raise _bad(name, f"{name} is no list of objects")
+        return
+    if values and isinstance(values[0], list) and len(values) <= SMALL:
+        inner = [one for one in values if isinstance(one, list)]
+        if sum(map(len, inner)) > SMALL and not all(map(_are_tokens, inner)):
+            raise _bad(name, f"{name} holds something other than lists of tokens")
+    elif len(values) > SMALL and not (_are_words(values) or _are_tokens(values)):
+        raise _bad(name, f"{name} of more than {SMALL} entries is a list of tokens")
+    elif len(values) > SMALL and not _are_tokens(values):
+        raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
+
+
+def _are_tokens(values: list[Any]) -> bool:
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63)
+
+
+def _are_words(values: list[Any]) -> bool:
+    return set(map(type, values)) == {str}
+
+
+def _check_arguments(values: dict[str, Any], name: str) -> None:
+    inner = sum(len(one) for one in values.values() if isinstance(one, list | dict))
+    if name == "logit_bias":
+        digits = all(key.isdecimal() for key in chain(values) if isinstance(key, str))
+        if len(values) > SMALL and not (digits and set(map(type, values.values())) <= {int, float}):
+            raise _bad(name, f"{name} of more than {SMALL} entries names tokens, each with a number")
+    elif len(values) + inner > SMALL:
+        raise _bad(name, f"{name} holds at most {SMALL} values")
+
+
+def _check_uniform(values: list[Any], name: str) -> None:
+    if len(set(map(type, values))) > 1:
+        raise _bad(name, f"{name} holds values of several types")
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(400, message, code="invalid_value", param=param)

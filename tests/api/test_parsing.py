@@ -1,0 +1,91 @@
+"""A body becomes what its model makes of it, but item by item, and no further than the first wrong one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from melld.api.answers import Refusal
+from melld.api.parsing import MAX_INNER_VALUES, NOT_LOOKED_AT, SMALL, patient
+
+
+class Text(BaseModel):
+    """A kind of message."""
+
+    text: str
+    number: int = 0
+
+
+class Parts(BaseModel):
+    """Another."""
+
+    parts: list[Text]
+
+
+class Chat(BaseModel):
+    """As vLLM's models are made: unions in lists, and rules before and after."""
+
+    model_config = ConfigDict(extra="allow")
+    messages: str | list[Text | Parts]
+    stop_token_ids: list[int] = []
+    count: int = 0
+
+    @model_validator(mode="after")
+    def _count(self) -> "Chat":
+        self.count = len(self.messages)
+        return self
+
+
+PARSE = patient(Chat)
+TEXTS = st.fixed_dictionaries({"text": st.text(max_size=3) | st.integers(), "number": st.integers() | st.just("7")})
+ITEMS = TEXTS | st.fixed_dictionaries({"parts": st.lists(TEXTS, max_size=3)}) | st.integers()
+
+
+def attempt(parse: Callable[[Any], BaseModel], body: dict[str, Any]) -> Any:
+    """What is made of it, or where it is wrong first (the names of types apart)."""
+    try:
+        made = parse(body)
+    except ValidationError as error:
+        return [place for place in error.errors()[0]["loc"] if "[" not in str(place)]
+    assert isinstance(made, Chat)
+    return made.model_dump()
+
+
+@given(st.lists(ITEMS, max_size=5) | st.text(max_size=3) | st.none())
+def test_a_body_is_taken_where_the_model_takes_it_and_is_the_same(messages: Any) -> None:
+    """Nothing that worked is refused, and numbers in strings are still numbers."""
+    body = {"messages": messages}
+    wanted, made = attempt(Chat.model_validate, body), attempt(PARSE, body)
+    assert made == wanted
+
+
+def test_after_the_first_wrong_item_none_is_looked_at() -> None:
+    """A client is told of its first mistake; a thousand of them cost no more."""
+    with pytest.raises(ValidationError) as refused:
+        PARSE({"messages": [{"text": "a"}, {}, *({} for _ in range(9))]})
+    wrong = {
+        error["loc"][2] for error in refused.value.errors() if error["type"] != NOT_LOOKED_AT and len(error["loc"]) > 2
+    }
+    assert wrong == {1}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [{"parts": [{}] * MAX_INNER_VALUES}]}, "messages"),
+        ({"messages": "a", "stop_token_ids": ["x"] * (SMALL + 1)}, "stop_token_ids"),
+        ({"messages": "a", "prompt": [-1] * (SMALL + 1)}, "prompt"),
+        ({"messages": "a", "prompt": [["x"] * 99] * 99}, "prompt"),
+        ({"messages": "a", "vllm_xargs": {"a": [1] * SMALL}}, "vllm_xargs"),
+        ({"messages": "a", "logit_bias": {str(number): "x" for number in range(SMALL + 1)}}, "logit_bias"),
+        ({"messages": "a", "bad_words": [1, *["x"] * SMALL]}, "bad_words"),
+    ],
+)
+def test_what_cannot_be_taken_in_bites_is_bounded(body: dict[str, Any], param: str) -> None:
+    """Nothing is handed to C code that would be busy with it for long."""
+    with pytest.raises(Refusal) as refused:
+        PARSE(body)
+    assert refused.value.answer.param == param
