@@ -10,7 +10,7 @@ import uvloop
 from aiohttp import web
 
 from melld.api.acceptor import Acceptor
-from melld.api.connection import WIRE_BYTES_PER_BYTE, WIRE_BYTES_SPARE, ConnectionServer
+from melld.api.connection import ConnectionServer
 from melld.api.half_closed import OLD_CLIENTS_S
 from melld.config import ServerConfig
 
@@ -204,6 +204,12 @@ async def test_only_chunked_is_a_transfer_coding(version: str, coding: str, stat
         assert answer.split()[1] == str(status).encode(), answer
 
 
+def talk(client: socket.socket, sent: bytes) -> bytes:
+    with contextlib.suppress(ConnectionError):
+        client.sendall(sent)
+    return answer_to(client)
+
+
 def chunked(*chunks: bytes) -> bytes:
     return f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode() + b"".join(chunks) + b"0\r\n\r\n"
 
@@ -222,22 +228,19 @@ async def test_chunks_that_are_all_framing_are_refused(framing: bytes) -> None:
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
-
-            def talk() -> bytes:
-                with contextlib.suppress(ConnectionError):
-                    client.sendall(chunked(framing))
-                return answer_to(client)
-
-            answer = await asyncio.to_thread(talk)
+            answer = await asyncio.to_thread(talk, client, chunked(framing))
         assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
 
 
-async def test_chunks_of_one_byte_are_a_body_like_any_other() -> None:
-    """The bound never meets a client that is merely slow, or talks much."""
-    count = 2 * WIRE_BYTES_SPARE // WIRE_BYTES_PER_BYTE
+@pytest.mark.parametrize(
+    ("chunk_bytes", "body_bytes", "status"), [(1, 50_000, 200), (1, 300_000, 400), (8, 600_000, 200)]
+)
+async def test_small_chunks_are_a_body_up_to_a_bound(chunk_bytes: int, body_bytes: int, status: int) -> None:
+    """A client that writes bit by bit is served; one that makes the daemon count hundreds of thousands is not."""
+    chunk = f"{chunk_bytes:x}\r\n{'a' * chunk_bytes}\r\n".encode()
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
-            await asyncio.to_thread(client.sendall, chunked(b"1\r\na\r\n" * count))
-            answer = await asyncio.to_thread(answer_to, client)
-        assert answer.endswith(str(count).encode())
+            answer = await asyncio.to_thread(talk, client, chunked(chunk * (body_bytes // chunk_bytes)))
+        assert answer.split()[1] == str(status).encode()
+        assert status == 400 or answer.endswith(str(body_bytes).encode())
