@@ -19,14 +19,25 @@ from melld.driver import Driver
 from melld.driver_boundaries import BoundaryKeeper, BoundarySettings
 from melld.engine.fleet import Fleet
 from melld.engine.pin import VLLM_VERSION
-from melld.kvstore.device_reading import Device
+from melld.engine.supervisor_place import Slot
+from melld.kvstore.device_reading import Device, Link
+from melld.migrate.boundaries import Segment
+from melld.migrate.topology import segments_of_cpus, segments_of_gpus
 from melld.runtime_directory import runtime_directory
 
 
 def keep_boundaries(
-    config: Config, fleet: Fleet, driver: Driver, gpus: Sequence[Device], environment: Mapping[str, str]
+    config: Config,
+    fleet: Fleet,
+    driver: Driver,
+    gpus: Sequence[Device],
+    joined: Mapping[tuple[str, str], Link],
+    environment: Mapping[str, str],
 ) -> BoundaryKeeper:
-    """The keeper of the fleet's boundaries; what was saved on such a machine is in force already."""
+    """The keeper of the fleet's boundaries; what was saved on such a machine is in force already.
+
+    `joined`: how the second of two GPUs, by UUID, reads the first one's memory.
+    """
     migration = config.migration
     runtime = runtime_directory(config.server.runtime_directory, environment)
     engines = [place.slot.spec.engine_arguments for place in fleet.supervisor.places.values()]
@@ -38,10 +49,19 @@ def keep_boundaries(
         share=migration.step_slowdown,
         read=migration.boundaries != "default",
         measure_unasked=migration.boundaries == "auto",
+        segments=segments_between(list(fleet.slots.values()), joined, driver.moves.planner.boundaries.other_link_bytes),
     )
     keeper = BoundaryKeeper(fleet, driver, settings, time.monotonic)
     keeper.load()
     return keeper
+
+
+def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Link], nbytes: int) -> tuple[Segment, ...]:
+    """What copies between the workers share, each segment taken to carry so many bytes per epoch."""
+    cpus = [slot.worker for slot in slots if slot.uuid is None]
+    pairs = [(one, other) for one in slots for other in slots if one.uuid and other.uuid and one.uuid != other.uuid]
+    links = {(one.worker, other.worker): joined.get((str(one.uuid), str(other.uuid)), Link()) for one, other in pairs}
+    return segments_of_cpus(cpus, nbytes) + segments_of_gpus(links, nbytes)
 
 
 def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:

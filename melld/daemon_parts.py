@@ -72,7 +72,7 @@ def make_parts(config: Config) -> Parts:
     why.outlook = idle.outlook
     identity = Identity(pid=os.getpid(), models=config.model.names, started_s=clock())
     watch = Watch(fleet, driver, why, identity, nvml if gpus else None)
-    boundaries = keep_boundaries(config, fleet, driver, gpus, os.environ)
+    boundaries = keep_boundaries(config, fleet, driver, gpus, nvml.links([gpu.uuid for gpu in gpus]), os.environ)
     watch.boundaries = boundaries.line
     return Parts(fleet, driver, idle, drains, boundaries, watch)
 

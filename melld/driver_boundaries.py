@@ -5,7 +5,7 @@ while there is one, and what was begun is given up when one comes.
 
     start ──► saved for this very machine, model and configuration? ── yes ──► in force
                  │ no: the defaults are in force; once nobody has been there for a while
-                 └──► one batch size of one worker, one link after the other ──► saved, in force
+                 └──► one batch size of one worker after the other, then links (`driver_boundaries_links`) ──► saved
 """
 
 import asyncio
@@ -19,11 +19,12 @@ import msgspec
 
 from melld.control_messages import Profiled
 from melld.driver import Driver
+from melld.driver_boundaries_links import measure_links
 from melld.engine import wire
 from melld.engine.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import WorkerId
-from melld.migrate.boundaries import Boundaries, PrefillTable
+from melld.migrate.boundaries import Boundaries, Pair, PrefillTable, Segment
 from melld.scheduler.fit import BestFit, MostFree, WorstFit
 
 log = logging.getLogger("melld.boundaries")
@@ -32,9 +33,9 @@ NEVER_MOVE = frozenset({BestFit.name, WorstFit.name, MostFree.name})
 BATCHES = (0, 1, 4, 16)
 QUIET_S = 10.0
 """Nobody has been there for so long: then it is measured unasked."""
-PREFILL_S, LINK_S = 40.0, 15.0
-"""What all workers, and all links, may take together: with what an answer may be late, a minute."""
-MOST_PREFILL_S, MOST_LINK_S = 3.0, 0.3
+PREFILL_S = 40.0
+"""What all workers may take together: with the links, and what an answer may be late, a minute."""
+MOST_PREFILL_S = 3.0
 ANSWER_S = 5.0
 
 
@@ -46,7 +47,10 @@ class NotMeasured(MelldError):
 
 
 class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`fingerprint`: what the figures depend on, in words.  `share`: by how much a step may become longer."""
+    """`fingerprint`: what the figures depend on, in words.  `share`: by how much a step may become longer.
+
+    `segments`: what some links may share.  Until that is measured, each is taken to carry as much as one link.
+    """
 
     directory: Path
     fingerprint: Mapping[str, str]
@@ -55,6 +59,7 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     read: bool
     """Figures that were saved count."""
     measure_unasked: bool
+    segments: tuple[Segment, ...] = ()
 
 
 class BoundaryKeeper:
@@ -68,6 +73,8 @@ class BoundaryKeeper:
         self._clock = clock
         self._busy = False
         self._file = settings.directory / FILE
+        planner = driver.moves.planner
+        planner.boundaries = msgspec.structs.replace(planner.boundaries, segments=settings.segments)
 
     # -- saved -------------------------------------------------------------------------------------------------------
 
@@ -147,10 +154,15 @@ class BoundaryKeeper:
             notes: list[str] = []
             workers = sorted(worker for worker in self._fleet.workers if self._fleet.is_ready(worker))
             prefill = {worker: await self._prefill(worker, len(workers), notes) for worker in workers}
-            links = await self._links(workers, notes)
+            found = await measure_links(
+                workers, self._settings.segments, lambda pair, seconds: self._link(pair, seconds, notes)
+            )
             boundaries = Boundaries(
                 epoch_s=self._settings.epoch_s,
-                links=links,
+                links=found.links,
+                ports_out=found.ports_out,
+                ports_in=found.ports_in,
+                segments=found.segments,
                 prefill={worker: table for worker, table in prefill.items() if table},
             )
             profiled = Profiled(
@@ -186,26 +198,20 @@ class BoundaryKeeper:
             table.append((batch, max(int(found.tokens / found.seconds * self._settings.epoch_s), 1)))
         return tuple(table) if len(table) > 1 else ()
 
-    async def _links(self, workers: list[WorkerId], notes: list[str]) -> dict[WorkerId, dict[WorkerId, int]]:
-        """Bytes per epoch of every pair of workers."""
-        pairs = [(source, destination) for source in workers for destination in workers if source != destination]
-        seconds = min(MOST_LINK_S, LINK_S / max(len(pairs), 1))
-        links: dict[WorkerId, dict[WorkerId, int]] = {}
-        for source, destination in pairs:
-            blocks = self._fleet.ready[source].total_blocks
-            measured = await self._ask(
-                destination,
-                lambda call, source=source, blocks=blocks: wire.MeasureLink(  # type: ignore[misc]
-                    call=call, peer=source, blocks=blocks, seconds=seconds
-                ),
-                seconds,
-                notes,
-            )
-            if measured is not None:
-                found = msgspec.convert(measured, wire.LinkMeasured)
-                rate = found.nbytes / max(found.seconds, 1e-9)
-                links.setdefault(source, {})[destination] = max(int(rate * self._settings.epoch_s), 1)
-        return links
+    async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
+        """Bytes per epoch from the one worker to the other."""
+        source, destination = pair
+        blocks = self._fleet.ready[source].total_blocks
+        measured = await self._ask(
+            destination,
+            lambda call: wire.MeasureLink(call=call, peer=source, blocks=blocks, seconds=seconds),
+            seconds,
+            notes,
+        )
+        if measured is None:
+            return None
+        found = msgspec.convert(measured, wire.LinkMeasured)
+        return max(int(found.nbytes / max(found.seconds, 1e-9) * self._settings.epoch_s), 1)
 
     async def _ask(
         self, worker: WorkerId, make: Callable[[int], msgspec.Struct], seconds: float, notes: list[str]

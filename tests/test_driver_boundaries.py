@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.daemon_boundaries import fingerprint_of, state_directory
+from melld.daemon_boundaries import fingerprint_of, segments_between, state_directory
 from melld.driver_boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine import wire
 from melld.engine.fleet_calls import Calls
@@ -113,6 +113,18 @@ async def test_what_one_worker_cannot_tell_is_noted_and_has_the_default(tmp_path
     report = await measured(daemon, keeper(daemon, tmp_path), partly)
     assert [batch for batch, _ in report.boundaries.prefill[W0]] == [0, 1, 4]
     assert report.notes == tuple(f"{name}: its KV cache is too small for that" for name in ("w0", "w1", "w2"))
+
+
+async def test_what_links_share_counts_before_it_is_measured(tmp_path: Path) -> None:
+    """Four copies at once do not begin at four times what the memory between CPU workers carries."""
+    daemon = OfflineDaemon()
+    limits = daemon.driver.moves.planner.boundaries
+    shared = segments_between(list(daemon.fleet.slots.values()), {}, limits.other_link_bytes)
+    keeper(daemon, tmp_path, segments=shared)
+    in_force = daemon.driver.moves.planner.boundaries
+    assert [segment.name for segment in in_force.segments_of(W0, W1)] == ["host memory"]
+    report = await measured(daemon, keeper(daemon, tmp_path, segments=shared))
+    assert report.boundaries.segments == ()  # three links at once carried three times as much
 
 
 async def test_a_policy_that_moves_nobody_needs_no_figures(tmp_path: Path) -> None:

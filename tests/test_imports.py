@@ -23,7 +23,7 @@ P  errors  ids  nearest  config_reading  config  events  printable
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
 P  decision_log  decision_recorder
 P  scheduler.*
-P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.migration*
+P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.topology  migrate.migration*
 P  status  control_messages  service_units
 P  simulator.*
 P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard

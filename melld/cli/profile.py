@@ -48,6 +48,11 @@ def in_words(profiled: Profiled) -> str:
             rate = size_text(int(count / limits.epoch_s))
             lines.append(f"  {source} > {destination}  {size_text(count):>9}  ({rate}/s)")
     lines.append(f"  others   {size_text(limits.other_link_bytes):>9}")
+    for worker, count in limits.ports_out.items():
+        lines.append(f"  {worker} > all  {size_text(count):>9}")
+    for worker, count in limits.ports_in.items():
+        lines.append(f"  all > {worker}  {size_text(count):>9}")
+    lines += [f"  {segment.name}: {size_text(segment.nbytes)} together" for segment in limits.segments]
     lines += ["", f"Tokens computed for moves in an epoch of {per_epoch}, by requests that decode meanwhile"]
     for worker, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
         lines.append(f"  {worker:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))

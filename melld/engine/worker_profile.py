@@ -64,7 +64,7 @@ class Profiler:
         self._in_step = in_step
         self._chance = random.Random(1)
         self._made = 0
-        self._link: _LinkTrial | None = None
+        self._trials: dict[str, _LinkTrial] = {}  # by sibling
 
     # -- prefill -----------------------------------------------------------------------------------------------------
 
@@ -175,20 +175,26 @@ class Profiler:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def measure_link(self, ask: wire.MeasureLink) -> None:
-        """Begin to copy from the sibling; `wire.LinkMeasured` is the answer when the time is over."""
+        """Begin to copy from the sibling; `wire.LinkMeasured` is the answer when the time is over.
+
+        Several siblings may be copied from at once, each into its own blocks.
+        """
         copies = self._links.to(ask.peer)
-        if copies is None or self._link is not None or self._engine.scheduler.has_requests():
+        if copies is None or ask.peer in self._trials or self._engine.scheduler.has_requests():
             why = wire.WANTED if copies is not None else f"there is no link to {ask.peer}"
             self._say(wire.UtilityDone(call=ask.call, error=why))
             return
         scratch = self._residency.borrow_scratch(min(COPY_BLOCKS, ask.blocks))
-        self._link = _LinkTrial(ask, copies, scratch)
-        self._link.copy()
+        if not scratch:
+            self._say(wire.UtilityDone(call=ask.call, error="it has no free block"))
+            return
+        trial = self._trials[ask.peer] = _LinkTrial(ask, copies, scratch)
+        trial.copy()
 
     def copied(self, done: CopyDone) -> bool:
         """Whether it was a copy of ours that has ended."""
-        trial = self._link
-        if trial is None or not done.job.startswith(f"{JOB}."):
+        trial = next((one for one in self._trials.values() if one.owns(done.job)), None)
+        if trial is None:
             return False
         trial.count(done)
         busy = self._engine.scheduler.has_requests()
@@ -196,7 +202,7 @@ class Profiler:
         if not trial.is_over() and not failure:
             trial.copy()
             return True
-        self._link = None
+        del self._trials[trial.ask.peer]
         self._residency.return_scratch(trial.scratch)
         if failure:
             self._say(wire.UtilityDone(call=trial.ask.call, error=failure))
@@ -215,6 +221,7 @@ class _LinkTrial:
         self.nbytes = 0
         self.seconds = 0.0
         self._copies = copies
+        self._name = f"{JOB}.{ask.call}"
         self._jobs = 0
         self._began_s = 0.0
         self._end_s = time.monotonic() + ask.seconds
@@ -223,7 +230,11 @@ class _LinkTrial:
         """The sibling's first blocks, once more; block 0 is nobody's."""
         self._jobs += 1
         self._began_s = time.monotonic()
-        self._copies.submit(f"{JOB}.{self._jobs}", range(1, len(self.scratch) + 1), self.scratch)
+        self._copies.submit(f"{self._name}.{self._jobs}", range(1, len(self.scratch) + 1), self.scratch)
+
+    def owns(self, job: str) -> bool:
+        """Whether the copy is one of this trial's."""
+        return job.rpartition(".")[0] == self._name
 
     def count(self, done: CopyDone) -> None:
         """Bytes, and the seconds from the wish for them until the engine knew that they were there."""

@@ -103,6 +103,10 @@ class Nvml:
             reason=asked.reason,
         )
 
+    def links(self, uuids: Collection[str]) -> dict[tuple[str, str], Link]:
+        """How each of these GPUs, the second of a pair, reads the memory of each other one, the first."""
+        return {(one, other): self.link(other, one) for one in uuids for other in uuids if one != other}
+
     def _start(self) -> None:
         if not self._started:
             pynvml.nvmlInit()

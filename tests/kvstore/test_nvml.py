@@ -292,3 +292,16 @@ def test_a_wrong_name_of_a_gpu_is_a_clear_refusal(wanted: list[int | str], messa
 def test_cuda_visible_devices_is_obeyed_as_cuda_does(visible: str | None, left: list[int]) -> None:
     """A batch system that hands out one GPU of eight is not overrun."""
     assert [device.index for device in restrict(DEVICES, visible)] == left
+
+
+def test_the_library_s_topology_says_what_copies_share(machine: Machine) -> None:
+    """Two GPUs below one switch and two below another: copies from one side to the other share the way between."""
+    uuids = [FIRST, SECOND, "GPU-c", "GPU-d"]
+    machine.set(count=4, topology=50, gpu2_uuid="GPU-c", gpu3_uuid="GPU-d")
+    machine.set(**{f"topology_{one}_{other}": 10 for one, other in ((0, 1), (1, 0), (2, 3), (3, 2))})
+    shared = machine.ask("segments", uuids)
+    across = [[one, other] for one in (FIRST, SECOND) for other in ("GPU-c", "GPU-d")]
+    assert sorted(across) in shared.values()
+    assert len(shared) == 2
+    machine.set(gpu3_error=15)
+    assert machine.ask("segments", uuids), "a GPU that is lost takes nothing from what is known of the others"

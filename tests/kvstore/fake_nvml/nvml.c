@@ -10,6 +10,7 @@
  *   0.error 15           every call about GPU 0 answers this code; 0.power.error 3 does so for one value
  *   0.wait PATH          every call about GPU 0 first reads that file: a FIFO hangs until a test writes
  *   topology 20, read 0, nvlink 5     levels and statuses between any two GPUs; topology.error, ... as above
+ *   topology.0.1 10                   the same between GPU 0 and GPU 1 alone
  *
  * Built with -DOLD_DRIVER it lacks nvmlDeviceGetEnforcedPowerLimit, as an old driver's library lacks what is new.
  */
@@ -115,7 +116,8 @@ static int between(const device *first, const device *second, const char *what, 
         error = error_of(key);
     if (error)
         return error;
-    if (!lookup(what, 0, value, sizeof value))
+    snprintf(key, sizeof key, "%s.%d.%d", what, first->index, second->index);
+    if (!lookup(key, 0, value, sizeof value) && !lookup(what, 0, value, sizeof value))
         return NOT_SUPPORTED;
     *answer = atoi(value);
     return SUCCESS;

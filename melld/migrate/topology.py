@@ -1,0 +1,68 @@
+"""What copies between devices share, from how the devices are joined.
+
+Owns the names of the shared segments and which pairs cross each.  Never measures what a segment carries.
+
+    devices below one switch, host bridge or memory node      share the way out of it, and the way into it
+    pairs whose GPUs cannot read one another                   go by way of the host's memory, and share that
+    CPU workers                                                share the host's memory
+    pairs joined by NVLink                                     share nothing but their ports
+"""
+
+from collections.abc import Mapping, Sequence
+
+from melld.ids import WorkerId
+from melld.kvstore.device_reading import Link, Proximity
+from melld.migrate.boundaries import Pair, Segment
+from melld.migrate.planner_paths import together
+
+HOST_MEMORY = "host memory"
+PLACES = {
+    Proximity.SAME_BOARD: "board",
+    Proximity.ONE_SWITCH: "switch",
+    Proximity.SWITCHES: "switches",
+    Proximity.HOST_BRIDGE: "host bridge",
+    Proximity.NUMA_NODE: "memory node",
+}
+
+
+def segments_of_cpus(workers: Sequence[WorkerId], nbytes: int) -> tuple[Segment, ...]:
+    """One memory for all."""
+    pairs = frozenset((one, other) for one in workers for other in workers if one != other)
+    return _shared([Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=pairs)])
+
+
+def segments_of_gpus(links: Mapping[Pair, Link], nbytes: int) -> tuple[Segment, ...]:
+    """Those of GPUs; `links[source, destination]` says how the destination reads the source's memory.
+
+    Where the driver does not tell how near two GPUs are, they are taken to be as far apart as can be.
+    """
+    bus = {pair: link for pair, link in links.items() if not link.nvlink}
+    staged = frozenset(pair for pair, link in bus.items() if link.peer_read is False)
+    found = []
+    for level, place in PLACES.items():
+        for below in _below(bus, level):
+            label = f"{place} of {', '.join(below)}"
+            leaving = {pair for pair in bus if pair[0] in below and (pair[1] not in below or pair in staged)}
+            entering = {pair for pair in bus if pair[1] in below and (pair[0] not in below or pair in staged)}
+            found.append(Segment(name=f"{label}, out", nbytes=nbytes, pairs=frozenset(leaving)))
+            found.append(Segment(name=f"{label}, in", nbytes=nbytes, pairs=frozenset(entering)))
+    return _shared([*found, Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=staged)])
+
+
+def _below(links: Mapping[Pair, Link], level: Proximity) -> list[list[WorkerId]]:
+    """The devices that stand together at that level, where there are several."""
+    workers = sorted({worker for pair in links for worker in pair})
+    near = [pair for pair, link in links.items() if link.proximity is not None and link.proximity <= level]
+    joined = [
+        (worker, [(worker,), *((one, other) for one, other in near if worker in (one, other))]) for worker in workers
+    ]
+    return [group for group in together(joined) if len(group) > 1]
+
+
+def _shared(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Those that several pairs share, each set of pairs once: the nearest place that they share is the narrowest."""
+    first: dict[frozenset[Pair], Segment] = {}
+    for segment in segments:
+        if len(segment.pairs) > 1:
+            first.setdefault(segment.pairs, segment)
+    return tuple(first.values())

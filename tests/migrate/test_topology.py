@@ -1,0 +1,76 @@
+"""From how devices are joined to what their copies share."""
+
+from melld.ids import WorkerId
+from melld.kvstore.device_reading import Link, Proximity
+from melld.migrate.boundaries import Pair
+from melld.migrate.topology import HOST_MEMORY, segments_of_cpus, segments_of_gpus
+
+W = [WorkerId(f"w{number}") for number in range(4)]
+BELOW = {W[0]: 0, W[1]: 0, W[2]: 1, W[3]: 1}
+"""Two switches with two GPUs each."""
+
+
+def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proximity.MACHINE) -> dict[Pair, Link]:
+    return {
+        (one, other): Link(
+            proximity=Proximity.ONE_SWITCH if BELOW[one] == BELOW[other] else far, nvlink=nvlink, peer_read=peer_read
+        )
+        for one in W
+        for other in W
+        if one != other
+    }
+
+
+def crossing(links: dict[Pair, Link]) -> dict[str, frozenset[Pair]]:
+    return {segment.name: segment.pairs for segment in segments_of_gpus(links, 7)}
+
+
+def test_gpus_below_one_switch_share_the_way_out_of_it() -> None:
+    """The paper's Fig. 9: two sources, one switch, one destination behind it."""
+    found = crossing(joined())
+    assert found["switch of w0, w1, out"] == {(a, b) for a in W[:2] for b in W[2:]}
+    assert found["switch of w0, w1, in"] == {(b, a) for a in W[:2] for b in W[2:]}
+    assert not any((W[0], W[1]) in pairs for pairs in found.values())  # within the switch nothing is shared
+
+
+def test_the_same_pairs_are_counted_once() -> None:
+    """A switch below a host bridge of its own is one way out, not three."""
+    assert len(crossing(joined())) == 2  # out of the one is into the other
+
+
+def test_nested_places_each_have_a_way_out() -> None:
+    """Two switches below one host bridge, and a second bridge beside it."""
+    links = joined(far=Proximity.HOST_BRIDGE)
+    beside = [WorkerId("w4"), WorkerId("w5")]
+    for one in beside:
+        for other in [*W, *beside]:
+            if one != other:
+                near = Proximity.HOST_BRIDGE if other in beside else Proximity.MACHINE
+                links[one, other] = links[other, one] = Link(proximity=near, nvlink=False, peer_read=True)
+    found = crossing(links)
+    assert (W[0], beside[0]) in found["switch of w0, w1, out"] & found["host bridge of w0, w1, w2, w3, out"]
+    assert (W[0], W[2]) not in found["host bridge of w0, w1, w2, w3, out"]
+
+
+def test_copies_by_way_of_the_host_share_its_memory_and_leave_their_switch() -> None:
+    """Without peer access even neighbours meet in the host's memory."""
+    found = crossing(joined(peer_read=False))
+    assert found[HOST_MEMORY] == {(a, b) for a in W for b in W if a != b}
+    assert (W[0], W[1]) in found["switch of w0, w1, out"] & found["switch of w0, w1, in"]
+
+
+def test_nvlink_goes_by_no_switch_of_the_bus() -> None:
+    """What is joined directly is bounded by its ports alone."""
+    assert segments_of_gpus(joined(nvlink=True), 7) == ()
+
+
+def test_where_the_driver_tells_nothing_nothing_is_made_up() -> None:
+    """An unknown distance joins no two GPUs."""
+    assert segments_of_gpus(dict.fromkeys(joined(), Link()), 7) == ()
+
+
+def test_cpu_workers_share_one_memory() -> None:
+    """Both directions of a pair, too."""
+    (segment,) = segments_of_cpus(W[:2], 7)
+    assert (segment.name, segment.pairs) == (HOST_MEMORY, {(W[0], W[1]), (W[1], W[0])})
+    assert segments_of_cpus(W[:1], 7) == ()
