@@ -11,7 +11,7 @@ from melld.scheduler.movetime import MoveTimes
 from melld.scheduler.state import Request, Worker
 
 FOREVER_S = 1e9
-CAUTION = 1.75
+CAUTION = 1.25
 """A move is reckoned with so many times the time that it should take: an overflow costs more than a move that is made a
 little early.  One or two in a hundred take longer still (over 4 GiB/s); `overdue` sees them."""
 

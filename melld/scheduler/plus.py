@@ -199,7 +199,9 @@ class MellPlus(Policy):
         return None
 
     def _woken(self, largest_first: list[Request]) -> Move | None:
-        """The largest request for which a worker can be woken."""
+        """The largest request for which a worker can be woken; nobody else is while one that was has yet to start."""
+        if any(worker.wake_s for worker in self.cluster.active.values()):
+            return None
         for request in largest_first:
             if (spare := self.spare(request.kv_bytes, "overload")) is not None:
                 return request, spare

@@ -26,7 +26,8 @@ class Fleet:
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self.settings = settings
-        self.running = Running(settings.latency, settings.block_tokens, settings.block_bytes)
+        foreign_share = settings.link.prefill_share if settings.link is not None else 0.0
+        self.running = Running(settings.latency, settings.block_tokens, settings.block_bytes, foreign_share)
         self.runs: dict[RequestId, Run] = {}
         self.awake: set[int] = set()
         self.names: list[WorkerId] = []
@@ -69,6 +70,10 @@ class Fleet:
         index = self._indexes[worker]
         self.awake.add(index)
         self._prefill_free_s[index] = self._computes_s[index] = now_s + self.settings.wake_s
+
+    def index_of(self, worker: WorkerId) -> int:
+        """Which of all workers that is."""
+        return self._indexes[worker]
 
     def computes(self, worker: WorkerId, now_s: float) -> bool:
         """Whether the worker is awake and not on its way to it."""
@@ -118,21 +123,33 @@ class Fleet:
 
     # ---- moves
 
-    def transfer(self, run: Run, destination: WorkerId, via: Via, now_s: float) -> float:
-        """When a move that begins now will be over; the link or the destination's compute is taken for it."""
+    def transfer(self, run: Run, destination: WorkerId, via: Via, per_epoch: int, now_s: float) -> float:
+        """When a move that begins now will be over; the path or the destination's compute is taken for it.
+
+        Tokens beyond what may be computed in an epoch are computed beside the destination's own prompts.
+        """
         assert self._links is not None
-        target = self._indexes[destination]
-        if via is Via.TOKENS:
-            return self._prefill(target, self.tokens(run, now_s), now_s) + self._links.settings.delay_s
-        end_s = self._links.kv_end_s(run.worker, target, self.kv_bytes(run), now_s)
-        self._links.take(run.worker, target, end_s)
-        return end_s
+        target, link = self._indexes[destination], self._links.settings
+        if via is Via.KV:
+            for end in (run.worker, target):
+                self.running.debt_s[end] += link.copy_cost_s
+            return self._links.transfer(run.worker, target, self.kv_bytes(run), now_s)
+        tokens = self.tokens(run, now_s)
+        if tokens <= per_epoch:
+            return self._prefill(target, tokens, now_s) + link.delay_s
+        seconds = self._prefill_s(tokens)
+        self.running.foreign_s[target] += seconds
+        return now_s + max(seconds, tokens / per_epoch * self.settings.epoch_s) + link.delay_s
 
     def tokens(self, run: Run, now_s: float) -> int:
         """Prompt and output of a placed request, as of now."""
         if run.state is RunState.RUNNING:
             self.running.advance_one(run.row, now_s)
         return self.running.tokens(run.row)
+
+    def has_prefilled(self, run: Run, now_s: float) -> bool:
+        """Whether all of the request's prompt is in its worker's memory."""
+        return run.state is RunState.RUNNING and self.running.since_s[run.row] <= now_s
 
     def batches(self) -> dict[WorkerId, int]:
         """Requests on each worker that is awake."""
@@ -148,7 +165,7 @@ class Fleet:
     def commit(self, run: Run, now_s: float) -> None:
         """The request goes on at its destination; one that had been preempted is computed anew there."""
         assert run.move is not None
-        was_preempted = run.state is RunState.PREEMPTED
+        was_preempted, via = run.state is RunState.PREEMPTED, run.move.via
         if was_preempted:
             self._preempted[run.worker].remove(run)
         else:
@@ -158,6 +175,10 @@ class Fleet:
         run.move = None
         if was_preempted:
             self._readmit(run, now_s)
+        elif self._links is not None:
+            since_s = now_s + self._links.settings.gap_s(via)
+            self.running.since_s[run.row] = since_s
+            run.first_token_s = min(run.first_token_s, since_s)  # by tokens it may leave before its prompt is done
 
     def abort(self, run: Run) -> None:
         """The request stays; the destination's reservation is gone."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from melld.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
 from melld.ids import RequestId, WorkerId
-from melld.migrate.boundaries import Boundaries
+from melld.migrate.boundaries import Boundaries, Pair, Segment
 from melld.migrate.planner import Plan, Planner, Wanted
 from melld.migrate.snapshot import Via
 from melld.simulator.fleet import Fleet
@@ -21,6 +21,8 @@ from melld.simulator.run import Run, RunState
 from melld.simulator.settings import SimulatorSettings
 
 NOTHING = Plan()
+MOST_BYTES = 1 << 60
+"""A port that is no limit."""
 MOST_TOKENS = 1 << 20
 """What a worker that prefills in no time at all may be asked for."""
 
@@ -88,11 +90,17 @@ class MovePlanning:
         )
 
     def _size(self, run: Run, destination: WorkerId, now_s: float) -> tuple[int, int, tuple[Via, ...]]:
-        """Bytes, tokens and ways.  What was pushed out of memory has no KV; who is not awake yet computes nothing."""
-        kv = run.state is RunState.RUNNING and Via.KV in self._ways
-        computes = destination in self._woken or self._fleet.computes(destination, now_s)
-        tokens = computes and (not kv or Via.TOKENS in self._ways)
-        ways = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
+        """Bytes, tokens and ways.
+
+        None is open to a worker that is not awake yet.  What was pushed out of memory, or is being prefilled, has no
+        KV that could be sent.
+        """
+        prefilled = self._fleet.has_prefilled(run, now_s)
+        kv = prefilled and Via.KV in self._ways
+        tokens = Via.TOKENS in self._ways or run.state is not RunState.RUNNING
+        ways: tuple[Via, ...] = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
+        if not (destination in self._woken or self._fleet.computes(destination, now_s)):
+            ways = ()
         return self._fleet.kv_bytes(run), self._fleet.tokens(run, now_s), ways
 
 
@@ -102,13 +110,31 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
     That share is of the tokens: a prompt that is spread over several epochs pays its fixed cost once, not in each.
     """
     epoch_s = settings.epoch_s
+    link_bytes = int(link.bytes_per_s * epoch_s)
     alone = tokens_within(settings.latency, epoch_s)
     beside_others = max(int(link.prefill_share * alone), 1)
     return Boundaries(
         epoch_s=epoch_s,
-        other_link_bytes=int(link.bytes_per_s * epoch_s),
-        other_port_bytes=int(link.bytes_per_s * epoch_s),
+        other_link_bytes=link_bytes,
+        other_port_bytes=link_bytes if link.consensus else MOST_BYTES,
+        segments=switches_of(settings.gpus or 0, link, epoch_s) if link.consensus else (),
         other_prefill=((0, alone), (1, beside_others)),
+    )
+
+
+def switches_of(gpus: int, link: LinkSettings, epoch_s: float) -> tuple[Segment, ...]:
+    """The way out of each switch, and into it."""
+    crossing: dict[tuple[int, str], set[Pair]] = {}
+    for source in range(gpus):
+        for destination in range(gpus) if link.gpus_per_switch else ():
+            for number, way in link.path(source, destination):
+                if way in ("up", "down"):
+                    pair = WorkerId(f"w{source}"), WorkerId(f"w{destination}")
+                    crossing.setdefault((number, way), set()).add(pair)
+    nbytes = int(link.switch_bytes_per_s * epoch_s)
+    return tuple(
+        Segment(name=f"switch {number}, {way}", nbytes=nbytes, pairs=frozenset(pairs))
+        for (number, way), pairs in crossing.items()
     )
 
 

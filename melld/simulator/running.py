@@ -33,10 +33,11 @@ class Running:
     """Columns by row (one per placed request) and by worker.  Rows are reused.
 
     `held`: the request's blocks are in memory (it has not been preempted).  `told_bytes`: its size as last reported.
-    `debt_s`: prefill work that a worker has accepted and not yet been slowed down for.
+    `debt_s`: prefill work that a worker has accepted and not yet been slowed down for; `foreign_s`: the same for
+    others' requests, of which it does no more at once than `foreign_share` of its time.
     """
 
-    def __init__(self, latency: Latency, block_tokens: int, block_bytes: int) -> None:
+    def __init__(self, latency: Latency, block_tokens: int, block_bytes: int, foreign_share: float = 0.0) -> None:
         self.latency = latency
         self.block_tokens = block_tokens
         self.block_bytes = block_bytes
@@ -46,6 +47,8 @@ class Running:
         self.runs: list[Run] = []
         self.pace: list[float] = []
         self.debt_s: list[float] = []
+        self.foreign_s: list[float] = []
+        self.foreign_share = foreign_share
         self._free: list[int] = []
         self._chunk_s = latency.prefill_s(PREFILL_CHUNK_TOKENS)
         self._paces = np.zeros(0)
@@ -57,6 +60,7 @@ class Running:
         self._paces = np.concatenate((self._paces, idle))
         self.pace = self._paces.tolist()
         self.debt_s += [0.0] * count
+        self.foreign_s += [0.0] * count
 
     def add(self, run: Run, worker: int, since_s: float) -> int:
         """A row for a request that is placed on the worker and has its first token at `since_s`.
@@ -172,6 +176,11 @@ class Running:
         debt = np.array(self.debt_s)
         paid = np.minimum(debt, epoch_s)
         self.debt_s = (debt - paid).tolist()
+        if any(self.foreign_s):
+            foreign = np.array(self.foreign_s)
+            beside = np.minimum(foreign, self.foreign_share * epoch_s)
+            self.foreign_s = (foreign - beside).tolist()
+            paid = np.minimum(paid + beside, epoch_s)
         self._paces = self._pace_of(batch, context, paid / epoch_s)
         self.pace = self._paces.tolist()
         end = np.maximum(since, now_s) + (self._output[rows] - generated) / self._paces[worker]

@@ -165,6 +165,14 @@ class Simulation:
         elif fleet.runs and now_s - self._last_progress_s > STUCK_AFTER_S:
             raise SimulationStuck(len(fleet.runs), now_s)
 
+    def _tell_wake_time(self, _subject: None, index: int) -> None:
+        """The worker computes from now on, or sleeps: as a daemon's process is warm, or has to start."""
+        worker = self.fleet.names[index]
+        if self.fleet.computes(worker, self.now_s):
+            self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, 0.0))
+        elif index not in self.fleet.awake:
+            self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, self.settings.wake_s))
+
     def _preempt(self) -> None:
         for run in self.fleet.overflowing():
             run.become(RunState.PREEMPTED)
@@ -258,7 +266,7 @@ class Simulation:
             run = self.fleet.runs[start.wanted.request]
             assert run.move is not None
             run.move.via = start.via
-            end_s = self.fleet.transfer(run, start.wanted.destination, start.via, self.now_s)
+            end_s = self.fleet.transfer(run, start.wanted.destination, start.via, start.per_epoch, self.now_s)
             self._begin_move(run, run.move, end_s)
         for deferred in plan.given_up:
             self._abort(self.fleet.runs[deferred.wanted.request], "deferred too long")
@@ -277,10 +285,15 @@ class Simulation:
     def _activate(self, command: events.ActivateWorker) -> None:
         self.fleet.wake(command.worker, self.now_s)
         self.measures.activated(self.now_s, len(self.fleet.awake))
+        if self.settings.wake_s:
+            at_s = self.now_s + self.settings.wake_s
+            self._push(at_s, self._tell_wake_time, None, self.fleet.index_of(command.worker))
 
     def _retire(self, command: events.RetireWorker) -> None:
         self.fleet.sleep(command.worker)
         self.measures.retired(self.now_s, len(self.fleet.awake))
+        if self.settings.wake_s:
+            self._push(self.now_s, self._tell_wake_time, None, self.fleet.index_of(command.worker))
 
     # ---- small things
 
@@ -289,6 +302,8 @@ class Simulation:
         offered = settings.capacity_bytes, settings.slots
         for worker, machine in self.fleet.add_workers(count):
             self._handle_watched(events.WorkerUp(self.now_s, worker, *offered, machine, settings.block_bytes))
+            if settings.wake_s:
+                self._handle_watched(events.WorkerWakeTimeChanged(self.now_s, worker, settings.wake_s))
 
     def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))

@@ -1,0 +1,131 @@
+"""What lies between simulated workers: contention, waking, the gap of a move, and planning over a tree of switches."""
+
+import msgspec
+import pytest
+
+from melld import events
+from melld.migrate.snapshot import Via
+from melld.simulator.latency import ConstantLatency
+from melld.simulator.links import Links, LinkSettings
+from melld.simulator.measures import Measures
+from tests.simulator.setups import BLOCK_BYTES, SMALL, one_by_one, small_load
+from tests.simulator.test_simulation import Script, activate, move, place, play, retire, simulate
+
+KV = LinkSettings(bytes_per_s=40 * BLOCK_BYTES, ways=(Via.KV,))
+SIZE = 16 * BLOCK_BYTES
+TREE = msgspec.structs.replace(KV, gpus_per_switch=2, switch_bytes_per_s=KV.bytes_per_s)
+
+
+def test_transfers_over_one_switch_wait_for_one_another() -> None:
+    """Two pairs that share a way out take twice as long; neighbours below one switch do not notice."""
+    links = Links(TREE)
+    ends = [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3), (4, 5))]
+    assert ends == pytest.approx([0.4, 0.8, 0.4])
+
+
+def test_a_wide_switch_holds_nobody_up() -> None:
+    """A way out that carries two links' worth is free again when half of a transfer is through."""
+    links = Links(msgspec.structs.replace(TREE, switch_bytes_per_s=2 * KV.bytes_per_s))
+    assert [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3))] == pytest.approx([0.4, 0.6])
+
+
+def moved_to_a_sleeper(link: LinkSettings, wake_s: float) -> tuple[Script, Measures]:
+    """One request leaves for a worker that is woken for it, and ends there."""
+    settings = msgspec.structs.replace(SMALL, link=link, gpus=2, wake_s=wake_s)
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
+        (events.EpochStarted, wake_s + 0.5, [activate("w1"), move("r0", "w0", "w1", SIZE)]),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
+    )
+    return script, play(settings, one_by_one((0.1, 255, 700)), script)
+
+
+def test_a_worker_that_wakes_takes_no_request_before_it_computes() -> None:
+    """A request whose KV came early would decode on a GPU that has not started."""
+    script, _ = moved_to_a_sleeper(KV, wake_s=4.0)
+    (committed,) = script.heard_of(events.MoveCommitted)
+    assert committed.at_s >= 4.5 + 4.0
+
+
+def test_the_scheduler_hears_when_a_worker_computes() -> None:
+    """As it does in the daemon: what a move waited for a start is not taken for its own time."""
+    script, _ = moved_to_a_sleeper(KV, wake_s=4.0)
+    told = [(event.worker, event.wake_s) for event in script.heard_of(events.WorkerWakeTimeChanged)]  # type: ignore[union-attr]
+    assert told == [("w0", 4.0), ("w1", 4.0), ("w0", 0.0), ("w1", 0.0)]
+
+
+def test_a_move_costs_its_client_the_measured_gap() -> None:
+    """A policy that moves more does not come out as fast as one that moves less."""
+    ends = []
+    for gap_s in (0.0, 0.25):
+        script, _ = moved_to_a_sleeper(msgspec.structs.replace(KV, kv_gap_s=gap_s), wake_s=0.0)
+        (finished,) = script.heard_of(events.RequestFinished)
+        ends.append(finished.at_s)
+    assert ends[1] - ends[0] == pytest.approx(0.25, rel=0.01)
+
+
+def test_copies_take_decoding_time_of_both_workers() -> None:
+    """What runs beside a move is slowed by as much as was measured."""
+    ends = []
+    for cost_s in (0.0, 0.4):
+        script, _ = moved_to_a_sleeper(msgspec.structs.replace(KV, copy_cost_s=cost_s, kv_gap_s=0.0), wake_s=0.0)
+        (finished,) = script.heard_of(events.RequestFinished)
+        ends.append(finished.at_s)
+    assert ends[0] < ends[1] < ends[0] + 0.5
+
+
+def test_tokens_beyond_the_boundary_are_computed_over_several_epochs() -> None:
+    """A worker that may prefill a tenth of its time for others needs ten times as long for it."""
+    link = LinkSettings(bytes_per_s=1.0, ways=(Via.TOKENS,), prefill_share=0.1)
+    settings = msgspec.structs.replace(
+        SMALL, link=link, gpus=2, latency=ConstantLatency(decode_step_s=0.02, prefill_token_s=0.001)
+    )
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
+        (events.RequestArrived, 0.0, [place("r1", "w1")]),
+        (events.EpochStarted, 0.5, [move("r0", "w0", "w1", SIZE)]),
+        (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
+    )
+    play(settings, one_by_one((0.1, 250, 400), (0.1, 10, 700)), script)
+    (committed,) = script.heard_of(events.MoveCommitted)
+    assert committed.at_s - 0.5 == pytest.approx(10 * 0.27, rel=0.1)  # 270 tokens of a millisecond
+
+
+def test_waking_does_not_set_off_a_chain_of_wakings() -> None:
+    """The wait for a GPU that starts is not learned as the time of a move: a few GPUs serve what a few can hold."""
+    reports = [
+        simulate("mell-plus", msgspec.structs.replace(SMALL, link=KV, wake_s=wake_s), small_load(seconds=300.0))
+        for wake_s in (0.0, 8.0)
+    ]
+    assert reports[1].peak_gpus <= reports[0].peak_gpus + 2
+
+
+def makespan_s(link: LinkSettings) -> float:
+    """Two workers below one switch are emptied to the other side of it: when the last move is over."""
+    settings = msgspec.structs.replace(
+        SMALL, link=link, gpus=4, latency=ConstantLatency(decode_step_s=0.02, prefill_token_s=0.0005)
+    )
+    workers = [f"w{number}" for number in range(4)]
+    requests = {f"r{number}": workers[number % 2] for number in range(10)}
+    script = Script(
+        (events.RequestArrived, 0.0, [*(activate(worker) for worker in workers), place("r0", "w0")]),
+        *((events.RequestArrived, 0.0, [place(name, worker)]) for name, worker in list(requests.items())[1:]),
+        (
+            events.EpochStarted,
+            0.5,
+            [move(name, worker, workers[2 + int(name[1:]) % 2], SIZE) for name, worker in requests.items()],
+        ),
+        (events.EpochStarted, 200.0, [retire(worker) for worker in workers]),
+    )
+    play(settings, one_by_one(*[(0.1, 250, 2000)] * 10), script)
+    committed = script.heard_of(events.MoveCommitted)
+    assert len(committed) == 10
+    return max(event.at_s for event in committed) - 0.5
+
+
+def test_moves_planned_over_a_switch_end_sooner_than_those_planned_pair_by_pair() -> None:
+    """Who takes each link for free sends all by KV and waits for the switch; who counts it sends most as tokens."""
+    narrow = KV.bytes_per_s / 4
+    link = msgspec.structs.replace(TREE, switch_bytes_per_s=narrow, ways=(Via.KV, Via.TOKENS), prefill_share=0.5)
+    together, apart = makespan_s(link), makespan_s(msgspec.structs.replace(link, consensus=False))
+    assert together < 0.5 * apart
