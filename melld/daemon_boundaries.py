@@ -40,7 +40,8 @@ def keep_boundaries(
     """
     migration = config.migration
     runtime = runtime_directory(config.server.runtime_directory, environment)
-    engines = [place.slot.spec.engine_arguments for place in fleet.supervisor.places.values()]
+    slots = [place.slot for place in fleet.supervisor.places.values()]
+    engines = [slot.spec.engine_arguments for slot in slots]
     depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
     settings = BoundarySettings(
         directory=state_directory(environment, runtime),
@@ -49,7 +50,7 @@ def keep_boundaries(
         share=migration.step_slowdown,
         read=migration.boundaries != "default",
         measure_unasked=migration.boundaries == "auto",
-        segments=segments_between(list(fleet.slots.values()), joined, driver.moves.planner.boundaries.other_link_bytes),
+        segments=segments_between(slots, joined, driver.moves.planner.boundaries.other_link_bytes),
     )
     keeper = BoundaryKeeper(fleet, driver, settings, time.monotonic)
     keeper.load()
