@@ -230,6 +230,7 @@ class Fleet:
         with self._at_once():
             self._tell_all(self._presence.lost(worker, self._clock()))
             self.moves.worker_lost(worker)
+            self._dispatch.worker_lost(worker)
             for live in self.live.values():
                 if live.worker == worker:
                     live.leave_worker()

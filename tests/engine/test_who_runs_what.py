@@ -177,6 +177,32 @@ def test_a_worker_that_is_drained_anew_while_it_is_resumed_stays_drained() -> No
     on_a_daemon(2, story)
 
 
+def test_a_suspect_that_is_taken_from_a_worker_is_not_tried_there_any_more() -> None:
+    """A worker that ends slowly is drained, resumed and drained again: its suspects go on elsewhere, once."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        requests = [daemon.admit(1, 8) for _ in range(4)]
+        await daemon.flush()
+        victim = where(daemon, requests[0])
+        daemon.worker(victim).die(-6)
+        other = W1 if victim == W0 else W0
+        await asyncio.sleep(1.1)
+        await daemon.settle()
+        daemon.worker(victim).become_ready()
+        await daemon.flush()
+        assert {where(daemon, request) for request in requests} == {other}
+        for operation in (daemon.drains.drain(other, False, 0.0), daemon.drains.resume(other)):
+            daemon.spawn(operation)
+            await asyncio.sleep(0.01)
+        daemon.spawn(daemon.drains.drain(other, False, None))
+        await daemon.settle()
+        daemon.check()
+        await daemon.flush()
+        daemon.spawn(daemon.drains.resume(other))
+
+    on_a_daemon(2, story)
+
+
 def test_a_move_that_is_put_in_order_late_does_not_end_a_newer_one() -> None:
     """Its destination died and is back, the source is slow to thaw: the same move, wanted again, is carried out."""
 

@@ -258,6 +258,13 @@ class VirtualDaemon:
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
             if held and self._state(owner) is not WorkerState.WAKING:
                 yield f"{request} is held for {owner}, which nobody wakes: {self._state(owner)}"
+        probation = self.fleet._dispatch._probation
+        lines = {request: worker for worker, line in probation._lines.items() for request in line}
+        if lines != probation._worker_of:
+            yield f"in line for trial are {lines}, and by request {probation._worker_of}"
+        for request, worker in lines.items():
+            if request not in live or live[request].worker != worker:
+                yield f"{request} is in line for trial on {worker}, and {live.get(request)}"
         for worker, held_there in self.fleet._presence._held.items():
             for request in held_there:
                 if request in live and live[request].worker != worker:
