@@ -200,7 +200,7 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
         assert error["code"] is None or isinstance(error["code"], str)
 
 
-NOT_BEFORE_A_TOKEN = ("stream_options-without-stream", "dead-end", "prompt_logprobs-all")
+NOT_BEFORE_A_TOKEN = ("stream_options-without-stream", "nothing-allowed", "prompt_logprobs-all")
 STREAMED = [row for row in [*PARAMETERS, *SCHEMAS] if row.path == CHAT and row.name not in NOT_BEFORE_A_TOKEN]
 
 
