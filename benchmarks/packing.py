@@ -203,7 +203,7 @@ TABLES = {
     ),
     "table:flight": Table(FLIGHT, ("load-balance", "mell-plus"), ratio_and_moves),
     "table:batching": Table(
-        rows(("13B",), ("lmsys-0.5", "lmsys-0.8")),
+        BOTH,
         ("mell-literal", "mell-literal-unbatched", "mell", "mell-unbatched"),
         moves,
     ),

@@ -112,8 +112,18 @@ def _older(cell: Cell, source: str) -> pathlib.Path:
 
 def simulate(cell: Cell, traces: pathlib.Path) -> Result:
     """Run one cell and keep its result."""
+    outcome = run_policy(cell.policy, settings_of(cell), load_of(cell, traces), SchedulerChoices())
+    result = Result(outcome.report, outcome.samples if cell.seed == 0 else None)
+    path = path_of(cell)
+    path.with_suffix(".part").write_bytes(msgspec.json.encode(result))
+    path.with_suffix(".part").rename(path)
+    return result
+
+
+def settings_of(cell: Cell) -> SimulatorSettings:
+    """The cell's machines and links."""
     model, card = (MODELS[MACHINES[cell.machines][0]], CARDS[MACHINES[cell.machines][1]])
-    settings = SimulatorSettings(
+    return SimulatorSettings(
         capacity_bytes=kv_capacity_bytes(model, card),
         bytes_per_token=model.bytes_per_token,
         latency=profile_for(model, card),
@@ -122,12 +132,6 @@ def simulate(cell: Cell, traces: pathlib.Path) -> Result:
         link=LinkSettings(cell.link_gib_s * GIB) if cell.link_gib_s else None,
         seed=cell.seed,
     )
-    outcome = run_policy(cell.policy, settings, load_of(cell, traces), SchedulerChoices())
-    result = Result(outcome.report, outcome.samples if cell.seed == 0 else None)
-    path = path_of(cell)
-    path.with_suffix(".part").write_bytes(msgspec.json.encode(result))
-    path.with_suffix(".part").rename(path)
-    return result
 
 
 def load_of(cell: Cell, traces: pathlib.Path) -> Workload:
