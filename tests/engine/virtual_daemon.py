@@ -5,9 +5,10 @@ the wires carry moves when the history says so.  `disagreements` holds what each
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from melld.decision_log import header_record
@@ -37,6 +38,13 @@ from tests.simulator.audit import Auditor
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
 
 
+class LoudDriver(Driver):
+    """One that stumbles over what the daemon would log and go on from."""
+
+    def _try(self, _what: msgspec.Struct, act: Callable[[], None]) -> None:
+        act()
+
+
 class VirtualDaemon:
     """`start` first.  `clients` has the tokens of every request that was let in, `errors` how one ended otherwise."""
 
@@ -52,7 +60,7 @@ class VirtualDaemon:
         loop.connect = self.template.connect
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         settings = SchedulerSettings(retire_after_s=0.5)
-        self.driver = Driver(self.fleet, self.executor, policy, loop.time, 0.1, settings)
+        self.driver = LoudDriver(self.fleet, self.executor, policy, loop.time, 0.1, settings)
         self.cluster = self.driver.scheduler.cluster
         self.idle = IdleWorkers(self.fleet, self.driver, REST, loop.time)
         self.drains = Drains(self.driver, self.fleet, loop.time)
@@ -236,7 +244,7 @@ class VirtualDaemon:
         """Every pair of records of one fact that differ.  Between two events there is none."""
         self.cluster.check()
         self.fleet.ledger.check()
-        found = [*self._of_requests(), *self._of_moves(), *self._of_workers(), *self._of_drains()]
+        found = [*self._of_requests(), *self._of_moves(), *self._of_notes(), *self._of_workers(), *self._of_drains()]
         return found + self.auditor.faults
 
     def _of_requests(self) -> Iterator[str]:
@@ -294,6 +302,24 @@ class VirtualDaemon:
                 yield f"{name} waits to move {wanted.source} -> {wanted.destination}, the scheduler believes {link}"
             elif wanted is None and (move is None or move.link != link):
                 yield f"the scheduler believes that {name} moves over {link}, and nobody carries that out"
+
+    def _of_notes(self) -> Iterator[str]:
+        """What is kept beside requests and moves is of those that there are."""
+        executor, wanted = self.executor, self.driver.moves
+        waiting = {name for name, known in self.cluster.requests.items() if known.state is RequestState.WAITING}
+        if self.driver.line._since_s.keys() != waiting:
+            yield f"the line has {sorted(self.driver.line._since_s)}, the scheduler {sorted(waiting)}"
+        if executor._gaps.keys() - self.fleet.live.keys():
+            yield f"a first token is waited for of {sorted(executor._gaps)}"
+        if {move.migration.wish.request for move in executor._by_number.values()} != executor.moves.keys():
+            yield f"migrations are {executor._by_number}, by request {executor.moves}"
+        for kept, known in (
+            (wanted._planned.keys(), executor.moves.keys()),
+            (wanted._chosen.keys() | wanted._waiters.keys(), wanted.planner.waiting.keys()),
+            ({name for name, flight in wanted.planner._flights if not flight.ended}, executor.moves.keys()),
+        ):
+            if kept - known:
+                yield f"moves are noted of {sorted(kept)}, and there are {sorted(known)}"
 
     def _of_workers(self) -> Iterator[str]:
         offered = self.fleet._presence._offers.keys()
