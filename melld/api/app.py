@@ -181,7 +181,7 @@ class Api:
             return web.Response(status=page.status, body=page.body, headers=headers)
         self.admission.check(exchange.client)
         config = self._context.config()
-        body = await read_body(request, config)
+        body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         if call.engine:
             # Before anything else is looked at: under overload most requests come no further, and must cost little.

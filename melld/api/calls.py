@@ -6,6 +6,7 @@ Owns the way from a parsed request to a result of vLLM's serving classes.  Sends
 import asyncio
 import contextlib
 import copy
+import sys
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from melld.api.error_mapping import ServingFault
 from melld.api.parsing import check_bites, patient
 from melld.api.request_guard import Trust
 from melld.api.streams import begun
+from melld.config import ServerConfig
 
 # What vLLM may see of an HTTP request: tracing and session ids.  Its own headers (a priority, a data-parallel rank) are
 # not for clients.
@@ -57,6 +59,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a worker computes for it."""
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
+    max_body_bytes: int = sys.maxsize
+    """Where the answer grows with the body and is made in one go; else the configuration's limit alone holds."""
+
+    def limits(self, config: ServerConfig) -> ServerConfig:
+        """Return the limits of this endpoint's bodies."""
+        if config.max_body_bytes <= self.max_body_bytes:
+            return config
+        return msgspec.structs.replace(config, max_body_bytes=self.max_body_bytes)
 
 
 def _tokenize(body: dict[str, Any]) -> BaseModel:
@@ -124,6 +134,7 @@ CALLS = {
         engine=False,
         parse=_tokenize,
         api="Tokenize",
+        max_body_bytes=1 << 20,
     ),
     "/detokenize": Call(
         serving="serving_tokenization",
@@ -131,6 +142,7 @@ CALLS = {
         engine=False,
         parse=patient(DetokenizeRequest),
         api="Detokenize",
+        max_body_bytes=1 << 19,
     ),
 }
 

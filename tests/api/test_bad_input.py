@@ -172,6 +172,8 @@ NOT_LET_THROUGH = [
     Row("prompt_embeds", COMPLETIONS, {"model": MODEL, "prompt_embeds": "AAAA"}, "prompt_embeds"),
     Row("unknown-model", CHAT, chat(model="other"), "model", 404),
     Row("unknown-model-completions", COMPLETIONS, completion(model="other"), "model", 404),
+    Row("tokenize-1-MiB", "/tokenize", {"model": MODEL, "prompt": "a" * (1 << 20)}, None, 413),
+    Row("detokenize-768-KiB", "/detokenize", {"model": MODEL, "tokens": [5] * (1 << 18)}, None, 413),
     Row("no-embeddings", "/v1/embeddings", {"model": MODEL, "input": "x"}, "model"),
     Row("empty-input", "/v1/responses", {"model": MODEL}, "input"),
     Row("response-tool_choice", "/v1/responses", {"input": "x", "tool_choice": "required"}, "tool_choice"),

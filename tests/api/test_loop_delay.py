@@ -66,7 +66,7 @@ BODIES = [
         580_000,
     ),
     Body("embedded", "/v1/embeddings", b'{"input":[', b"{},", b"]}", 100_000),
-    Body("wrong-tokens", "/detokenize", b'{"tokens":[', b'"x",', b"]}", 1_200_000),
+    Body("wrong-tokens", "/detokenize", b'{"tokens":[', b'"x",', b"]}", 500_000),
     Body("nested", COMPLETIONS, b'{"prompt":', b"[", b"}"),
 ]
 
