@@ -73,6 +73,7 @@ def main() -> int:
         faults.mkdir()
         workers, policy = (2, "most-free") if asked.matrix else (asked.workers, asked.policy)
         flags = ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB", "--set", f'scheduler.policy="{policy}"']
+        flags += ["--set", "health.steady_after_s=0"]  # those that die often are used as often
         if asked.matrix:
             flags += ["--set", "migration.checksum=true", "--set", "idle.sleep_after_s=inf"]
         with DaemonProcess(model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:

@@ -198,6 +198,18 @@ class IdleConfig(_Table, frozen=True, kw_only=True):
     """Seconds asleep after which its process ends; longer where it was of late needed again soon.  `inf`: never."""
 
 
+class HealthConfig(_Table, frozen=True, kw_only=True):
+    """`[health]`: when a worker counts as hung, and is killed and replaced; when one that has died counts as sound."""
+
+    ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    """How long a worker may leave pings unanswered.  It answers them also while it computes."""
+    step_timeout_s: PositiveSeconds = 300.0
+    """How long one step of its engine may take."""
+    steady_after_s: Seconds = 120.0
+    """How long a worker that has died must work until all is as before.  Until then each death doubles the wait for
+    the next start, from 1 s to 60 s, and the worker gets only the requests that no other has room for."""
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """All of it."""
 
@@ -207,6 +219,7 @@ class Config(_Table, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     migration: MigrationConfig = MigrationConfig()
     idle: IdleConfig = IdleConfig()
+    health: HealthConfig = HealthConfig()
 
 
 def parse_bytes(size: int | str, where: str) -> int:

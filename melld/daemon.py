@@ -31,7 +31,7 @@ from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
 from melld.service_notify import Beat, Notifier, Supervision, keep_told, take_supervision
-from melld.status import DaemonState
+from melld.status import SERVING, DaemonState, workers_ready
 
 log = logging.getLogger("melld")
 
@@ -154,6 +154,7 @@ class Daemon:
         registry = prometheus_client.REGISTRY
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
+        self._watch_over(self._supervisor.watch(), "hung workers")
         self._watch_over(self._parts.driver.run(), "epochs")
         self._watch_over(self._parts.idle.run(), "idle workers")
         self._watch_over(self._parts.boundaries.run(), "boundaries")
@@ -162,7 +163,8 @@ class Daemon:
             state=await serving_state(frontend, arguments),
             config=lambda: self.settings.config.server,
             keys=lambda: self.settings.keys,
-            phase=lambda: self.watch.state,
+            why_not_ready=self.watch.why_not_ready,
+            why_closed=self.watch.why_closed,
             status=self.watch.status,
             registry=registry,
             check_line=self._parts.driver.check_line,
@@ -177,10 +179,9 @@ class Daemon:
             self.watch.state = DaemonState.READY
             self._notifier.ready(f"serving on {self.watch.url}")
             generates = "generate" in await frontend.get_supported_tasks()
-            directory = self.config.server.runtime_directory
-            self._say(
-                ready_text(self.watch.url, self.watch.status().model, bool(self.settings.keys), generates, directory)
-            )
+            directory, status = self.config.server.runtime_directory, self.watch.status()
+            missing = [one for one in status.workers if one.state not in SERVING]
+            self._say(ready_text(status.url, status.model, bool(self.settings.keys), generates, directory, missing))
             try:
                 yield
             finally:
@@ -238,12 +239,13 @@ class Daemon:
         return reloaded
 
     def _look(self) -> Beat:
-        """Well while starting, and while any worker is there to make progress."""
+        """Well while starting, and while any worker serves or is tried again."""
         status = self.watch.status()
-        ready = sum(place.is_ready for place in self._supervisor.places.values())
-        given_up = all(place.given_up for place in self._supervisor.places.values())
-        text = f"{status.state}: {ready}/{len(status.workers)} workers, {len(status.requests)} requests"
-        return Beat(well=not given_up, status=text)
+        hopeless = status.state is DaemonState.READY and self.watch.why_closed() is not None
+        state = self.watch.why_not_ready() or status.state.value
+        return Beat(
+            well=not hopeless, status=f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
+        )
 
     def status(self) -> Any:
         """For the control socket."""

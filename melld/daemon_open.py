@@ -16,6 +16,7 @@ from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import SchedulerSettings
+from melld.status import WorkerStatus
 
 WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
 
@@ -87,10 +88,12 @@ def url_of(listeners: Sequence[socket.socket]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def ready_text(url: str, model: str, needs_key: bool, generates: bool, directory: str | None) -> str:
+def ready_text(
+    url: str, model: str, needs_key: bool, generates: bool, directory: str | None, missing: Sequence[WorkerStatus] = ()
+) -> str:
     """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds.
 
-    `directory`: the runtime directory, where one was configured.
+    `directory`: the runtime directory, where one was configured.  `missing`: the workers that do not serve.
     """
     program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
@@ -99,7 +102,8 @@ def ready_text(url: str, model: str, needs_key: bool, generates: bool, directory
     if generates:
         route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
     at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
-    return f"""melld: ready
+    without = "".join(f"\n  without {one.worker} on {one.device}, {one.state}: {one.reason}" for one in missing)
+    return f"""melld: ready{without}
 
   API     {url}/v1
   try     curl -s {at}/v1/{route} -H 'Content-Type: application/json'{key} \\

@@ -61,7 +61,7 @@ def make_parts(config: Config) -> Parts:
     slots = make_slots(config, gpus, os.environ)
     os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
     scheduler, clock = config.scheduler, time.monotonic
-    fleet = Fleet(slots, clock)
+    fleet = Fleet(slots, clock, config.health)
     fleet.reports.itl_target_s = scheduler.itl_target_ms / 1e3 if scheduler.itl_target_ms else None
     executor = Executor(fleet, clock, MoveMeters(prometheus_client.REGISTRY), config.migration.max_moves_per_link)
     epoch_s = scheduler.epoch_ms / 1e3

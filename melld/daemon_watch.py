@@ -28,7 +28,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
 from melld.kvstore.process_meter import ProcessMeter
 from melld.migrate.snapshot import Phase
-from melld.status import DaemonState, DaemonStatus, MovingState, RequestStatus, WorkerState, WorkerStatus
+from melld.status import SERVING, DaemonState, DaemonStatus, MovingState, RequestStatus, WorkerState, WorkerStatus
 
 RATE_WINDOW = 5
 """Readings, a second apart, that `tokens_per_s` looks back over."""
@@ -117,6 +117,29 @@ class Watch:
             if (capacity_bytes := rule.seen(reading)) is not None:
                 self._fleet.limit_capacity(worker, capacity_bytes)
 
+    # -- readiness --------------------------------------------------------------------------------------------------
+
+    def why_not_ready(self) -> str | None:
+        """Why a request would not be served now, in a few words; None when it would."""
+        return self._why_not(lambda _place, state: state in SERVING)
+
+    def why_closed(self) -> str | None:
+        """Why a request is not even let in to wait: nor will it be served soon, as no worker is tried again."""
+        return self._why_not(
+            lambda place, state: state not in (WorkerState.DRAINING, WorkerState.DRAINED) and not place.given_up
+        )
+
+    def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
+        if self.state is not DaemonState.READY:
+            return self.state.value
+        states = [(place, self._state(place)[0]) for place in self._fleet.supervisor.places.values()]
+        if any(holds(place, state) for place, state in states):
+            return None
+        return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
+
+    def _state(self, place: Place) -> tuple[WorkerState, str]:
+        return _state_of(place, self._drains.by_worker.get(place.slot.worker))
+
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
@@ -154,7 +177,7 @@ class Watch:
         blocks = self._fleet.ledger.worker(worker)
         reading = self._reading(place)
         phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
-        state, reason = _state_of(place, self._drains.by_worker.get(worker))
+        state, reason = self._state(place)
         if not reason and reading is not None and reading.state is not DeviceState.OK:
             reason = f"device {reading.state}: {reading.reason}"
         return WorkerStatus(
@@ -224,7 +247,7 @@ class Watch:
         yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
         yield self._driver.line.collect()
         yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
-        yield _gauge("melld_ready", "1 while the daemon takes requests.", float(status.state is DaemonState.READY))
+        yield _gauge("melld_ready", "1 while requests are served.", float(self.why_not_ready() is None))
         yield from self._savings(status)
         dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
         dropped.add_metric([], self._fleet.reports.dropped_outputs)
@@ -236,9 +259,9 @@ class Watch:
                 if value is not None:
                     family.add_metric([worker.worker, worker.device], float(value))
             yield family
-        up = GaugeMetricFamily("melld_worker_ready", "1 while the worker runs requests.", labels=["worker", "device"])
+        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=["worker", "device"])
         for worker in status.workers:
-            up.add_metric([worker.worker, worker.device], float(worker.state is WorkerState.READY))
+            up.add_metric([worker.worker, worker.device], float(worker.state in SERVING))
         yield up
 
     def _savings(self, status: DaemonStatus) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ A value that is not known is null, never 0.
 """
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -36,6 +37,14 @@ class WorkerState(enum.StrEnum):
     DRAINED = "drained"  # has no process because an operator wants its device; `melld resume` starts it
     STOPPED = "stopped"  # has no process; started when needed, or when asked for
     FAILED = "failed"  # its process died or would not start; the reason says what comes next
+
+
+SERVING = frozenset(
+    {WorkerState.READY, WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.WAKING}
+)
+"""States in which a worker runs requests, or is woken for one."""
+RESTING = frozenset({WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED})
+"""Those of them in which it is not needed now."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +98,13 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its largest request against its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
     why: str = ""
     """Why it is awake, or is not: its requests and what it was woken for, when it sleeps, how far its drain is."""
+
+
+def workers_ready(workers: Sequence[WorkerStatus]) -> str:
+    """How many serve, in words: those at rest are among them, they are woken when they are needed."""
+    serving = [worker.state for worker in workers if worker.state in SERVING]
+    resting = sum(state in RESTING for state in serving)
+    return f"{len(serving)} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ import pytest
 from melld.daemon_open import WHAT_A_MODEL_IS
 from tests.daemon_process import START_DEADLINE_S, DaemonProcess
 
+SOON_STEADY = ("--set", "health.steady_after_s=0")
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
@@ -64,7 +65,7 @@ async def until(condition: Any, deadline_s: float = 60.0) -> None:
 @pytest.fixture(scope="module")
 def own(demo_model: Path) -> Iterator[DaemonProcess]:
     """A daemon to be harmed."""
-    with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1") as process:
+    with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY) as process:
         yield process.wait_ready()
 
 

@@ -33,12 +33,12 @@ class Admission:
     def __init__(
         self,
         max_concurrent: Callable[[], int],
-        why_not_ready: Callable[[], str | None],
+        why_closed: Callable[[], str | None],
         known_clients: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`why_not_ready` says in a few words why no request can be served now, or None when it can."""
+        """`why_closed` says in a few words why nobody is let in, or None when somebody is."""
         self._max_concurrent = max_concurrent
-        self._why_not_ready = why_not_ready
+        self._why_closed = why_closed
         self._known_clients = known_clients
         self._calls: set[asyncio.Task[object]] = set()
         self._calls_of: Counter[str] = Counter()
@@ -51,9 +51,9 @@ class Admission:
         """Calls that have come in and not gone."""
         return len(self._calls)
 
-    def why_not_ready(self) -> str | None:
-        """Why a new request would be refused, or None: what `/ready` answers."""
-        return "draining" if self.door is not Door.OPEN else self._why_not_ready()
+    def why_closed(self) -> str | None:
+        """Why a new request would be refused, whoever sends it, or None."""
+        return "draining" if self.door is not Door.OPEN else self._why_closed()
 
     def check(self, client: str = "") -> None:
         """Refuse, as `call` would, before anything has been read.
@@ -61,7 +61,7 @@ class Admission:
         Raises:
             Refusal: 503 while draining or not ready, 429 when as many run as may, in all or of this client.
         """
-        why_not = self.why_not_ready()
+        why_not = self.why_closed()
         if why_not is not None:
             raise Refusal(503, f"not serving now: {why_not}", code="unavailable", headers=RETRY_AFTER)
         if len(self._calls) >= self._max_concurrent():

@@ -38,7 +38,7 @@ from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.api.work_guard import asked_priority, check_work
 from melld.config import ServerConfig
 from melld.engine.fleet_caller import Caller, LogprobAccount, called_by, caller
-from melld.status import DaemonState, DaemonStatus
+from melld.status import DaemonStatus
 
 log = logging.getLogger("melld.api")
 
@@ -54,7 +54,10 @@ class ApiContext:
     config: Callable[[], ServerConfig]
     """Of now: a reload may change it."""
     keys: Callable[[], Keys]
-    phase: Callable[[], DaemonState]
+    why_not_ready: Callable[[], str | None]
+    """Why no request would be served now, in a few words; None when it would."""
+    why_closed: Callable[[], str | None]
+    """Why no call is let in: not even to wait."""
     status: Callable[[], DaemonStatus]
     """For /status and the page that shows it."""
     registry: CollectorRegistry
@@ -118,7 +121,7 @@ class Api:
         self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,
-            self._phase_but_ready,
+            context.why_closed,
             lambda: len(context.keys().digests),
         )
         make_streams_raise(context.state)
@@ -139,12 +142,8 @@ class Api:
         return self._context.status()
 
     def why_not_ready(self) -> str | None:
-        """Why no call is let in, in a word; None when it is."""
-        return self.admission.why_not_ready()
-
-    def _phase_but_ready(self) -> str | None:
-        phase = self._context.phase()
-        return None if phase is DaemonState.READY else phase.value
+        """Why no call would be served now, in a few words; None when it would."""
+        return self.admission.why_closed() or self._context.why_not_ready()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever happens."""

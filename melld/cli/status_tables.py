@@ -15,7 +15,15 @@ from rich.text import Text
 
 from melld.cli.render import duration_text, share_text, size_text
 from melld.cli.status_bars import STYLES, class_letter, worker_bar
-from melld.status import DaemonState, DaemonStatus, MoveStatus, RequestStatus, WorkerState, WorkerStatus
+from melld.status import (
+    DaemonState,
+    DaemonStatus,
+    MoveStatus,
+    RequestStatus,
+    WorkerState,
+    WorkerStatus,
+    workers_ready,
+)
 
 UNBOUNDED_WIDTH = 10_000
 UNKNOWN = "-"
@@ -82,7 +90,6 @@ def status_view(status: DaemonStatus, console: Console, height: int | None = Non
 
 
 def _heading(status: DaemonStatus) -> RenderableType:
-    ready = sum(worker.state is WorkerState.READY for worker in status.workers)
     running = sum(worker.running_requests for worker in status.workers)
     rate = sum(worker.tokens_per_s for worker in status.workers)
     powers = [worker.power_w for worker in status.workers if worker.power_w is not None]
@@ -98,7 +105,7 @@ def _heading(status: DaemonStatus) -> RenderableType:
         f"up {duration_text(status.uptime_s)}, policy {status.policy}, pid {status.pid}",
         f"melld {status.melld_version} on vLLM {status.vllm_version}",
     )
-    now = [f"{ready} of {len(status.workers)} workers ready", f"{running} running", f"{status.queued_requests} queued"]
+    now = [workers_ready(status.workers), f"{running} running", f"{status.queued_requests} queued"]
     now += [f"{rate:,.0f} tokens/s"] + ([f"{sum(powers):,.0f} W"] if powers else [])
     return Group(first, Text(", ".join(about), "dim"), Text(", ".join(now)), Text(_saved(status), "dim"), Text())
 

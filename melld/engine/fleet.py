@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from melld import events
+from melld.config import HealthConfig
 from melld.engine import wire
 from melld.engine.fleet_calls import Calls
 from melld.engine.fleet_dispatch import Dispatch
@@ -42,8 +43,8 @@ MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
 class Fleet:
     """The workers' requests."""
 
-    def __init__(self, slots: Sequence[Slot], clock: Callable[[], float]) -> None:
-        self.supervisor = Supervisor(slots, self)
+    def __init__(self, slots: Sequence[Slot], clock: Callable[[], float], health: HealthConfig | None = None) -> None:
+        self.supervisor = Supervisor(slots, self, health or HealthConfig())
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
@@ -287,6 +288,10 @@ class Fleet:
             log.error("request %s was there when %d workers died: not tried again", live.request, workers)
             self._fail(live.request, RequestKilledWorkers(live.request, workers))
 
+    def worker_steadied(self, slot: Slot) -> None:
+        """A worker that had died has worked for long enough to be used like any other."""
+        self.on_event(events.WorkerSteadied(self._clock(), worker=slot.worker))
+
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
         worker = slot.worker
         self.ready[worker] = ready
@@ -294,7 +299,8 @@ class Fleet:
         for request in self._presence.release(worker):
             if (live := self._owned(request, worker)) is not None:
                 self._dispatch.give(live, worker)
-        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes)
+        steady = not self.supervisor.places[worker].setbacks
+        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
         self._tell_all(self._presence.ready(worker, offer, self._clock()))
         self.moves.worker_ready(worker, ready)
 

@@ -18,6 +18,7 @@ class Offer(msgspec.Struct, frozen=True):
     capacity_bytes: int
     slots: int
     block_bytes: int
+    steady: bool = True
 
 
 class Presence:
@@ -33,7 +34,8 @@ class Presence:
         known = self._offers.get(worker)
         self._offers[worker] = offer
         if known is None:
-            yield events.WorkerUp(now_s, worker, offer.capacity_bytes, offer.slots, block_bytes=offer.block_bytes)
+            offered = offer.capacity_bytes, offer.slots
+            yield events.WorkerUp(now_s, worker, *offered, block_bytes=offer.block_bytes, steady=offer.steady)
             return
         if known.capacity_bytes != offer.capacity_bytes:
             yield events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=offer.capacity_bytes)

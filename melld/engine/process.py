@@ -73,6 +73,8 @@ class WorkerProcess:
         self.state = ProcessState.STARTING
         self.pid = 0
         """0 until the template has forked it."""
+        self.forked_s = 0.0
+        """When that was, by the loop's clock."""
         self._template = template
         self._on_message = on_message
         self._on_end = on_end
@@ -159,6 +161,7 @@ class WorkerProcess:
 
     def _forked(self, pid: int) -> None:
         self.pid = pid
+        self.forked_s = asyncio.get_running_loop().time()
 
     def _exited(self, exit_code: int | None, cause: str) -> None:
         expected = self.state is ProcessState.STOPPING

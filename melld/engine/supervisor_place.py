@@ -63,15 +63,16 @@ class Place:
         self.process: WorkerProcess | None = None
         self.restarts = 0
         self.failed_starts = 0
+        """Deaths in a row while it was loading."""
+        self.setbacks = 0
+        """All deaths since it last worked for long enough."""
         self.has_been_ready = False
         self.detail = ""
         self.unanswered = 0
         self.stays_out = False
         """An operator has it stopped: it is not woken."""
-        self.began_s = 0.0
-        """When it was last asked to start."""
         self.wake_s = 0.0
-        """How long its last start took, from the asking to the first token; 0 until there has been one."""
+        """How long its last start took, from the fork to the first token; 0 until there has been one."""
 
     @property
     def is_ready(self) -> bool:
@@ -86,7 +87,17 @@ class Place:
     @property
     def back_off_s(self) -> float:
         """How long to wait before the next start."""
-        return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.failed_starts - 1))
+        return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.setbacks - 1))
+
+    def died(self, was_ready: bool) -> None:
+        """Go to FAILED, and count it: loading is no proof that it works."""
+        self.step("died")
+        self.setbacks += 1
+        self.failed_starts = 0 if was_ready else self.failed_starts + 1
+
+    def forgive(self) -> None:
+        """It has worked for long enough, or an operator has seen to it: its next death is the first."""
+        self.setbacks = self.failed_starts = 0
 
     def step(self, event: str) -> None:
         """Go where the table says; raises `IllegalTransition` where it says nothing."""

@@ -26,6 +26,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine import wire
+from melld.engine.worker_faults import VARIABLE, FaultPoints
 from melld.engine.worker_start import build_engine, die_with_parent, ready_of, vital, warm_up
 from melld.engine.worker_writer import write_frame
 
@@ -68,6 +69,7 @@ class Worker:
     """One engine and its loop."""
 
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
+        FaultPoints(os.environ.get(VARIABLE), spec.worker).reach("starting")
         started = time.monotonic()
         self._engine, response = build_engine(spec)
         from melld.engine.worker_parts import make_parts

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "MELLD_FAULTS"
 POINTS = (
+    "starting",  # any worker: it is about to load the model
     "described",  # source: it has looked, and not said so
     "reserved",  # destination: room is taken, and not said so
     "warmed",  # destination: the blocks are computed, room is not taken yet

@@ -185,9 +185,9 @@ class Scheduler:
                 self.cluster.pin(request)
                 self.policy.hold(request)
             return
-        if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
-            self.cluster.activate(worker, OPERATOR)
         with self.cluster.last_resort():
+            if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
+                self.cluster.activate(worker, OPERATOR)
             if self.cluster.fits(worker, request.kv_bytes):
                 self.cluster.pin(request)
                 self.policy.send(request, worker, OPERATOR)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from melld.config import HealthConfig
 from melld.decision_log import header_record
 from melld.decision_recorder import Recorder
 from melld.driver import Driver
@@ -52,7 +53,7 @@ class VirtualDaemon:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
         specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
-        self.fleet = Fleet(slots, loop.time)
+        self.fleet = Fleet(slots, loop.time, HealthConfig(steady_after_s=1.0))
         self.template = VirtualTemplate()
         self.fleet.supervisor.template = self.template  # type: ignore[assignment]
         self.fleet.codec = VirtualCodec()
@@ -87,6 +88,7 @@ class VirtualDaemon:
             worker.become_ready()
         await self.flush()
         await starting
+        self.spawn(self.fleet.supervisor.watch())
         self.spawn(self.driver.run())
         self.spawn(self.idle.run())
         await self.settle()

@@ -307,6 +307,7 @@ class VirtualTemplate:
     ) -> Birth:
         self._births += 1
         birth = Birth(self._births, on_forked, on_exited)
+        asyncio.get_running_loop().call_soon(on_forked, 0)
         self.last = self.workers[spec.worker] = VirtualWorker(spec.worker, birth)
         return birth
 

@@ -11,6 +11,8 @@ from tests.faults.checker import Subject
 
 KEYS = ("key-of-the-first", "key-of-the-second")
 QUEUED, DEADLINE_S = 6, 6.0
+SILENCE_S = 3.0
+"""A worker that answers no ping for so long is hung."""
 
 
 def start(model: Path, directory: Path, *flags: str) -> Subject:
@@ -28,6 +30,7 @@ def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Two workers under a policy that moves nothing by itself.  Its end is judged too."""
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "model.vllm.max_num_batched_tokens=512", "--set", "idle.sleep_after_s=inf"]
+    flags += ["--set", f"health.ping_timeout_s={SILENCE_S}", "--set", "health.steady_after_s=0"]
     found = start(demo_model, tmp_path_factory.mktemp("subject"), *flags)
     with found.daemon:
         found.daemon.wait_ready()

@@ -50,8 +50,10 @@ def test_starts_come_later_and_later_and_then_no_more() -> None:
     """A worker that cannot load does not keep a processor busy for ever with its attempts."""
     place = Place(SLOT)
     waits_s = []
-    for place.failed_starts in range(1, 12):
+    for _ in range(11):
+        place.died(was_ready=False)
         waits_s.append(place.back_off_s)
+        place.step("start")
     assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
     place.step("died")
     place.failed_starts = MAX_FAILED_STARTS - 1

@@ -5,7 +5,7 @@ import pytest
 from melld import events as e
 from melld.scheduler.policies import POLICIES
 from melld.scheduler.scheduler import Scheduler
-from tests.scheduler.driving import CAPACITY, arrive, finish, placed, scheduler_with
+from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 
 
 @pytest.fixture(params=sorted(POLICIES))
@@ -55,3 +55,9 @@ def test_fewer_slots_do_not_open_a_worker_that_is_not_steady(shaken: Scheduler) 
     assert placed(arrive(shaken, "r1", 200)) == {"r1": "w1"}
     shaken.handle(e.WorkerSteadied(1.0, "w0"))
     assert shaken.cluster.workers["w0"].slots == 1
+
+
+def test_an_operator_may_move_a_request_there(shaken: Scheduler) -> None:
+    """What somebody asks for by name is done: he may be looking whether it works."""
+    arrive(shaken, "r1", 200)
+    assert moved(shaken.handle(e.MoveAsked(0.0, "r1", "w0"))) == {"r1": "w0"}
