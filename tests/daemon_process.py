@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,11 +32,15 @@ class DaemonProcess:
         *arguments: str,
         environment: dict[str, str] | None = None,
         handed: socket.socket | None = None,
+        program: Sequence[str] = ("-m", "melld"),
     ) -> None:
-        """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over."""
+        """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.
+
+        `program`: what Python runs, for a daemon with a fault of its own.
+        """
         self._directory = tempfile.TemporaryDirectory(prefix="melld-")
         self.runtime_directory = Path(self._directory.name) / "run"
-        command = [sys.executable, "-m", "melld", "serve", "--port", "0", "--model", str(model), "--name", "demo"]
+        command = [sys.executable, *program, "serve", "--port", "0", "--model", str(model), "--name", "demo"]
         command += ["--runtime-directory", str(self.runtime_directory), *arguments]
         if handed is not None:
             command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]

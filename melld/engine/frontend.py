@@ -4,6 +4,7 @@ Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_clien
 above it see one engine.  Runs in the daemon and never opens a CUDA context: only the workers touch a device.
 """
 
+import asyncio
 import contextlib
 import sys
 import warnings
@@ -127,6 +128,13 @@ class FleetClient(EngineCoreClient):
         return False
 
 
+class OutputsStopped(MelldError):
+    """An error of vLLM's ended its reading of outputs, which it does not begin again: no request would be answered."""
+
+    def __init__(self) -> None:
+        super().__init__("vLLM has stopped to read the workers' outputs, its log says why")
+
+
 class Frontend(AsyncLLM):
     """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor."""
 
@@ -136,6 +144,17 @@ class Frontend(AsyncLLM):
         except BaseException:
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
+
+    async def watch_outputs(self) -> None:
+        """Wait for as long as vLLM takes the workers' outputs.
+
+        Raises:
+            OutputsStopped: it has ended, having told why in its log and to the calls under way.
+        """
+        self._run_output_handler()
+        assert self.output_handler is not None
+        await asyncio.wait({self.output_handler})
+        raise OutputsStopped
 
     def fail_request(self, request: str, error: MelldError) -> None:
         """End a running request with this error, which whoever reads its outputs gets raised."""

@@ -1,0 +1,34 @@
+"""What breaks in the daemon itself: it ends in good order, and whoever started it starts it again."""
+
+from pathlib import Path
+
+from tests.api.http_client import chat, request
+from tests.daemon_process import DaemonProcess
+
+BREAKS = """
+import asyncio, sys
+from melld.cli import main
+from melld.engine.fleet import Fleet
+
+class Outputs(asyncio.Queue):
+    async def get(self):
+        await super().get()
+        raise RuntimeError("a fault in the reading of outputs")
+
+init = Fleet.__init__
+def break_(fleet, *arguments):
+    init(fleet, *arguments)
+    fleet.outputs = Outputs()
+Fleet.__init__ = break_
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_daemon_that_can_answer_nobody_any_more_ends(demo_model: Path) -> None:
+    """An error in vLLM's reading of outputs is not a daemon that says it is well and answers 503 for ever."""
+    with DaemonProcess(demo_model, "--device", "cpu:1", program=("-c", BREAKS)) as daemon:
+        daemon.wait_ready()
+        answer = request(daemon.url, "POST", "/v1/chat/completions", chat(max_tokens=5))
+        assert answer.status >= 500
+        assert daemon.wait_end() == 1
+    assert any("the task 'outputs' failed" in line for line in daemon.lines)
