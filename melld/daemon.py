@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from melld.control_messages import Reload, Reloaded
 from melld.daemon_hub import check_hub
 from melld.daemon_open import check_model, check_policy, ready_text, url_of
 from melld.daemon_parts import log_decisions, make_parts, operations_of
+from melld.daemon_progress import StartProgress
 from melld.daemon_settings import Settings, in_words
 from melld.engine.arguments import engine_arguments
 from melld.engine.pin import check_vllm_version
@@ -44,7 +44,6 @@ class Daemon:
         self._say = say
         self._reload = reload
         self.failed = False
-        self._said: set[str] = set()
         self._hung_up = asyncio.Event()
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
@@ -106,8 +105,9 @@ class Daemon:
         places = self._supervisor.places
         devices = ", ".join(place.slot.device for place in places.values())
         self._say(f"melld: loading {self.config.model.path} on {devices}")
-        began_s = time.monotonic()
-        self._supervisor.on_change = lambda: self._say_progress(began_s)
+        progress = StartProgress(places.values(), self._say)
+        self._supervisor.on_change = progress.changed
+        saying = asyncio.ensure_future(progress.run())
         starting = asyncio.ensure_future(self._start_both(places))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -118,6 +118,7 @@ class Daemon:
                 return None, Namespace()
             vllm_config, arguments = starting.result()
         finally:
+            saying.cancel()
             stopping.cancel()
             self._supervisor.on_change = lambda: None
         from melld.engine.frontend import make_frontend
@@ -135,14 +136,6 @@ class Daemon:
         finally:
             workers.cancel()
 
-    def _say_progress(self, began_s: float) -> None:
-        for place in self._supervisor.places.values():
-            if place.is_ready and place.slot.worker not in self._said:
-                self._said.add(place.slot.worker)
-                self._say(
-                    f"melld: {place.slot.worker} is ready on {place.slot.device} ({time.monotonic() - began_s:.1f} s)"
-                )
-
     # -- serve ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
@@ -154,6 +147,7 @@ class Daemon:
         registry = prometheus_client.REGISTRY
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
+        self._watch_over(frontend.watch_outputs(), "outputs")
         self._watch_over(self._supervisor.watch(), "hung workers")
         self._watch_over(self._parts.driver.run(), "epochs")
         self._watch_over(self._parts.idle.run(), "idle workers")

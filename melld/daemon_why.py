@@ -6,7 +6,7 @@ Owns what the scheduler's causes were, and the shadow of best fit.  Hears every 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from melld import events
+from melld import events, status
 from melld.driver import Driver
 from melld.driver_drain import Drains, DrainState
 from melld.engine.supervisor_place import Place
@@ -61,18 +61,25 @@ class Why:
             drained = drain.state is DrainState.DRAINED
             return f"drained: `melld resume {worker}` starts it" if drained else "draining: its process ends"
         if known is None:
-            return ""
+            return place.process.doing if place.process is not None else ""
         match known.state:
             case WorkerState.DRAINING | WorkerState.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
             case WorkerState.ASLEEP:
-                cold = place.process is None and place.wake_s > 0
-                then = f"wakes in about {place.wake_s:.1f} s" if cold else self.outlook(worker)
-                return f"not needed{self._since(worker)}{f'; {then}' if then else ''}"
+                return f"not needed{self._since(worker)}; {self._wakes(place)}"
         if known.count:
             coming = f", {len(known.arriving)} on their way here" if known.arriving else ""
             return f"{_requests(len(known.requests))}{coming}; awake{self._since(worker)}"
         return f"idle: {self._idle(known)}"
+
+    def _wakes(self, place: Place) -> str:
+        """How long a request would wait for it, as it stands now."""
+        match place.state:
+            case status.WorkerState.WAKING:
+                return "wakes"
+            case status.WorkerState.STOPPING | status.WorkerState.STOPPED:
+                return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when it is needed"
+        return "; ".join(filter(None, ("wakes at once", self.outlook(place.slot.worker))))
 
     def _since(self, worker: WorkerId) -> str:
         because = self._switched.get(worker)

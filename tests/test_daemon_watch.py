@@ -96,3 +96,15 @@ def test_workers_at_rest_are_counted_as_ready() -> None:
     watched.fleet.worker_ended(watched.places[2].slot, WorkerEnded("w2", "", expected=False, was_ready=True))
     assert workers_ready(watched.watch.status().workers) == "2 of 3 workers ready (2 at rest)"
     assert watched.watch.status().workers[1].state is WorkerState.STOPPED
+
+
+def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
+    """One that is warm answers at once; only one without a process takes a start."""
+    watched = Watched()
+    place = watched.places[0]
+    place.wake_s = 5.5
+    place.step("sleep")
+    assert "wakes at once" in watched.watch.status().workers[0].why
+    for event in ("stop", "ended"):
+        place.step(event)
+        assert "wakes in about 5.5 s" in watched.watch.status().workers[0].why

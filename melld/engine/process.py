@@ -10,7 +10,7 @@ import collections
 import enum
 import logging
 import os
-import signal
+import re
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -19,12 +19,14 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.frames import Buffer, FrameDecoder, encode_frame
-from melld.engine.process_fate import Fate
+from melld.engine.process_fate import Fate, end_in_words
 from melld.engine.process_template import Lines, Template
 from melld.errors import IllegalTransition
 
 log = logging.getLogger("melld.worker")
 MAX_LOG_LINES = 40
+PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
+"""A bar as tqdm draws it: vLLM's and Hugging Face's, of what they load, download or compile."""
 
 
 class ProcessState(enum.StrEnum):
@@ -73,12 +75,15 @@ class WorkerProcess:
         self.state = ProcessState.STARTING
         self.pid = 0
         """0 until the template has forked it."""
+        self._stage = ""
+        self._progress = ""
         self.forked_s = 0.0
         """When that was, by the loop's clock."""
         self._template = template
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
+        self._lines = Lines(self._printed)
         self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
@@ -97,7 +102,9 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(write_end)
-        await loop.connect_read_pipe(lambda: Lines(self._printed), os.fdopen(read_end, "rb", 0))
+        os.set_blocking(read_end, False)
+        self._log = os.fdopen(read_end, "rb", 0)
+        await loop.connect_read_pipe(lambda: self._lines, self._log)
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
@@ -135,6 +142,15 @@ class WorkerProcess:
             self._template.kill(self._birth)
 
     @property
+    def doing(self) -> str:
+        """What it does until it is ready, in words; then nothing."""
+        if self.state is not ProcessState.STARTING:
+            return ""
+        if not self.pid:
+            return "importing PyTorch and vLLM (takes a while the first time)"
+        return f"{self._stage} ({self._progress})" if self._progress else self._stage
+
+    @property
     def last_lines(self) -> tuple[str, ...]:
         """The last of what it printed."""
         return tuple(self._last_lines)
@@ -148,6 +164,9 @@ class WorkerProcess:
     def _received(self, message: Any, payload: list[bytes]) -> None:
         if isinstance(message, wire.WorkerReady):
             self._step("ready")
+        elif isinstance(message, wire.WorkerLoading):
+            self._stage, self._progress = message.stage, ""
+            return
         elif isinstance(message, wire.WorkerFailed):
             self._failure = message
             for line in message.traceback.splitlines():
@@ -157,6 +176,8 @@ class WorkerProcess:
 
     def _printed(self, line: str) -> None:
         self._last_lines.append(line)
+        if (progress := PROGRESS.match(line)) is not None:
+            self._progress = f"{progress[1]} {progress[2]} %"
         log.debug("%s: %s", self.spec.worker, line)
 
     def _forked(self, pid: int) -> None:
@@ -169,6 +190,7 @@ class WorkerProcess:
         self._step("ended")
         if self._transport is not None:
             self._transport.close()
+        self._lines.read_rest(self._log)
         self._ended.set()
         from_outside = self._fate.is_from_outside(exit_code)
         self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready, from_outside))
@@ -176,15 +198,7 @@ class WorkerProcess:
     def _reason(self, exit_code: int | None) -> str:
         if self._failure is not None:
             return self._failure.reason.splitlines()[0]
-        if exit_code is not None and exit_code < 0:
-            name = signal.Signals(-exit_code).name
-            hint = {
-                "SIGILL": ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
-                "SIGKILL": f" ({self._fate.killer})",
-            }.get(name, "")
-            return f"ended by {name}{hint}"
-        last = f": {self._last_lines[-1]}" if self._last_lines else ""
-        return f"ended with exit code {exit_code}{last}"
+        return end_in_words(exit_code, self._fate.killer, self._last_lines)
 
 
 class _Wire(asyncio.Protocol):

@@ -8,9 +8,14 @@ Reads /proc.  What cannot be known counts as the worker's own doing.
     anything else: a crash, an error, a step without an end, no memory    its own
 """
 
+import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
+_REASON = re.compile(r"([\w.]*(Error|Exception|Interrupt|Exit)\b|Fatal |terminate called|what\(\):|\S+: error)")
+_CHATTER = re.compile(r"warning|\b(info|debug)\b|^\[?[WI]\d{4}|\d%", re.IGNORECASE)
 _SENT = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
@@ -46,6 +51,24 @@ class Fate:
             if self.is_from_outside(-signal.SIGKILL)
             else "from outside, or by the kernel for want of memory"
         )
+
+
+def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> str:
+    """How a process ended, for people: by which signal, or with which exit code and for what reason that it printed.
+
+    A signal that somebody sent has nothing to do with what the process printed before.
+    """
+    lines = list(printed)
+    reason = next((line for line in reversed(lines) if _REASON.match(line)), "")
+    if exit_code is None or exit_code >= 0:
+        reason = reason or next((line for line in reversed(lines) if not _CHATTER.search(line)), "")
+        return f"ended with exit code {exit_code}" + (f": {reason}" if reason else "")
+    number = signal.Signals(-exit_code)
+    hint = {
+        signal.SIGILL: ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
+        signal.SIGKILL: f" ({killer})",
+    }.get(number, f": {reason}" if reason and number in _CRASHES else "")
+    return f"ended by {number.name}{hint}"
 
 
 def memory_kills() -> int | None:

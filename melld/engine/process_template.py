@@ -5,7 +5,9 @@ Owns that process and the births that it was asked for.  Knows nothing of what a
 """
 
 import asyncio
+import collections
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -18,9 +20,13 @@ from pathlib import Path
 import msgspec
 
 from melld.engine import wire
+from melld.engine.process_fate import Fate, end_in_words
 from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
 
 log = logging.getLogger("melld.template")
+MAX_LOG_LINES = 40
+ENDING_S = 0.2
+"""How long a process may take from closing its wire to its end."""
 BEGIN = (
     "import sys; sys.path[:] = {path!r}; from melld.engine.worker_template import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
@@ -50,7 +56,9 @@ class Template:
         self._births: dict[int, Birth] = {}
         self._unwanted: set[int] = set()
         self._numbers = 0
-        self._last_line = ""
+        self._fate = Fate()
+        self._lines = Lines(self._printed)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
 
     @property
     def pid(self) -> int | None:
@@ -76,11 +84,13 @@ class Template:
         os.close(write_end)
         ours.setblocking(False)
         self._control = ours
+        self._fate = Fate()
+        self._last_lines.clear()
+        os.set_blocking(read_end, False)
+        self._lines, self._log = Lines(self._printed), os.fdopen(read_end, "rb", 0)
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._readable)
-        reading = loop.create_task(
-            loop.connect_read_pipe(lambda: Lines(self._printed), os.fdopen(read_end, "rb", 0)), name="template's log"
-        )
+        reading = loop.create_task(loop.connect_read_pipe(lambda: self._lines, self._log), name="template's log")
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def spawn(
@@ -156,12 +166,11 @@ class Template:
         assert self._process is not None
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
-        self._process.kill()
-        code = self._process.wait()
+        code = self._end()
         self._process = self._control = None
         births, self._births = self._births, {}
         self._unwanted.clear()
-        cause = f"its template process ended with code {code}" + (f": {self._last_line}" if self._last_line else "")
+        cause = f"its template process {end_in_words(code, self._fate.killer, self._last_lines)}"
         if births:
             log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
         for birth in births.values():
@@ -169,8 +178,19 @@ class Template:
                 _kill(birth.pid)
             birth.on_exited(None, cause)
 
+    def _end(self) -> int:
+        """Its exit code: it has closed its wire, and so is ending already, or else is ended now."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._lines.read_rest(self._log)
+        return code
+
     def _printed(self, line: str) -> None:
-        self._last_line = line
+        self._last_lines.append(line)
         log.debug("template: %s", line)
 
 
@@ -194,3 +214,10 @@ class Lines(asyncio.Protocol):
         for line in lines:
             if text := line.decode(errors="replace").strip():
                 self._printed(text)
+
+    def read_rest(self, pipe: io.FileIO) -> None:
+        """Read what is left: the process has ended, and its last line says why."""
+        with contextlib.suppress(OSError, ValueError):  # for now there is no more; or the pipe is closed
+            while data := os.read(pipe.fileno(), 1 << 16):
+                self.data_received(data)
+        self.data_received(b"\n")

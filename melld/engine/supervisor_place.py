@@ -80,6 +80,11 @@ class Place:
         return self.state in WARM
 
     @property
+    def doing(self) -> str:
+        """What its worker does on its way to being ready, in words."""
+        return (self.process.doing if self.process is not None else "") or self.state.value
+
+    @property
     def given_up(self) -> bool:
         """Whether it has died while loading so often that it is not tried again by itself."""
         return self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS

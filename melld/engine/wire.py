@@ -216,6 +216,12 @@ class RequestRejected(Message, frozen=True, tag=True):
     reason: str
 
 
+class WorkerLoading(Message, frozen=True, tag=True):
+    """How far the worker is on its way to `WorkerReady`, in words for people."""
+
+    stage: str
+
+
 class WorkerFailed(Message, frozen=True, tag=True):
     """The worker is about to end because of this."""
 
@@ -245,6 +251,7 @@ ToDaemon = (
     | Pong
     | RequestTaken
     | RequestRejected
+    | WorkerLoading
     | WorkerFailed
 )
 

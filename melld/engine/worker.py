@@ -71,12 +71,13 @@ class Worker:
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
         FaultPoints(os.environ.get(VARIABLE), spec.worker).reach("starting")
         started = time.monotonic()
-        self._engine, response = build_engine(spec)
+        self._engine, response = build_engine(spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)))
         from melld.engine.worker_parts import make_parts
 
         self._parts = parts = make_parts(self._engine, spec, connection)
         self._stopping = False
         self._handlers = self._handlers_of()
+        write_frame(connection, wire.WorkerLoading("making its first token"))
         warm_up(self._engine)
         load_s = time.monotonic() - started
         parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.kv_handle, response, load_s))

@@ -9,7 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from melld.engine.worker_own_request import add_own_request
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
 
 
 PR_SET_PDEATHSIG = 1
@@ -46,8 +47,11 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
-    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon."""
+def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[EngineCore, bytes]":
+    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon.
+
+    `tell` hears how far that is.
+    """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
 
@@ -56,13 +60,34 @@ def build_engine(spec: wire.WorkerSpec) -> "tuple[EngineCore, bytes]":
 
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
-    engine = EngineCore(config, Executor.get_class(config), log_stats=config.observability_config is not None)
+    executor = _telling(Executor.get_class(config), tell)
+    tell("loading the model")
+    engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
     engine.engine_index = 0
     engine.frontend_stats_publish_address = None
     response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
     return engine, msgspec.msgpack.encode(response)
+
+
+def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[Executor]":
+    """The same executor; it says what vLLM asks of it."""
+
+    class Telling(executor):  # type: ignore[misc, valid-type]
+        def determine_available_memory(self) -> Any:
+            tell("measuring its memory")
+            return super().determine_available_memory()
+
+        def initialize_from_config(self, kv_cache_configs: Any) -> None:
+            tell("making its KV cache")
+            super().initialize_from_config(kv_cache_configs)
+
+        def compile_or_warm_up_model(self) -> Any:
+            tell("compiling and warming up")
+            return super().compile_or_warm_up_model()
+
+    return Telling
 
 
 def _remove_rendezvous(engine: "EngineCore") -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from melld.engine import process_fate
-from melld.engine.process_fate import Fate, is_stopped
+from melld.engine.process_fate import Fate, end_in_words, is_stopped
 
 WAITS = """
 import signal, sys
@@ -86,3 +86,34 @@ def test_one_that_was_stopped_was_silent_for_that() -> None:
     assert stopped.is_from_outside(code)
     assert stopped.killer == "by melld"
     assert not is_stopped(process.pid)
+
+
+CHATTER = (
+    "W1122 16:24:41.794000 6491 torch/_library/triton.py:53] Triton not available, find_triton_kernels = []",
+    "INFO 11-22 16:24:42 [importing.py:68] Triton not installed or not compatible",
+    "site-packages/dispatcher.py:138: FutureWarning: `torch.distributed.reduce_op` is deprecated",
+    "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 19.17it/s]",
+)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "printed", "words"),
+    [
+        (-signal.SIGTERM, CHATTER, "ended by SIGTERM"),
+        (-signal.SIGKILL, (*CHATTER, "ValueError: of another hour"), "ended by SIGKILL (from outside)"),
+        (1, CHATTER, "ended with exit code 1"),
+        (1, (*CHATTER, "no such device", CHATTER[0]), "ended with exit code 1: no such device"),
+        (
+            1,
+            ("RuntimeError: CUDA error", "(see the docs)", *CHATTER),
+            "ended with exit code 1: RuntimeError: CUDA error",
+        ),
+        (1, ("zmq.error.ZMQError: no", *CHATTER), "ended with exit code 1: zmq.error.ZMQError: no"),
+        (-signal.SIGABRT, ("what():  CUDA error", "frame #0: c10"), "ended by SIGABRT: what():  CUDA error"),
+        (-signal.SIGSEGV, CHATTER, "ended by SIGSEGV"),
+        (None, (), "ended with exit code None"),
+    ],
+)
+def test_an_end_is_told_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:
+    """Who reads the log looks for the cause, not for a warning that happened to be printed before."""
+    assert end_in_words(exit_code, "from outside", printed) == words

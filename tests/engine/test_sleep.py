@@ -1,6 +1,7 @@
 """Workers that nobody needs end, and come back when somebody does: on a real daemon with two CPU workers."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.daemon_process import DaemonProcess
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.test_serve import is_gone
 
+READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
 SHORT = {**GREEDY, "max_tokens": 8}
 
 
@@ -51,6 +53,9 @@ def test_workers_without_requests_end_and_one_comes_back_for_a_request(sleeper: 
     stopped = sleeper.wait_all("stopped")
     assert [worker["pid"] for worker in stopped.values()] == [None, None]
     assert all(is_gone(pid) for pid in pids if pid)
+    [ready_s] = [READY.findall(line) for line in sleeper.daemon.lines if line.startswith("melld: w0 is ready")]
+    told = [WAKES.findall(worker["why"]) for worker in stopped.values()]
+    assert all(float(wake_s) < float(ready_s[0]) / 1.5 for [wake_s] in told), "the first start's imports are no wake"
     answer = Stream(sleeper.daemon, SHORT).result()
     assert answer.error is None
     assert answer.usage["completion_tokens"] == 8
