@@ -25,7 +25,6 @@ from melld.daemon_open import check_model, check_policy, ready_text, url_of
 from melld.daemon_parts import log_decisions, make_parts, operations_of
 from melld.daemon_progress import StartProgress
 from melld.daemon_settings import Settings, in_words
-from melld.engine.arguments import engine_arguments
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
@@ -266,9 +265,7 @@ class Daemon:
 
 
 def _prepare_frontend(config: Config, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
-    """In a thread: seconds of imports, and the model's configuration."""
-    from melld.engine.frontend import serving_arguments, vllm_config_of
+    """In a thread: seconds of imports, and all that vLLM could refuse."""
+    from melld.engine.rehearsal import prepare
 
-    kind = next(iter(places.values())).slot.spec.device_kind
-    arguments = engine_arguments(config, kind)
-    return vllm_config_of(config, arguments), serving_arguments(config, arguments)
+    return prepare(config, next(iter(places.values())).slot.spec.device_kind)

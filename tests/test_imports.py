@@ -33,7 +33,7 @@ W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.
 W  engine.residency*  engine.worker*
 D  decision_log_file
 D  log_lines  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*
+D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*  engine.rehearsal
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__
 """
@@ -46,7 +46,7 @@ IMPURE = frozenset(IMPURE_TEXT.split())
 HEAVY = frozenset({"torch", "transformers", "vllm"})
 # vLLM's input and output processors and serving classes run in the daemon, and bring torch along (without a CUDA
 # context).  What stands below these modules stays free of it.
-BRINGS_VLLM = ("engine.frontend*", "api.*", "daemon*")
+BRINGS_VLLM = ("engine.frontend*", "engine.rehearsal", "api.*", "daemon*")
 
 
 class Import(NamedTuple):

@@ -1,9 +1,11 @@
 """`melld check-config`: whether `melld serve` could use this configuration, found out before it is tried.
 
-Owns looking at the files that the configuration names.  Never loads a model and starts nothing.
+Owns looking at the files that the configuration names, and asking vLLM.  Never loads a model and starts nothing.
 """
 
 import argparse
+import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -18,9 +20,12 @@ from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.service_access import remark_on_key_file
 from melld.cli.toml_text import toml_text
 from melld.config import Config
+from melld.daemon_devices import find_gpus, make_slots
 from melld.daemon_open import check_model, check_policy
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
+from melld.kvstore.device_reading import Device
+from melld.kvstore.nvml import Nvml
 from melld.runtime_directory import runtime_directory
 from melld.service_notify import read_supervision
 
@@ -33,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check a configuration and the files that it names, and print it with every default filled in."
     parser.epilog = "Exit codes: 0 it can be used, 2 it cannot; the one line printed then says where and why."
     parser.add_argument("file", metavar="FILE", nargs="?", help="the same as --config FILE")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out what vLLM says of it, for which it is imported: some seconds"
+    )
     parser.add_argument("--json", action="store_true", help="print the configuration as JSON")
     add_config_flags(parser)
 
@@ -48,6 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         check_policy(config.scheduler.policy)
         check_model_files(config)
         check_keys(config, os.environ)
+        gpus = find_gpus(config.devices, Nvml(), os.environ)
+        if not arguments.quick:
+            check_with_vllm(config, gpus)
     except ConfigError as error:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -74,7 +85,23 @@ def check_model_files(config: Config) -> None:
         raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-    engine_arguments(config, "cpu" if config.devices.cpu is not None else "cuda")
+    engine_arguments(config, "cpu")
+
+
+def check_with_vllm(config: Config, gpus: list[Device]) -> None:
+    """Have vLLM build its configuration and its front end, where it is there and the model is.
+
+    Raises:
+        ConfigError: vLLM refuses something.
+    """
+    if importlib.util.find_spec("vllm") is None or not Path(config.model.path).is_dir():
+        return
+    os.environ.update(make_slots(config, gpus, os.environ)[0].spec.environment)
+    os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # the one line says it
+    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
+    from melld.engine.rehearsal import prepare
+
+    prepare(config, "cuda" if gpus else "cpu")
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:

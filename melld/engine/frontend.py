@@ -17,6 +17,7 @@ from starlette.datastructures import State
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.tasks import SupportedTask
 from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
@@ -32,10 +33,12 @@ from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
 from melld.engine.vllm_options import FRONTEND_OPTIONS
-from melld.errors import ConfigError, MelldError
+from melld.errors import MelldError
 
 # vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
+GENERATES: tuple[SupportedTask, ...] = ("generate",)
 
 
 class EngineCodec:
@@ -188,8 +191,21 @@ def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
     return frontend
 
 
+async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, arguments: Namespace) -> None:
+    """Build all that serves, over a client of nobody's, and drop it: raises what vLLM would raise in earnest."""
+    tasks = GENERATES if vllm_config.model_config.runner_type == "generate" else ()
+    with _client_made_by(client):
+        frontend = Frontend(
+            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
+        )
+    try:
+        await init_app_state(frontend, State(), arguments, tasks)
+    finally:
+        frontend.shutdown()
+
+
 @contextlib.contextmanager
-def _client_made_by(client: FleetClient) -> Iterator[None]:
+def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
     """`AsyncLLM` makes its client with a static method: the one place where ours can take its room."""
     made_by_vllm = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign]
@@ -213,19 +229,12 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 
 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
-    """The namespace that `vllm serve` would have had for its API.
-
-    Raises:
-        ConfigError: an option's value is not one that vLLM takes.
-    """
+    """The namespace that `vllm serve` would have had for its API; raises what vLLM raises for bad values."""
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
-    try:
-        validate_parsed_serve_args(arguments)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError("[model.vllm]", str(error)) from error
+    validate_parsed_serve_args(arguments)
     return arguments
 
 

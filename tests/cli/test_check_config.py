@@ -38,7 +38,7 @@ port = 9000
 
 def check(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "melld", "check-config", *words],
+        [sys.executable, "-m", "melld", "check-config", "--quick", *words],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
         capture_output=True,
@@ -81,6 +81,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: a worker is one device"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is none of "),
+        (["--device", "cuda:0"], "[devices] cuda: no GPU is to be found"),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )
@@ -106,7 +107,8 @@ def test_it_loads_nothing_heavy(place: Path) -> None:
     code = """
 import sys
 from melld.cli import main
-print(main(["check-config", "--json"]), sorted({"torch", "vllm", "aiohttp"} & set(sys.modules)), file=sys.stderr)
+code = main(["check-config", "--quick", "--json"])
+print(code, sorted({"torch", "vllm", "aiohttp"} & set(sys.modules)), file=sys.stderr)
 """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
@@ -147,3 +149,13 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 def test_what_is_printed_as_toml_reads_back(tables: dict[str, dict[str, object]]) -> None:
     """The options of vLLM may hold anything; the printed file still means the same."""
     assert tomllib.loads(toml_text(tables)) == tables
+
+
+def test_what_vllm_would_refuse_is_found_too(place: Path, demo_model: Path) -> None:
+    """The check before a restart finds what the start would: README's own file with a model that has other tools."""
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json")
+    command = [sys.executable, "-m", "melld", "check-config", "--model", str(demo_model), "--max-model-len", "512"]
+    done = subprocess.run([*command, *tools], cwd=place, capture_output=True, text=True, timeout=170, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("melld check-config: [model.vllm] tool_call_parser: ")
+    assert done.stderr.count("\n") == 1

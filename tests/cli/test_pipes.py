@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = {
-    "check-config": ("check-config", "--model", "MODEL"),
+    "check-config": ("check-config", "--quick", "--model", "MODEL"),
     "simulate": ("simulate", "--poisson", "0.5", "--lengths", "lognormal", "--seconds", "5"),
     "install-service": ("install-service", "--dry-run"),
 }

@@ -28,10 +28,11 @@ wrong kind, refuses to start and says where. This page is written from `melld/co
 
 ```sh
 melld check-config --model .demo-model
-melld check-config --model .demo-model --set server.drain_s=5 --json
+melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 ```
 
-The first shows what is in force, flags and defaults included; the second does so for programs. A running daemon reads
+The first asks vLLM as well, for some seconds, and shows what is in force, flags and defaults included; the second, for
+programs, leaves vLLM out. A running daemon reads
 the file again on SIGHUP (`systemctl reload melld`); a key without a mark under "while running" takes effect at the next
 start. A size is a number of bytes, or a string such as `"128MiB"` (KB, MB, GB, KiB, MiB, GiB).
 """
