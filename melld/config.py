@@ -78,6 +78,11 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The most stop strings in one call."""
     max_json_depth: Positive = 64
     """How deep objects and lists of a body may be nested."""
+    max_constraint_bytes: Positive = 128 << 10
+    """The largest constraint on an output: a JSON schema, regular expression, grammar, structural tag, list of choices.
+    All tools together may have eight times as much."""
+    constraint_cpu_s: PositiveSeconds = 2.0
+    """The CPU time that compiling a constraint may take; then 400."""
     slow_reader_s: PositiveSeconds = 30.0
     """A stream whose reader takes nothing for so long is ended, and its request with it."""
     keep_alive_comment_s: PositiveSeconds = 15.0

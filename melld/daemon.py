@@ -74,6 +74,7 @@ class Daemon:
             frontend, arguments = await self._start()
             if self._stop.is_set():
                 return
+            stack.push_async_callback(frontend.judges.close)
             await stack.enter_async_context(self._serving(frontend, arguments))
             await self._stop.wait()
             await self._drain()
@@ -122,7 +123,7 @@ class Daemon:
             self._supervisor.on_change = lambda: None
         from melld.engine.frontend import make_frontend
 
-        return make_frontend(self._parts.fleet, vllm_config), arguments
+        return make_frontend(self._parts.fleet, vllm_config, self.config.server.constraint_cpu_s), arguments
 
     async def _start_both(self, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
         """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""

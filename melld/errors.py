@@ -153,3 +153,23 @@ class TooManyValues(MelldError):
     def __init__(self, param: str, most: int) -> None:
         super().__init__(f"{param} is too large: messages, tools and schemas may hold {most} values together")
         self.param = param
+
+
+class ConstraintRefused(MelldError):
+    """A constraint on the output (a schema, regular expression, grammar, choice) cannot be used; `code` says how."""
+
+    status = 400
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(f"the constraint on the output cannot be used: {why}")
+        self.code = code  # type: ignore[misc]
+
+
+class NoJudge(MelldError):
+    """No process could be started to judge a constraint."""
+
+    status = 503
+    code = "no_judge"
+
+    def __init__(self) -> None:
+        super().__init__("constraints on outputs cannot be compiled now: try again later")

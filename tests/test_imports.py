@@ -27,13 +27,15 @@ P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.topology  mig
 P  status  control_messages  service_units
 P  simulator.*
 P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard
+P  engine.judge_messages  engine.judge_queue
 W  migrate.transports.*
 W  engine.option_kinds
 W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.block_report
-W  engine.residency*  engine.worker*
+W  engine.residency*  engine.grammar_backends  engine.worker*
 D  decision_log_file
 D  log_lines  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.process*  engine.supervisor*  engine.fleet*  engine.frontend*  engine.rehearsal
+D  engine.process*  engine.judge_process  engine.judges  engine.supervisor*  engine.fleet*  engine.frontend*
+D  engine.rehearsal
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__
 """

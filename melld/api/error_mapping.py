@@ -21,13 +21,15 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from melld.api.answers import Answer, Refusal
 from melld.api.parsing import NOT_LOOKED_AT
-from melld.errors import MelldError, RequestTooLarge, TooManyPromptLogprobs
+from melld.errors import ConstraintRefused, MelldError, RequestTooLarge, TooManyPromptLogprobs
 
 RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
 MAX_MESSAGE_CHARACTERS = 2000
 _PROMPTS = ("messages", "prompt", "input")
 """The fields of which a request may have too much."""
+_CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "tools")
+"""The fields that constrain the output."""
 
 
 class ServingFault(Exception):
@@ -121,6 +123,8 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
         param = next((name for name in _PROMPTS if name in parameters), None)
     if isinstance(error, TooManyPromptLogprobs) and param not in parameters:
         param = "logprobs"  # with echo
+    if param is None and isinstance(error, ConstraintRefused):
+        param = next((name for name in _CONSTRAINTS if name in parameters), None)
     headers: dict[str, str] = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
@@ -157,7 +161,7 @@ _FINER = (
     (
         re.compile(r"(?i)grammar|json.schema|structural.tag|regex"),
         "invalid_grammar",
-        ("structured_outputs", "response_format", "text", "tools"),
+        _CONSTRAINTS,
     ),
 )
 

@@ -6,7 +6,6 @@ model would drop, or name less plainly.  How much work a call asks for is judged
 numbers: `melld.api.work_guard`.  Whether a value makes sense to the model is vLLM's to judge.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +29,10 @@ REFUSED = {
     "guided_choice": "guided_choice is gone: use structured_outputs",
     "guided_grammar": "guided_grammar is gone: use structured_outputs",
 }
-MAX_SCHEMA_CHARACTERS = 1 << 17
+TOOLS_FACTOR = 8
+TOOL_VALUES = 20
+"""What a tool counts for beside its schema: vLLM compares each with all others."""
+_CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "output_format")
 _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
 
@@ -56,8 +58,9 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     if not trust.local_media:
         _check_media(body.get("messages", body.get("input")), budget)
     _check_tool_choice(body)
-    for schema, param in _schemas(body, budget):
-        check_schema(schema, param, budget)
+    _check_constraints(body, limits.max_constraint_bytes)
+    for schema in _tool_schemas(body.get("tools"), budget):
+        check_schema(schema, "tools", budget)
 
 
 def check_request_id(name: object, param: str) -> None:
@@ -136,34 +139,22 @@ def _check_tool_choice(body: dict[str, Any]) -> None:
         raise _bad("tool_choice", "tool_choice needs tools to choose from")
 
 
-def _schemas(body: dict[str, Any], budget: Budget) -> Iterator[tuple[object, str]]:
-    """Every JSON schema in the request, with the field that holds it."""
-    for field, inner in (("response_format", "json_schema"), ("text", "format")):
-        holder = _inside(_inside(body, field), inner)
-        if isinstance(holder, dict) and holder.get("schema") is not None:
-            yield holder["schema"], field
-    constraint = _inside(_inside(body, "structured_outputs"), "json")
-    if constraint is not None:
-        yield _parsed(constraint, "structured_outputs"), "structured_outputs"
-    tools = body.get("tools")
+def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
+    """Only the size: whether it can be compiled is for a judge to find out (`melld.engine.judges`)."""
+    for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
+        for name in names:
+            if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
+                raise _bad(name, f"{name} has at most {most} bytes")
+
+
+def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:
+    """Every tool's JSON schema.  Some of vLLM's tool parsers compile them in this process."""
     tools = tools if isinstance(tools, list) else []
-    budget.spend(len(tools), "tools")
+    budget.spend(TOOL_VALUES * len(tools), "tools")
     for tool in tools:
         schema = _inside(_inside(tool, "function") or tool, "parameters") or _inside(tool, "input_schema")
         if schema is not None:
-            yield schema, "tools"
-
-
-def _parsed(schema: object, param: str) -> object:
-    """A schema that may be given as text."""
-    if not isinstance(schema, str):
-        return schema
-    if len(schema) > MAX_SCHEMA_CHARACTERS:
-        raise _bad(param, f"a schema given as text has at most {MAX_SCHEMA_CHARACTERS} characters")
-    try:
-        return json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise _bad(param, f"the schema is not JSON: {error}") from error
+            yield schema
 
 
 def _inside(holder: object, name: str) -> object:

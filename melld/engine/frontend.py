@@ -6,6 +6,8 @@ above it see one engine.  Runs in the daemon and never opens a CUDA context: onl
 
 import asyncio
 import contextlib
+import copy
+import json
 import sys
 import warnings
 from argparse import Namespace
@@ -17,6 +19,8 @@ from starlette.datastructures import State
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import (
     EngineCoreOutputs,
@@ -27,11 +31,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
+from melld.engine.judges import Judges
 from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import MelldError
 
@@ -139,7 +146,29 @@ class OutputsStopped(MelldError):
 
 
 class Frontend(AsyncLLM):
-    """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor."""
+    """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor.
+
+    What a client wants its output constrained to reaches no compiler in this process: `judges` rule on it, whichever
+    field it came in, and `input_processor` takes it as it then is.
+    """
+
+    def __init__(self, judges: Judges, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.judges = judges
+        self.input_processor.structured_outputs_config = None
+        backend_xgrammar.validate_xgrammar_grammar = _look_only
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
+        """See `AsyncLLM`.
+
+        Raises:
+            ConstraintRefused: the output cannot be constrained as `params` say.
+        """
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            ruled = await self.judges.judge(msgspec.msgpack.encode(params.structured_outputs), caller().client)
+            params = copy.copy(params)
+            params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
+        return await super().add_request(request_id, prompt, params, *arguments, **more)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
         try:
@@ -172,8 +201,27 @@ def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConf
     return engine_config(async_engine_args(config.model.path, named))
 
 
-def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
+def _look_only(sampling_params: SamplingParams) -> None:
+    """Stand in for vLLM's validation where it would run a compiler on the event loop.
+
+    That is while it parses a request, and where it asks whether a constraint can be joined with that of tools: no is
+    always safe, the constraint then stands alone.
+    """
+    params = sampling_params.structured_outputs
+    if params is None:
+        return
+    if params.grammar is not None and grammar_is_likely_lark(params.grammar):
+        raise VLLMValidationError("a Lark grammar is not joined with tools")
+    check_json_nesting(params.json)
+    schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+    if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+        raise VLLMValidationError("the schema has features that xgrammar lacks")
+
+
+def make_frontend(fleet: Fleet, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
     """The engine client for vLLM's serving classes.  The workers must be ready; needs a running event loop."""
+    spec = next(iter(fleet.supervisor.places.values())).slot.spec
+    judges = Judges(fleet.supervisor.template, spec, constraint_cpu_s)
     ready = next(iter(fleet.ready.values()))
     _sync(
         vllm_config,
@@ -182,6 +230,7 @@ def make_frontend(fleet: Fleet, vllm_config: VllmConfig) -> Frontend:
     client = FleetClient(fleet, tuple(ready.supported_tasks), vllm_config.model_config.get_vocab_size())
     with _client_made_by(client):
         frontend = Frontend(
+            judges,
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
             log_stats=True,
@@ -195,7 +244,7 @@ async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, a
     """Build all that serves, over a client of nobody's, and drop it: raises what vLLM would raise in earnest."""
     tasks = GENERATES if vllm_config.model_config.runner_type == "generate" else ()
     with _client_made_by(client):
-        frontend = Frontend(
+        frontend = AsyncLLM(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
         )
     try:

@@ -21,7 +21,14 @@ import msgspec
 
 from melld.engine import wire
 from melld.engine.process_fate import Fate, end_in_words
-from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.template_messages import (
+    MAX_MESSAGE_BYTES,
+    FromTemplate,
+    Program,
+    SpawnWorker,
+    WorkerExited,
+    WorkerForked,
+)
 
 log = logging.getLogger("melld.template")
 MAX_LOG_LINES = 40
@@ -99,8 +106,9 @@ class Template:
         descriptors: tuple[int, int],
         on_forked: Callable[[int], None],
         on_exited: Callable[[int | None, str], None],
+        program: Program = "worker",
     ) -> Birth:
-        """Have a worker made; `descriptors` (its wire, its log) may be closed afterwards.
+        """Have a worker made, or what `program` says; `descriptors` (its wire, its log) may be closed afterwards.
 
         `on_forked(pid)`, then `on_exited(exit_code, cause)`: `cause` is "" when the exit code says all that is known.
         """
@@ -108,7 +116,7 @@ class Template:
         assert self._control is not None
         self._numbers += 1
         birth = self._births[self._numbers] = Birth(self._numbers, on_forked, on_exited)
-        packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec))
+        packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
         assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` tells
             socket.send_fds(self._control, [packet], descriptors)

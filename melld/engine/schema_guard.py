@@ -12,10 +12,13 @@ from urllib.parse import unquote
 from melld.errors import InvalidSchema, TooManyValues
 
 MAX_VALUES = 20_000
+JOINT_VALUES = 4
+"""What following one reference, or one list of alternatives, counts for."""
 MAX_REFERENCE_CHARACTERS = 1024
 _MISSING = object()
 # Keywords whose schemas apply to the same text as the schema that holds them: following them consumes nothing.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
+_JOINTS = frozenset({"$ref", *_IN_PLACE})
 
 
 class Budget:
@@ -57,13 +60,14 @@ class _Check:
         self._root = root
         self._param = param
         self._nodes = list(_objects(root, param, budget))
-        budget.spend(sum(len(inner) for node in self._nodes for inner in _in_place_lists(node)), param)
+        self._joints = [node for node in self._nodes if not _JOINTS.isdisjoint(node)]
+        budget.spend(JOINT_VALUES * len(self._joints), param)
         self._anchors = {name: node for node in self._nodes for name in _anchors(node)}
         self._settled: set[int] = set()
 
     def run(self) -> None:
         """Follow what applies in the place of every object.  An enum's value, which is data, is followed as well."""
-        for node in self._nodes:
+        for node in self._joints:
             self._follow(node)
 
     def _follow(self, start: dict[str, Any]) -> None:

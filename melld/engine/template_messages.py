@@ -4,11 +4,14 @@ Owns the messages.  `SpawnWorker` travels with two descriptors: the worker's end
 prints.
 """
 
+from typing import Literal
+
 import msgspec
 
 from melld.engine import wire
 
 MAX_MESSAGE_BYTES = 1 << 17
+Program = Literal["worker", "worker_judge"]
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -16,6 +19,8 @@ class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     number: int
     spec: wire.WorkerSpec
+    program: Program = "worker"
+    """What the child becomes: the module `melld.engine.<program>` whose `main` it runs."""
 
 
 class WorkerForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -121,7 +121,7 @@ class Worker:
         return {
             Admitted: requests.admit,
             Resumed: requests.resume,
-            wire.AbortRequests: requests.abort,
+            wire.AbortRequests: self._abort,
             wire.CallUtility: self._call,
             wire.StopWorker: self._stop,
             wire.MeasurePrefill: self._parts.profiler.measure_prefill,
@@ -135,6 +135,10 @@ class Worker:
 
     def _handle(self, message: Any) -> None:
         self._handlers[type(message)](message)
+
+    def _abort(self, abort: wire.AbortRequests) -> None:
+        self._parts.requests.abort(abort)
+        self._parts.grammars.forget(abort.requests)
 
     def _copied(self, done: Any) -> None:
         if not self._parts.profiler.copied(done):

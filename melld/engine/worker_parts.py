@@ -13,6 +13,7 @@ from melld.engine import wire
 from melld.engine.block_report import BlockReporter
 from melld.engine.residency import Residency
 from melld.engine.worker_faults import VARIABLE, FaultPoints
+from melld.engine.worker_grammars import Grammars
 from melld.engine.worker_links import LinkOpener, Links, share_memory
 from melld.engine.worker_migration import Moves
 from melld.engine.worker_migration_book import Book
@@ -39,6 +40,7 @@ class Parts(NamedTuple):
     writer: Writer
     pulse: Pulse
     faults: FaultPoints
+    grammars: Grammars
     links: Links
     moves: Moves
     requests: Requests
@@ -66,6 +68,7 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
         writer=writer,
         pulse=pulse,
         faults=faults,
+        grammars=Grammars(engine.structured_output_manager),
         links=links,
         moves=moves,
         requests=Requests(engine, residency, moves, book, faults, writer.say),

@@ -24,12 +24,19 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine import wire
-from melld.engine.template_messages import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.template_messages import (
+    MAX_MESSAGE_BYTES,
+    FromTemplate,
+    Program,
+    SpawnWorker,
+    WorkerExited,
+    WorkerForked,
+)
 from melld.engine.worker_start import die_with_parent
 
-# For a worker that has to import everything itself.
+# For a child that has to import everything itself.
 ANEW = (
-    "import socket, sys; sys.path[:] = {path!r}; from melld.engine.worker import main; "
+    "import socket, sys; sys.path[:] = {path!r}; from melld.engine.{program} import main; "
     "main(bytes.fromhex(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))"
 )
 # What a worker imports before and while it loads a model.  A name that a version of vLLM lacks costs a worker the time
@@ -50,6 +57,7 @@ IMPORTS = (
     "vllm.v1.structured_output",
     "vllm.v1.worker.worker_base",
     "melld.engine.worker",
+    "melld.engine.worker_judge",
     "melld.engine.worker_parts",
 )
 IMPORTS_OF_KIND = {
@@ -120,7 +128,7 @@ class Template:
         is_whole = has_one_thread()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(spec, descriptors, is_whole)
+            self._become(asked.program, spec, descriptors, is_whole)
         for descriptor in descriptors:
             os.close(descriptor)
         end = os.pidfd_open(pid)
@@ -128,11 +136,9 @@ class Template:
         self._selector.register(end, selectors.EVENT_READ)
         self._tell(WorkerForked(number=asked.number, pid=pid))
 
-    def _become_worker(self, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
+    def _become(self, program: Program, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
         """In the child; never returns."""
         try:
-            from melld.engine import worker
-
             self._selector.close()
             self._control.close()
             for end in self._children:
@@ -141,9 +147,10 @@ class Template:
             if not is_whole or not may_use_gpu():  # what was imported made a thread or a context: slower, and right
                 for descriptor in descriptors:
                     os.set_inheritable(descriptor, True)
-                code = ANEW.format(path=sys.path)
+                code = ANEW.format(path=sys.path, program=program)
                 os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), *map(str, descriptors)])  # noqa: S606
-            worker.main(told, socket.socket(fileno=descriptors[0]), descriptors[1])
+            module = importlib.import_module(f"melld.engine.{program}")
+            module.main(told, socket.socket(fileno=descriptors[0]), descriptors[1])
         except BaseException:  # noqa: BLE001  a child must never go on as a second template
             traceback.print_exc()
         finally:

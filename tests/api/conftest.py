@@ -15,6 +15,8 @@ LIMITS = {
     "max_body_bytes": 2_000_000,
     "max_concurrent_requests": 70,
     "max_headers": 100,
+    "max_constraint_bytes": 1_000_000,
+    "constraint_cpu_s": 1.0,
     "drain_s": 1.0,
     "min_priority": 0,
 }
@@ -26,5 +28,6 @@ def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# for tests\n{API_KEY}\n")
     flags = [flag for name, value in LIMITS.items() for flag in ("--set", f"server.{name}={value}")]
-    with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags) as process:
+    tools = ("--set", "model.vllm.enable_auto_tool_choice=true", "--set", 'model.vllm.tool_call_parser="hermes"')
+    with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags, *tools) as process:
         yield process.wait_ready()

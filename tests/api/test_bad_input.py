@@ -123,7 +123,7 @@ PARAMETERS = [
     Row("stream_options-without-stream", CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
 ]
 SCHEMAS = [
-    Row("json_schema-a-word", CHAT, schema("object"), "response_format"),
+    Row("json_schema-a-word", CHAT, schema("object"), "response_format.json_schema.schema"),
     Row("json_schema-unknown-type", CHAT, schema({"type": "wizard"}), "response_format"),
     Row("json_schema-without-schema", CHAT, chat(response_format={"type": "json_schema"}), "response_format"),
     Row("recursive-ref", CHAT, schema(SCHEMA_BOMB), "response_format"),

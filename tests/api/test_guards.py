@@ -100,8 +100,8 @@ class TestJson:
         assert refused_param(parse_object, b'{"a": [{"n": 1, "n": 2}]}', DEPTH) == "n"
 
 
-def _constrained(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+def _tool(schema: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "look", "parameters": schema}}]}
 
 
 class TestSchemas:
@@ -148,20 +148,21 @@ MANY = 200_000
 """As many of the smallest value that a guard visits as fill most of a body of 8 MiB."""
 NODE: dict[str, Any] = {"a": {}}
 WORST: dict[str, dict[str, Any]] = {
-    "anchors": _constrained({"enum": [{"$ref": "#z"}] * 12_000}),
-    "anchors-and-names": _constrained(
-        {"$defs": {f"d{i}": {"$anchor": f"n{i}", "$ref": f"#n{i + 1}"} for i in range(MANY)}}
-    ),
-    "pointers": _constrained({"enum": [{"$ref": "#" + "/a" * 40_000}] * 100}),
-    "escapes": _constrained({"$ref": "#/" + "%61" * 2_000_000}),
-    "branches": _constrained({"anyOf": [{"anyOf": [{}] * 1000}] * 300}),
-    "names": _constrained({"enum": [{str(i): i for i in range(MANY)}]}),
+    "anchors": _tool({"$defs": {"z": {"$anchor": "z"}}, "enum": [{"$ref": "#z"}] * 2800}),
+    "many-anchors": _tool({"enum": [{"$ref": "#z"}] * 12_000}),
+    "anchors-and-names": _tool({"$defs": {f"d{i}": {"$anchor": f"n{i}", "$ref": f"#n{i + 1}"} for i in range(MANY)}}),
+    "pointers": _tool({"enum": [{"$ref": "#" + "/a" * 40_000}] * 100}),
+    "escapes": _tool({"$ref": "#/" + "%61" * 2_000_000}),
+    "branches": _tool({"anyOf": [{"anyOf": [{}] * 1000}] * 300}),
+    "names": _tool({"enum": [{str(i): i for i in range(MANY)}]}),
+    "constraint": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [NODE] * MANY}}}},
+    "choice": {"structured_outputs": {"choice": ["option"] * MANY}},
     "messages": {"messages": [{"role": "user", "content": ""}] * MANY},
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * MANY}]},
     "part-names": {"messages": [{"role": "user", "content": [{f"{i}url": "" for i in range(MANY)}]}]},
     "input": {"input": [{"role": "user", "content": [NODE] * MANY}]},
     "tokens": {"input": [5] * 4_000_000},
-    "tools": {"tools": [{"function": {"name": "f", "parameters": NODE}}] * MANY},
+    "tools": {"tools": [{"input_schema": NODE}] * MANY},
     "tool": {"tools": [{"input_schema": {"enum": [NODE] * MANY}}]},
     "text": {"structured_outputs": {"json": f"[{'0,' * 4_000_000}0]"}},
     "stop": {"stop": ["a"] * 1_000_000, "chat_template_kwargs": {str(i): i for i in range(MANY)}},
