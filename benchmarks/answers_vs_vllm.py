@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serve_vs_vllm import ENGINE, KV_BYTES, vllm_serve
-
+from benchmarks.serve_vs_vllm import vllm_serve
+from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.daemon_process import DaemonProcess
 
@@ -177,8 +177,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", action="store_true", help="print every answer")
     arguments = parser.parse_args()
-    engine = ENGINE | {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
-    flags = [word for key, value in engine.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+    tools_too = ("model.vllm.enable_auto_tool_choice=true", 'model.vllm.tool_call_parser="hermes"')
+    flags = [*CPU.serve_flags(1), *(word for key in tools_too for word in ("--set", key))]
     different = 0
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -187,7 +187,7 @@ def main() -> int:
         tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
         with (
             vllm_serve(model, 18_312, directory, *tools) as theirs,
-            DaemonProcess(model, "--device", "cpu:1", "--kv-bytes", str(KV_BYTES), *flags) as daemon,
+            DaemonProcess(model, *flags) as daemon,
         ):
             ours = daemon.wait_ready().url
             for question, path, body in QUESTIONS:

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.migration_copy import copy_rates
 from benchmarks.migration_parts import Served, gaps_by_kv, gaps_by_tokens, neighbours
-from melld.demo_model import make_demo_model
+from benchmarks.setting import SETTINGS
 
 BASELINE = """
 import melld.migrate.migration as m, melld.migrate.migration_table as t
@@ -43,10 +43,11 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
     with ExitStack() as stack:
 
         def served(name: str, *flags: str, change: str = "") -> Served:
-            return stack.enter_context(Served(model, directory / f"{part}-{name}", change, flags))
+            return stack.enter_context(Served(setting, model, directory / f"{part}-{name}", change, flags))
 
+        setting = SETTINGS[asked.device]
         if part == "copy":
-            yield from copy_rates(asked.repeats)
+            yield from copy_rates(setting.kind, asked.repeats)
         elif part == "kv":
             live, baseline = served("live", *NO_CACHE), served("baseline", *NO_CACHE, change=BASELINE)
             ways = {"live": (live, "kv"), "stop-and-copy": (baseline, "kv"), "re-prefill": (baseline, "tokens")}
@@ -63,6 +64,7 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
 def main() -> int:
     """Measure, and print a row at a time, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--parts", nargs="+", default=["copy", "kv", "tokens", "neighbours"])
     parser.add_argument("--ways", nargs="+", default=["live", "stop-and-copy", "re-prefill"], help="of the part kv")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384])
@@ -71,7 +73,7 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
-        make_demo_model(model)
+        SETTINGS[asked.device].make_model(model)
         for part in asked.parts:
             for row in measure(part, model, Path(directory), asked):
                 at = time.strftime("%H:%M:%S")

@@ -1,76 +1,115 @@
 """How fast a pull of many KV blocks is, beside one large copy over the same mapping: the limit of that link.
 
-Two processes as two workers are: the peer's memory is mapped here, and read while the peer does nothing.
+Two processes as two workers are: the peer's memory is mapped here, and read while the peer does nothing.  On a GPU both
+are on one device, each way of copying by itself.
 """
 
+import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing
 
-from melld.migrate.transports import shared_memory
-from melld.migrate.transports.layout import layout_of
-from melld.migrate.transports.transport import KvHandle, Puller
+from melld.migrate.transports import choose, shared_memory
+from melld.migrate.transports.layout import KvLayout, layout_of
+from melld.migrate.transports.transport import KvHandle, Link, Puller
 
-LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 4, 1024, 2, 32, 128
-"""The demo model's KV on a CPU worker with 128 MiB."""
-
-
-def _cache() -> list[torch.Tensor]:
-    return list(torch.ones(LAYERS, BLOCKS, HEADS, TOKENS, WIDTH).unbind(0))
+SHAPES = {"cpu": (4, 1024, 2, 32, 128), "cuda": (32, 2048, 8, 16, 256)}
+"""Layers, blocks, heads, tokens and width of a block: the demo model's on a CPU worker, and Llama 3.1 8B's in bf16."""
+SIZES_MIB = {"cpu": (4, 16, 64, 128), "cuda": (16, 64, 256, 1024, 4096)}
 
 
-def _peer(pipe: Connection) -> None:
-    tensors = _cache()
-    pipe.send(shared_memory.export(tensors, layout_of(tensors, BLOCKS)))
+@dataclass(frozen=True)
+class Ours:
+    """KV memory of this process."""
+
+    layout: KvLayout
+    region: torch.Tensor
+
+    @classmethod
+    def make(cls, kind: str) -> "tuple[Ours, list[torch.Tensor]]":
+        """Memory of this kind of device, and its tensors."""
+        dtype = torch.float32 if kind == "cpu" else torch.bfloat16
+        tensors = list(torch.ones(*SHAPES[kind], dtype=dtype, device=kind).unbind(0))
+        region = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(tensors[0].untyped_storage())
+        return cls(layout_of(tensors, SHAPES[kind][1]), region), tensors
+
+
+def _peer(pipe: Connection, kind: str) -> None:
+    ours, tensors = Ours.make(kind)
+    pipe.send(choose.export(tensors, ours.layout))
     pipe.recv()
 
 
-def copy_rates(repeats: int) -> Iterator[dict[str, Any]]:
-    """A row for each size and order of blocks: GiB/s of the pull and of the large copy, and the medians' ratio."""
+def copy_rates(kind: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """A row for each way, size and order of blocks: GiB/s of the pull and of the large copy, and the medians' ratio."""
     torch.set_num_threads(1)
     context = torch.multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=_peer, args=(theirs,), daemon=True)
+    process = context.Process(target=_peer, args=(theirs, kind), daemon=True)
     process.start()
-    tensors = _cache()
-    layout = layout_of(tensors, BLOCKS)
-    region = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
-    link = shared_memory.open_link(KvHandle.decode(pipe.recv()), region, layout)
-    peer = link._views[0][1].untyped_storage()  # noqa: SLF001
-    their_region = torch.empty(0, dtype=torch.uint8).set_(peer)
-    shuffled = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
-    for mib in (4, 16, 64, 128):
-        blocks = (mib << 20) // layout.block_bytes
-        for order, ids in (("neighbours", list(range(blocks))), ("scattered", shuffled[:blocks])):
-            yield _compare(Puller(link), (region, their_region), (order, ids), blocks * layout.block_bytes, repeats)
+    ours, _ = Ours.make(kind)
+    handle = KvHandle.decode(pipe.recv())
+    ids = torch.randperm(ours.layout.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    for way, link, plain in (_on_cpu if kind == "cpu" else _on_gpu)(handle, ours):
+        with contextlib.closing(link):
+            for mib in SIZES_MIB[kind]:
+                blocks = (mib << 20) // ours.layout.block_bytes
+                for order, named in (("neighbours", list(range(blocks))), ("scattered", ids[:blocks])):
+                    rates = _compare(Puller(link), plain, named, blocks * ours.layout.block_bytes, repeats)
+                    yield {"way": way, "mib": mib, "blocks": order, **rates}
     pipe.send("end")
     process.join()
 
 
-def _compare(
-    puller: Puller,
-    regions: tuple[torch.Tensor, torch.Tensor],
-    blocks: tuple[str, list[int]],
-    nbytes: int,
-    repeats: int,
-) -> dict[str, Any]:
-    ours, theirs = (region[:nbytes] for region in regions)
-    order, ids = blocks
+Plain = Callable[[int], None]
+"""One large copy of so many bytes over the mapping; returns when they are there."""
+
+
+def _on_cpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
+    link = shared_memory.open_link(handle, ours.region, ours.layout)
+    peer = torch.empty(0, dtype=torch.uint8).set_(link._views[0][1].untyped_storage())  # noqa: SLF001
+
+    def plain(nbytes: int) -> None:
+        ours.region[:nbytes].copy_(peer[:nbytes])
+
+    yield shared_memory.NAME, link, plain
+
+
+def _on_gpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
+    from melld.migrate.transports import cuda_peer, cuda_runtime, cuda_staged
+
+    for way in cuda_peer.WAYS:
+        if way == cuda_peer.ENGINES and not cuda_runtime.batch_copies_supported():
+            continue
+        link = cuda_peer.open_link(handle, ours.region, ours.layout, [way])
+
+        def plain(nbytes: int, peer: int = link._address) -> None:  # noqa: SLF001
+            stream = torch.cuda.Stream()
+            here, there = (np.array([address], dtype=np.uint64) for address in (ours.region.data_ptr(), peer))
+            cuda_runtime.copy_batch(here, there, nbytes, stream)
+            cuda_runtime.end_of(stream)()
+
+        yield f"{cuda_peer.NAME} {way}", link, plain
+    if cuda_runtime.batch_copies_supported():
+        yield cuda_staged.NAME, cuda_staged.open_link(handle, ours.region, ours.layout), plain
+
+
+def _compare(puller: Puller, plain: Plain, ids: list[int], nbytes: int, repeats: int) -> dict[str, Any]:
     pulls, copies = [], []
     for _ in range(3 * repeats + 1):
         pulls.append(puller.pull(ids, ids).copy_s)
         began_s = time.perf_counter()
-        ours.copy_(theirs)
+        plain(nbytes)
         copies.append(time.perf_counter() - began_s)
     pull_s, copy_s = statistics.median(pulls[1:]), statistics.median(copies[1:])
     return {
-        "mib": nbytes >> 20,
-        "blocks": order,
         "pull_gib_per_s": round(nbytes / pull_s / 2**30, 2),
         "copy_gib_per_s": round(nbytes / copy_s / 2**30, 2),
         "ratio_of_medians": round(copy_s / pull_s, 3),

@@ -13,24 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.setting import Setting
 from melld.api.control_client import ControlRefused
 from tests.migrate.live import Operator, Stream
 
-KV_BYTES = "192MiB"
-"""Of each worker: 49,152 tokens of the demo model, whose own limit is 32,768."""
 SETTLE_CHUNKS = 40
 WINDOWS_A_ROUND = 6
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 class Served:
-    """`melld serve` with two workers on the CPU, in a process of its own that runs `change` first."""
+    """`melld serve` with two workers, in a process of its own that runs `change` first."""
 
-    def __init__(self, model: Path, run: Path, change: str, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, setting: Setting, model: Path, run: Path, change: str, flags: tuple[str, ...] = ()) -> None:
         self.runtime_directory = run
-        words = ["serve", "--model", str(model), "--name", "demo", "--port", "0", "--device", "cpu:2"]
-        words += ["--kv-bytes", KV_BYTES, "--runtime-directory", str(run)]
-        words += ["--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf", *flags]
+        words = ["serve", "--model", str(model), "--name", "demo", "--port", "0", "--runtime-directory", str(run)]
+        words += [*setting.serve_flags(2), *flags]
         code = f"{change}\nimport sys\nfrom melld.cli import main\nsys.exit(main({words!r}))"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -43,7 +41,7 @@ class Served:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             said.append(line)
-            links += " by shared_memory" in line
+            links += "KV from" in line and " by " in line
             if not self.url and "/v1" in line and any("melld: ready" in earlier for earlier in said):
                 self.url = line.split()[-1].removesuffix("/v1")
             if self.url and links == 2:

@@ -4,7 +4,8 @@
 
 The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a
 time, A B A B ...; printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1
-is good for throughput and bad for TTFT and ITL.  Needs the CPU build and nothing else.
+is good for throughput and bad for TTFT and ITL.  `--device cuda`: on one GPU, a model of a usual size; melld's KV
+and vLLM's both lie on it.
 """
 
 import argparse
@@ -24,37 +25,35 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from melld.demo_model import make_demo_model
+from benchmarks.setting import CPU, SETTINGS, Setting
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.daemon_process import DaemonProcess
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
 PROMPTS = {1: 12, 16: 64, 64: 192}
-ENGINE = {"dtype": "float32", "block_size": 32, "max_num_seqs": 64, "max_model_len": 4096}
-KV_BYTES = 128 << 20
 FIGURES = {"output_throughput": "output tokens/s", "median_ttft_ms": "median TTFT", "median_itl_ms": "median ITL"}
 
 
-def environment(directory: Path) -> dict[str, str]:
+def environment(directory: Path, setting: Setting = CPU) -> dict[str, str]:
     """For vLLM's own command line: with its CPU build it looks for a package named `vllm`, so it is shown one."""
+    own = {key: value for key, value in COMMON_ENVIRONMENT.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    own["VLLM_LOGGING_LEVEL"] = "WARNING"
+    if setting.kind == "cuda":
+        return os.environ | own
     metadata = directory / "vllm-0.32.0+cpu.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     python_path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
-    own = {key: value for key, value in COMMON_ENVIRONMENT.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    return os.environ | own | CPU_ENVIRONMENT | {"PYTHONPATH": python_path, "VLLM_LOGGING_LEVEL": "WARNING"}
+    return os.environ | own | CPU_ENVIRONMENT | {"PYTHONPATH": python_path}
 
 
 @contextlib.contextmanager
-def vllm_serve(model: Path, port: int, directory: Path, *more: str) -> Iterator[str]:
+def vllm_serve(model: Path, port: int, directory: Path, *more: str, setting: Setting = CPU) -> Iterator[str]:
     """`vllm serve` with the same words, and `more`."""
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
-    words += ["--served-model-name", "demo", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)]
-    for key, value in ENGINE.items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
-    words += ["--disable-uvicorn-access-log", *more]
+    words += ["--served-model-name", "demo", *setting.vllm_words(), "--disable-uvicorn-access-log", *more]
     with (directory / "vllm.log").open("w") as log:
-        process = subprocess.Popen(words, env=environment(directory), stdout=log, stderr=log)
+        process = subprocess.Popen(words, env=environment(directory, setting), stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             deadline_s = time.monotonic() + 240
@@ -77,7 +76,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def bench(url: str, model: Path, concurrency: int, seed: int, directory: Path) -> dict[str, float]:
+def bench(
+    url: str, model: Path, concurrency: int, seed: int, directory: Path, setting: Setting = CPU
+) -> dict[str, float]:
     """One run of `vllm bench serve`."""
     result = directory / "result.json"
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
@@ -85,7 +86,7 @@ def bench(url: str, model: Path, concurrency: int, seed: int, directory: Path) -
     words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS), "--ignore-eos"]
     words += ["--num-prompts", str(PROMPTS[concurrency]), "--max-concurrency", str(concurrency), "--seed", str(seed)]
     words += ["--save-result", "--result-dir", str(directory), "--result-filename", result.name, "--disable-tqdm"]
-    done = subprocess.run(words, env=environment(directory), capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=environment(directory, setting), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stdout[-1500:] + done.stderr[-3000:])
     figures = json.loads(result.read_text())
@@ -106,46 +107,51 @@ def event_loop_delay(url: str) -> float:
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
 
 
-def measure(ours: str, theirs: str, model: Path, concurrency: int, rounds: int) -> dict[str, Any]:
-    """Both servers in turns at one concurrency, after a warm-up of each; printed, and returned as facts."""
+def measure(urls: tuple[str, str], model: Path, concurrency: int, rounds: int, setting: Setting) -> dict[str, Any]:
+    """Both servers (melld, vLLM) in turns at one concurrency, each warmed up; printed, and returned as facts."""
+    ours, theirs = urls
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         for url in (ours, theirs):
-            bench(url, model, concurrency, 1000, directory)
+            bench(url, model, concurrency, 1000, directory, setting)
         pairs = [
-            (bench(ours, model, concurrency, seed, directory), bench(theirs, model, concurrency, seed, directory))
+            (
+                bench(ours, model, concurrency, seed, directory, setting),
+                bench(theirs, model, concurrency, seed, directory, setting),
+            )
             for seed in range(rounds)
         ]
     for key, values in ratios(pairs).items():
         medians = [statistics.median(pair[side][key] for pair in pairs) for side in (0, 1)]
-        spread = f"{statistics.median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
-        print(f"  {FIGURES[key]:16} {spread}   melld {medians[0]:.1f}, vLLM {medians[1]:.1f}", flush=True)
+        spread = {"ratio": statistics.median(values), "lowest": min(values), "highest": max(values)}
+        row = {"melld": medians[0], "vllm": medians[1], **spread}
+        rounded = {name: round(value, 3) for name, value in row.items()}
+        print(json.dumps({"streams": concurrency, "figure": FIGURES[key], **rounded}), flush=True)
     return {"concurrency": concurrency, "pairs": pairs, "loop_delay_max_s": event_loop_delay(ours)}
 
 
 def main() -> None:
     """Start both, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(PROMPTS))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     report = []
-    engine = [word for key, value in ENGINE.items() for word in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+    setting = SETTINGS[arguments.device]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = directory / "demo"
-        make_demo_model(model)
-        with vllm_serve(model, 18_311, directory) as theirs:
+        setting.make_model(model)
+        with vllm_serve(model, 18_311, directory, setting=setting) as theirs:
             for workers in arguments.workers:
-                spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
-                flags = ("--device", f"cpu:{workers}", "--kv-bytes", str(KV_BYTES), *spread, *engine)
-                with DaemonProcess(model, *flags) as process:
+                with DaemonProcess(model, *setting.serve_flags(workers)) as process:
                     ours = process.wait_ready().url
                     for concurrency in arguments.concurrency:
                         print(f"{workers} worker(s), concurrency {concurrency}", flush=True)
-                        facts = measure(ours, theirs, model, concurrency, arguments.rounds)
+                        facts = measure((ours, theirs), model, concurrency, arguments.rounds, setting)
                         print(f"  melld's event loop was late by at most {facts['loop_delay_max_s'] * 1e3:.0f} ms")
                         report.append({"workers": workers} | facts)
     if arguments.output:

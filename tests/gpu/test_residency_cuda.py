@@ -1,19 +1,19 @@
-"""One live migration between two vLLM workers on one GPU, with the runner and the kernels of the GPU."""
+"""Live migrations between two vLLM workers on one GPU, with the runner and the kernels of the GPU."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from benchmarks.setting import GPU_MODEL
 from melld.demo_model import make_demo_model
 from tests.engine.residency_driver import WorkerProxy
 from tests.engine.residency_pair import Case, Pair
+from tests.gpu.conftest import DEVICE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PROMPT = tuple(100 + 7 * i % 1500 for i in range(90))
 SEEDED = {"temperature": 0.9, "seed": 11, "ignore_eos": True, "max_tokens": 60}
@@ -21,14 +21,22 @@ CASES = [
     Case("greedy", PROMPT, {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}),
     Case("seeded", PROMPT, SEEDED | {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}),
 ]
+PLAIN = {"kv_cache_memory_bytes": 256 << 20}
+"""float32, eager: what moves by its tokens, too, must say the same."""
+FAST = {
+    "dtype": "bfloat16",
+    "load_format": "dummy",
+    "enforce_eager": False,
+    "kv_cache_memory_bytes": 4 << 30,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}
+"""A model of a usual size in bfloat16, FlashAttention, CUDA graphs: a prefill rounds otherwise than decoding does."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(Path(model))
-    options = {"block_size": 16, "kv_cache_memory_bytes": 256 << 20, "async_scheduling": request.param}
-    workers = [WorkerProxy(str(model), options) for _ in range(2)]
+def make_pair(model: Path, options: dict[str, Any]) -> Iterator[Pair]:
+    """Two workers on the device."""
+    given = options | ({"block_size": 16, "gpu_memory_utilization": 0.45} if DEVICE == "cuda" else {})
+    workers = [WorkerProxy(str(model), given) for _ in range(2)]
     try:
         for worker in workers:
             worker.receive()
@@ -38,12 +46,41 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             worker.close()
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_moved_request_says_what_it_would_have_said_on_a_gpu(pair: Pair, case: Case, via: str) -> None:
-    """The promise of the CPU tests, with vLLM's V2 runner and a copy over CUDA IPC."""
+def check_move(pair: Pair, case: Case, via: str) -> None:
+    """A request that is moved in mid-answer says what it says unmoved."""
     expected = pair.unmoved(case)
     running = pair.start(case)
     pair.step(12)
     assert pair.move(running, via) is not None
     assert [expected] == pair.finish(running)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
+def plain_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    model = tmp_path_factory.mktemp("model") / "demo"
+    make_demo_model(model)
+    yield from make_pair(model, PLAIN | {"async_scheduling": request.param})
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_moved_request_says_what_it_would_have_said_on_a_gpu(plain_pair: Pair, case: Case, via: str) -> None:
+    """The promise of the CPU tests, with vLLM's V2 runner and a copy over CUDA IPC."""
+    check_move(plain_pair, case, via)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
+def fast_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if DEVICE == "cpu":
+        pytest.skip("bfloat16 and CUDA graphs need a GPU")
+    model = tmp_path_factory.mktemp("model") / "large"
+    make_demo_model(model)
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | GPU_MODEL))
+    yield from make_pair(model, FAST | {"async_scheduling": request.param})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_moved_request_goes_on_exactly_in_bfloat16_with_graphs(fast_pair: Pair, case: Case) -> None:
+    """What people run: its KV is copied whole, so not a bit of the answer may change."""
+    check_move(fast_pair, case, "kv")

@@ -11,11 +11,12 @@ import torch.multiprocessing
 
 from melld.migrate.transports.layout import KvLayout, layout_of
 from melld.migrate.transports.transport import KvHandle, Puller, TransportFailed
+from tests.gpu.conftest import DEVICE
 from tests.migrate.transports_sibling import BLOCKS, fill, make_cache, sibling_main
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(DEVICE != "cuda", reason="CUDA's own transports"),
 ]
 
 
