@@ -199,8 +199,12 @@ class WantedMoves:
         wanted = start.wanted
         # A source that finds that its KV cannot go sends the tokens, where both ways are open.
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
+        bytes_per_s = paced_s = 0.0
+        if start.via is Via.KV and wanted.kv_bytes > start.per_epoch:  # more than a boundary lets through in one epoch
+            bytes_per_s = start.per_epoch / self.planner.boundaries.epoch_s
+            paced_s = wanted.kv_bytes / bytes_per_s
         try:
-            move = self._executor.start(wanted.request, wanted.destination, via)
+            move = self._executor.start(wanted.request, wanted.destination, via, bytes_per_s, paced_s)
         except Exception as error:  # the boundary of one move: the others begin
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", start)

@@ -13,7 +13,7 @@ from melld.ids import RequestId
 from melld.migrate.planner import Cause
 from melld.migrate.snapshot import Via
 from melld.scheduler.state import RequestState
-from tests.offline_daemon import W0, W1, OfflineDaemon
+from tests.offline_daemon import TIGHT, W0, W1, OfflineDaemon
 
 
 @pytest.fixture
@@ -59,6 +59,21 @@ async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemo
     assert daemon.begun().keys() == {first, second}
     daemon.refuse(second)
     assert [report.outcome for report in await asyncio.gather(*tasks)] == ["refused", "refused"]
+
+
+async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemon) -> None:
+    """What decodes beside a large copy is promised that the link carries no more than its boundary in an epoch."""
+    large = daemon.admit("large", 10)
+    source = daemon.where(large)
+    task = daemon.ask(large, W1 if source == W0 else W0, Via.KV)
+    await asyncio.sleep(0)
+    wish = daemon.executor.moves[large].migration.wish
+    boundary, kv_bytes = TIGHT.other_link_bytes, daemon.driver.scheduler.cluster.requests[large].kv_bytes
+    assert kv_bytes > boundary
+    assert wish.bytes_per_s == boundary / TIGHT.epoch_s
+    assert wish.paced_s == pytest.approx(kv_bytes / boundary * TIGHT.epoch_s)
+    daemon.refuse(large)
+    await task
 
 
 async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: OfflineDaemon) -> None:

@@ -211,7 +211,8 @@ class Moves:
         name = f"{command.move}.{command.number}"
         self._jobs[name] = Job(command, places, block_epoch, attaching)
         self._residency.copy_began(request)
-        copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None)
+        bytes_per_s = getattr(command, "bytes_per_s", 0.0)
+        copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None, bytes_per_s=bytes_per_s)
         return True
 
     def copied(self, done: CopyDone) -> None:

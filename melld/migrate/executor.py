@@ -80,8 +80,17 @@ class Executor:
 
     # -- asked for ---------------------------------------------------------------------------------------------------
 
-    def start(self, request: RequestId, destination: WorkerId, via: Via | None = None) -> Move:
+    def start(
+        self,
+        request: RequestId,
+        destination: WorkerId,
+        via: Via | None = None,
+        bytes_per_s: float = 0.0,
+        paced_s: float = 0.0,
+    ) -> Move:
         """Begin to move a request; `via` None: its KV if that can be, else its tokens.
+
+        `bytes_per_s`, `paced_s`: see `Wish`.
 
         Raises:
             MoveRefused: it is not on a worker, or on its way already.
@@ -101,6 +110,8 @@ class Executor:
             destination=destination,
             via=Via.TOKENS if why_not else via,
             lease=self._fleet.new_lease(request),
+            bytes_per_s=bytes_per_s,
+            paced_s=paced_s,
         )
         move = Move(Migration(wish, self._clock()))
         self.moves[request] = self._by_number[wish.move] = move

@@ -91,7 +91,10 @@ Action = Tell | HandOver | Finish
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted.  `via` None: by KV where that is possible.  `lease`: what the destination would emit under."""
+    """What is wanted.  `via` None: by KV where that is possible.  `lease`: what the destination would emit under.
+
+    `bytes_per_s`: the rate that the copy beside decoding keeps to, which then takes `paced_s`; 0: the link's own.
+    """
 
     move: int
     request: RequestId
@@ -99,6 +102,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     destination: WorkerId
     via: Via | None = None
     lease: int
+    bytes_per_s: float = 0.0
+    paced_s: float = 0.0
 
 
 class Migration:
@@ -211,7 +216,8 @@ class Migration:
         self.number += 1
         wish = self.wish
         worker = wish.source if self.state in _TO_SOURCE else wish.destination
-        return Tell(worker, self._command(), DEADLINES_S[self.state])
+        paced_s = wish.paced_s if self.state is MoveState.COPYING else 0.0
+        return Tell(worker, self._command(), DEADLINES_S[self.state] + paced_s)
 
     def _command(self) -> say.MoveCommand:
         wish, described = self.wish, self._described
@@ -240,6 +246,7 @@ class Migration:
                 block_ids=described.block_ids,
                 block_epoch=described.block_epoch,
                 token_capacity=capacity,
+                bytes_per_s=wish.bytes_per_s,
             )
         self._sent_tokens = described.num_tokens
         make_room = say.ReserveBlocks if self.state is MoveState.RESERVING else say.WarmRequest

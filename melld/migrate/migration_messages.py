@@ -47,12 +47,16 @@ class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class CopyBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: pull those of these blocks that are not there yet, beside decoding.  `BlocksCopied`."""
+    """To the destination: pull those of these blocks that are not there yet, beside decoding.  `BlocksCopied`.
+
+    `bytes_per_s`: no faster than so; 0: as fast as the link goes.
+    """
 
     source: str
     block_ids: BlockIds
     block_epoch: int
     token_capacity: int
+    bytes_per_s: float = 0.0
 
 
 class FreezeRequest(MoveMessage, frozen=True, tag=True, kw_only=True):

@@ -130,6 +130,15 @@ def test_what_is_not_paced_does_not_wait_and_is_booked(sibling: Sibling) -> None
     assert puller.pull([3], [3]).paced_s >= 0.1
 
 
+def test_a_pull_keeps_to_a_limit_of_its_own(sibling: Sibling) -> None:
+    """A move larger than what its path may carry in an epoch is spread over several, on a link without limit."""
+    _, layout, region = ours()
+    rate = 20 * layout.block_bytes / 0.1
+    puller = Puller(link_to(sibling.handle, region, layout))
+    assert puller.pull(list(range(20)), list(range(20)), bytes_per_s=rate).paced_s >= 0.06
+    assert puller.pull(list(range(20)), list(range(20))).paced_s == 0.0
+
+
 def test_no_limit_is_no_wait() -> None:
     """The default costs nothing."""
     assert Pacer(None).book(1 << 40) == 0.0

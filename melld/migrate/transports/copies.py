@@ -28,6 +28,7 @@ class _Job(msgspec.Struct):
     source: Sequence[int]
     destination: Sequence[int]
     urgent: bool
+    bytes_per_s: float
     cancelled: bool = False
 
 
@@ -47,15 +48,22 @@ class Copies:
         self._thread.start()
 
     def submit(
-        self, job: str, source_blocks: Sequence[int], destination_blocks: Sequence[int], *, urgent: bool = False
+        self,
+        job: str,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        *,
+        urgent: bool = False,
+        bytes_per_s: float = 0.0,
     ) -> None:
         """Copy these blocks when those before them are done.  `job` is a name that no job under way has.
 
         After `close` the job ends as cancelled at once: the link may be closed while its user counts on it.
 
         An urgent job (a client waits for it) goes between two pieces of another, and no rate limit holds it.
+        `bytes_per_s`: this job keeps to it, within the link's own limit; 0: to that alone.
         """
-        pending = _Job(job, source_blocks, destination_blocks, urgent)
+        pending = _Job(job, source_blocks, destination_blocks, urgent, bytes_per_s)
         with self._lock:
             assert job not in self._pending, f"{job} is being copied"
             if not self._closed:
@@ -105,7 +113,9 @@ class Copies:
             return job.cancelled
 
         try:
-            pulled = self._puller.pull(job.source, job.destination, is_cancelled, paced=not job.urgent)
+            pulled = self._puller.pull(
+                job.source, job.destination, is_cancelled, paced=not job.urgent, bytes_per_s=job.bytes_per_s
+            )
             return CopyDone(job.name, pulled)
         except PullCancelled:
             return CopyDone(job.name, cancelled=True)

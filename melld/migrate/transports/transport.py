@@ -141,10 +141,12 @@ class Puller:
         is_cancelled: Callable[[], bool] = lambda: False,
         *,
         paced: bool = True,
+        bytes_per_s: float = 0.0,
     ) -> Pulled:
         """Copy `source_blocks[i]` of the peer into `destination_blocks[i]` of ours.
 
         `is_cancelled` is asked before each piece.  Not `paced`: the rate limit does not hold it, but books it.
+        `bytes_per_s`: a limit of this pull's own; 0: none.
 
         Raises:
             TransportFailed: the ids are not blocks of the two regions, or the copy failed.
@@ -152,13 +154,16 @@ class Puller:
             PullCancelled: so it was, with some pieces copied.
         """
         self._check(source_blocks, destination_blocks)
-        flight = _Flight()
-        paced_s = 0.0
+        flight, own = _Flight(), Pacer(bytes_per_s)
+        block_bytes, piece_blocks, paced_s = self._link.source.block_bytes, self._piece_blocks, 0.0
+        if bytes_per_s:
+            piece_blocks = max(1, min(piece_blocks, int(bytes_per_s * PIECE_S) // block_bytes))
         try:
-            for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
+            for source, destination in _pieces(source_blocks, destination_blocks, piece_blocks):
                 if is_cancelled():
                     raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
-                paced_s += self._pacer.book(len(source) * self._link.source.block_bytes, waits=paced)
+                nbytes = len(source) * block_bytes
+                paced_s += own.book(nbytes) + self._pacer.book(nbytes, waits=paced)
                 flight.add(self._link, source, destination)
                 flight.land(PIECES_IN_FLIGHT - 1)
         finally:
@@ -166,8 +171,7 @@ class Puller:
         if self._checksum:
             for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
                 self._verify(source, destination)
-        nbytes = len(source_blocks) * self._link.source.block_bytes
-        return Pulled(len(source_blocks), nbytes, flight.copy_s, paced_s, self._checksum)
+        return Pulled(len(source_blocks), len(source_blocks) * block_bytes, flight.copy_s, paced_s, self._checksum)
 
     def close(self) -> None:
         """Give the peer's memory up."""
