@@ -74,7 +74,7 @@ def _command(words: Sequence[str]) -> str:
         if word in SYNONYMS:
             return SYNONYMS[word]
         if not word.startswith("-") and word not in COMMANDS:
-            hint = did_you_mean(HINTS.get(word, word), COMMANDS) or "; `melld --help` lists them"
+            hint = did_you_mean(HINTS.get(word, word), COMMANDS) or f": {', '.join(COMMANDS)}"
             parser.error(f"there is no command {word!r}{hint}")
     return str(parser.parse_args(words).command)
 

@@ -20,7 +20,6 @@ from melld.api.app import ApiContext, start_api
 from melld.api.calls import CALLS
 from melld.api.keys import Keys
 from melld.config import ServerConfig
-from melld.status import DaemonState
 
 TICK_S = 0.001
 
@@ -73,7 +72,8 @@ async def main() -> None:
         state=serving(),
         config=ServerConfig,
         keys=Keys,
-        phase=lambda: DaemonState.READY,
+        why_not_ready=lambda: None,
+        why_closed=lambda: None,
         status=lambda: None,  # type: ignore[arg-type,return-value]
         registry=CollectorRegistry(),
     )

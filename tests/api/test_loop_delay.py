@@ -13,6 +13,8 @@ from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.api.http_client import CHAT, COMPLETIONS, request
 
 LONGEST_S = 0.05
+TRIES = 3
+"""On a busy machine the loop may be kept waiting while another thread works: what a body does, it does each time."""
 BODY_BYTES = 8 << 20
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
@@ -104,17 +106,24 @@ def app() -> Iterator[App]:
 def test_the_loop_turns_on_whatever_the_body(app: App, body: Body) -> None:
     """One client's megabytes are no pause in everybody's streams."""
     sent = body.build()
-    app.longest_s()
-    answer = request(app.url, "POST", body.path, sent)
-    longest_s = app.longest_s()
-    assert answer.status in (400, 418), answer.body[:500]
-    assert len(answer.body) < 5000
-    assert longest_s < LONGEST_S, answer.body[:500]
+    longest_s = []
+    for _ in range(TRIES):
+        app.longest_s()
+        answer = request(app.url, "POST", body.path, sent)
+        longest_s.append(app.longest_s())
+        assert answer.status in (400, 418), answer.body[:500]
+        assert len(answer.body) < 5000
+        if longest_s[-1] < LONGEST_S:
+            return
+    raise AssertionError(f"{longest_s}: {answer.body[:500]!r}")
 
 
 def test_the_loop_turns_on_while_a_body_is_inflated(app: App) -> None:
     """What is small on the wire is not small here."""
     sent = gzip.compress(BODIES[0].build())
-    app.longest_s()
-    assert request(app.url, "POST", COMPLETIONS, sent, {"Content-Encoding": "gzip"}).status == 400
-    assert app.longest_s() < LONGEST_S
+    longest_s = []
+    for _ in range(TRIES):
+        app.longest_s()
+        assert request(app.url, "POST", COMPLETIONS, sent, {"Content-Encoding": "gzip"}).status == 400
+        longest_s.append(app.longest_s())
+    assert min(longest_s) < LONGEST_S

@@ -144,7 +144,7 @@ class TestAdmission:
             admission.check()
         assert full.value.answer.status == 429
         admission.begin_drain()
-        assert admission.why_not_ready() == "draining"
+        assert admission.why_closed() == "draining"
         with pytest.raises(Refusal) as closed, admission.call():
             pass
         assert closed.value.answer.status == 503

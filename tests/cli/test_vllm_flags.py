@@ -76,7 +76,7 @@ def test_the_model_is_named_without_a_flag() -> None:
         ("stauts", "there is no command 'stauts'; did you mean 'status'?"),
         ("ls", "did you mean 'status'?"),
         ("run", "did you mean 'serve'?"),
-        ("xyzzy", "`melld --help` lists them"),
+        ("xyzzy", "simulate"),
         ("status --wach", "did you mean '--watch'?"),
         ("serve m --max-modl-len 3", "did you mean '--max-model-len'?"),
         ("serve m --max_model_length=3", "did you mean '--max-model-len'?"),
