@@ -26,6 +26,8 @@ from melld.daemon_parts import log_decisions, make_parts, operations_of
 from melld.daemon_progress import StartProgress
 from melld.daemon_settings import Settings, in_words
 from melld.engine.pin import check_vllm_version
+from melld.engine.supervisor import WorkerStartFailed
+from melld.engine.vllm_options import option_behind
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
 from melld.runtime_directory import ControlSocket, open_control_socket, runtime_directory
@@ -133,6 +135,8 @@ class Daemon:
             prepared = await preparing
             await workers
             return prepared
+        except WorkerStartFailed as failed:
+            raise failed.because_of(option_behind(failed.reason, self.config.model.vllm)) from failed
         finally:
             workers.cancel()
 

@@ -6,7 +6,6 @@ Owns the one line that a user reads instead of vLLM's traceback.  Starts nothing
 import asyncio
 import contextlib
 import logging
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from melld.config import Config
 from melld.engine.arguments import engine_arguments
 from melld.engine.frontend import rehearse_frontend, serving_arguments, vllm_config_of
+from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger(__name__)
@@ -98,10 +98,8 @@ def _key(field: str, words: str, options: Mapping[str, Any]) -> str | None:
     for key, value in options.items():
         if f"'{value}'" in words:
             return key
-    plain = re.sub(r"\W", "_", words.lower())
-    named = [(plain.index(key), -len(key), key) for key in options if key in plain]
-    if named:
-        return min(named)[2]
+    if (named := named_option(words, options)) is not None:
+        return named
     for key, value in options.items():
         if (isinstance(value, str) and value and value in words) or (isinstance(value, dict) and field in value):
             return key

@@ -40,6 +40,11 @@ class WorkerStartFailed(MelldError):
         self.device = device
         self.reason = reason
 
+    def because_of(self, option: str | None) -> "WorkerStartFailed":
+        """The same, with the key of the configuration to look at."""
+        hint = f" (see [model.vllm] {option})" if option else ""
+        return WorkerStartFailed(self.worker, self.device, self.reason + hint)
+
 
 class Listener(Protocol):
     """Who is told; on the event loop."""

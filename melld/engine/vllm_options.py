@@ -4,6 +4,10 @@ Pure names, so that a configuration is judged before vLLM is imported.  A test h
 parser: what a new version brings is decided here before it is taken.
 """
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from melld.errors import ConfigError
 from melld.nearest import did_you_mean
 
@@ -124,3 +128,19 @@ def check_option(name: str) -> None:
     known = FRONTEND_OPTIONS | ENGINE_OPTIONS
     if name not in known:
         raise ConfigError(f"[model.vllm] {name}", f"vLLM has no such option{did_you_mean(name, known)}")
+
+
+def option_behind(reason: str, options: Mapping[str, Any]) -> str | None:
+    """The option, of those given, that a worker's reason not to start names, or whose value it names."""
+    plain = {key.replace("-", "_"): value for key, value in options.items()}
+    if (named := named_option(reason, plain)) is not None:
+        return named
+    words = re.findall(r"\w+", reason.lower())
+    return next((key for key, value in plain.items() if isinstance(value, str) and value.lower() in words), None)
+
+
+def named_option(words: str, options: Mapping[str, Any]) -> str | None:
+    """The option that is named first."""
+    plain = re.sub(r"\W", "_", words.lower())
+    named = [(plain.index(key), -len(key), key) for key in options if key in plain]
+    return min(named)[2] if named else None

