@@ -71,9 +71,9 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The most prompts in one call."""
     max_choices: Positive = 128
     """The largest `n` of a request."""
-    max_prompt_logprobs: Positive = 20_000
+    max_prompt_logprobs: Positive = 10_000
     """Tokens of its prompts times (logprobs + 1) that one call may ask for; sixteen calls may have as many at once.
-    Each thousand takes half a megabyte and some two milliseconds in which no stream goes on."""
+    Each thousand takes half a megabyte and some five milliseconds in which no stream goes on."""
     max_stop_strings: Positive = 64
     """The most stop strings in one call."""
     max_json_depth: Positive = 64

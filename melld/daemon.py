@@ -152,6 +152,7 @@ class Daemon:
         registry.register(self.watch)  # type: ignore[arg-type]
         probe = LoopProbe(registry)
         self._watch_over(frontend.watch_outputs(), "outputs")
+        self._watch_over(frontend.learn_token_texts(), "token texts")
         self._watch_over(self._supervisor.watch(), "hung workers")
         self._watch_over(self._parts.driver.run(), "epochs")
         self._watch_over(self._parts.idle.run(), "idle workers")

@@ -34,7 +34,8 @@ W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.
 W  engine.residency*  engine.grammar_backends  engine.worker*
 D  decision_log_file
 D  log_lines  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.process*  engine.judge_process  engine.judges  engine.supervisor*  engine.fleet*  engine.frontend*
+D  engine.process*  engine.judge_process  engine.judges  engine.supervisor*  engine.fleet*
+D  engine.token_texts  engine.frontend*
 D  engine.rehearsal
 D  migrate.executor*  driver*
 D  api.*  daemon*  cli  cli.*  __main__

@@ -22,10 +22,12 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_se
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tasks import SupportedTask
+from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequest,
+    logprobs,
 )
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -39,6 +41,7 @@ from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet import Fleet
 from melld.engine.fleet_caller import caller
 from melld.engine.judges import Judges
+from melld.engine.token_texts import TokenTexts
 from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import MelldError
 
@@ -176,6 +179,13 @@ class Frontend(AsyncLLM):
         except BaseException:
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
+
+    async def learn_token_texts(self) -> None:
+        """Have log-probabilities told with texts that are known, soon after the start all of them."""
+        if self.tokenizer is not None:
+            texts = TokenTexts(convert_ids_list_to_tokens)
+            logprobs.convert_ids_list_to_tokens = texts
+            await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:
         """Wait for as long as vLLM takes the workers' outputs.
