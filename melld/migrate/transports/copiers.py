@@ -4,10 +4,11 @@ Owns the choice.  Knows no device: a way is a function that begins a copy.  What
 while another is left: compilers, drivers and runtimes each have exceptions of their own.
 """
 
+import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from melld.migrate.transports.transport import TransportFailed, Wait
 
@@ -42,12 +43,9 @@ class Copiers:
         """
         while self._ways:
             name, way = next(iter(self._ways.items()))
-            try:
+            with self._dropping(name):
                 landed = way(source_blocks, destination_blocks)
-            except Exception as error:  # noqa: BLE001  whatever it is, the next way may do
-                self._drop(name, error)
-                continue
-            return lambda: self._land(name, landed, source_blocks, destination_blocks)
+                return lambda: self._land(name, landed, source_blocks, destination_blocks)
         raise TransportFailed(self._link, "; ".join(self._failures) or "there is no way to copy")
 
     def keep_true(self, is_true: Callable[[Begin], bool]) -> None:
@@ -57,11 +55,9 @@ class Copiers:
             TransportFailed: no way is left.
         """
         for name, way in list(self._ways.items()):
-            try:
+            with self._dropping(name):
                 if not is_true(way):
                     raise TransportFailed(name, "the bytes that arrive are not the peer's")
-            except Exception as error:  # noqa: BLE001  as above
-                self._drop(name, error)
         if not self._ways:
             raise TransportFailed(self._link, "; ".join(self._failures))
 
@@ -72,29 +68,30 @@ class Copiers:
             TransportFailed: no way is left.
         """
         for name, way in list(self._ways.items()):
-            try:
+            with self._dropping(name):
                 seconds = [self._time(way, source_blocks, destination_blocks) for _ in range(SAMPLES + 1)]
-            except Exception as error:  # noqa: BLE001  as above
-                self._drop(name, error)
-            else:
                 self.measured_s[name] = statistics.median(seconds[1:])
         if not self._ways:
             raise TransportFailed(self._link, "; ".join(self._failures))
         self._ways = {name: self._ways[name] for name in sorted(self._ways, key=self.measured_s.__getitem__)}
 
     def _land(self, name: str, landed: Wait, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        try:
+        with self._dropping(name):
             landed()
-        except Exception as error:  # noqa: BLE001  as above
-            self._drop(name, error)
-            self.begin(source_blocks, destination_blocks)()
+            return
+        self.begin(source_blocks, destination_blocks)()
 
     def _time(self, way: Begin, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> float:
         began_s = self._clock()
         way(source_blocks, destination_blocks)()
         return self._clock() - began_s
 
-    def _drop(self, name: str, error: Exception) -> None:
-        if self._ways.pop(name, None) is not None:
-            self._failures.append(f"{name}: {type(error).__name__}: {error}")
-            log.warning("%s no longer copies by %s: %s: %s", self._link, name, type(error).__name__, error)
+    @contextlib.contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        """Use a way; should it fail, whatever it raises, drop it and go on: the next one may do."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  compilers, drivers and torch each raise their own
+            if self._ways.pop(name, None) is not None:
+                self._failures.append(f"{name}: {type(error).__name__}: {error}")
+                log.warning("%s no longer copies by %s: %s: %s", self._link, name, type(error).__name__, error)
