@@ -96,7 +96,7 @@ class Fleet:
         seconds, first_s = prefill_s(run.prompt), free_s[index]
         if first_s < now_s:
             first_s = now_s
-        first_s += seconds
+        first_s += seconds * running.stretch[index]
         free_s[index] = run.first_token_s = first_s
         if counts[index]:
             running.debt_s[index] += seconds
@@ -139,6 +139,7 @@ class Fleet:
             return self._prefill(target, tokens, now_s) + link.delay_s
         seconds = self._prefill_s(tokens)
         self.running.foreign_s[target] += seconds
+        seconds *= self.running.stretch[target]
         return now_s + max(seconds, tokens / per_epoch * self.settings.epoch_s) + link.delay_s
 
     def tokens(self, run: Run, now_s: float) -> int:
@@ -297,7 +298,7 @@ class Fleet:
     def _prefill(self, worker: int, tokens: int, now_s: float) -> float:
         """Compute so many tokens after what the worker has to prefill already.  Returns when that is done."""
         seconds = self._prefill_s(tokens)
-        end_s = max(now_s, self._prefill_free_s[worker]) + seconds
+        end_s = max(now_s, self._prefill_free_s[worker]) + seconds * self.running.stretch[worker]
         self._prefill_free_s[worker] = end_s
         if self._counts[worker] > 1:  # alone, it slows nobody
             self.running.debt_s[worker] += seconds

@@ -34,7 +34,8 @@ class Running:
 
     `held`: the request's blocks are in memory (it has not been preempted).  `told_bytes`: its size as last reported.
     `debt_s`: prefill work that a worker has accepted and not yet been slowed down for; `foreign_s`: the same for
-    others' requests, of which it does no more at once than `foreign_share` of its time.
+    others' requests, of which it does no more at once than `foreign_share` of its time.  `stretch`: how many times as
+    long as alone a prompt takes on the worker, for beside decodes each chunk of it takes one of their steps along.
     """
 
     def __init__(self, latency: Latency, block_tokens: int, block_bytes: int, foreign_share: float = 0.0) -> None:
@@ -46,6 +47,7 @@ class Running:
         self.ids: list[RequestId] = []
         self.runs: list[Run] = []
         self.pace: list[float] = []
+        self.stretch: list[float] = []
         self.debt_s: list[float] = []
         self.foreign_s: list[float] = []
         self.foreign_share = foreign_share
@@ -56,9 +58,10 @@ class Running:
 
     def add_workers(self, count: int) -> None:
         """So many more workers, idle."""
-        idle = self._pace_of(np.ones(count), np.zeros(count), np.zeros(count))
+        idle = 1.0 / self.latency.step_s(np.ones(count), np.zeros(count))
         self._paces = np.concatenate((self._paces, idle))
         self.pace = self._paces.tolist()
+        self.stretch += [1.0] * count
         self.debt_s += [0.0] * count
         self.foreign_s += [0.0] * count
 
@@ -170,27 +173,34 @@ class Running:
         worker, since, generated = self._worker[rows], self._since_s[rows], self._generated[rows]
         decoding = since <= now_s
         count, decodes = len(self.pace), worker[decoding]
-        batch: Floats = np.maximum(np.bincount(decodes, minlength=count), 1.0)
+        batch: Floats = np.bincount(decodes, minlength=count).astype(np.float64, copy=False)
         tokens = self._prompt[rows] + generated
         context = np.bincount(decodes, weights=tokens[decoding], minlength=count).astype(np.float64, copy=False)
-        debt = np.array(self.debt_s)
-        paid = np.minimum(debt, epoch_s)
-        self.debt_s = (debt - paid).tolist()
-        if any(self.foreign_s):
-            foreign = np.array(self.foreign_s)
-            beside = np.minimum(foreign, self.foreign_share * epoch_s)
-            self.foreign_s = (foreign - beside).tolist()
-            paid = np.minimum(paid + beside, epoch_s)
-        self._paces = self._pace_of(batch, context, paid / epoch_s)
+        step_s = self.latency.step_s(np.maximum(batch, 1.0), context)
+        if self._chunk_s:
+            self.stretch = np.where(batch, 1.0 + step_s / self._chunk_s, 1.0).tolist()
+        self._paces = (1.0 - self._prefilled(step_s, epoch_s)) / step_s
         self.pace = self._paces.tolist()
         end = np.maximum(since, now_s) + (self._output[rows] - generated) / self._paces[worker]
         soon = end <= now_s + epoch_s
         return rows[soon], end[soon]
 
-    def _pace_of(self, batch: Floats, context_tokens: Floats, prefill_share: Floats) -> Floats:
-        """Tokens a second per request of each worker; while it prefills, each chunk lets one decode step through."""
-        step_s = self.latency.step_s(batch, context_tokens)
-        return (1.0 - prefill_share) / step_s + prefill_share / (step_s + self._chunk_s)
+    def _prefilled(self, step_s: Floats, epoch_s: float) -> Floats:
+        """The part of the epoch that each worker's prefill takes from its decodes; it is owed no more.
+
+        Its own prompts take no more than a chunk in each step; others' no more than their share of the epoch.
+        """
+        most_s = epoch_s * self._chunk_s / (step_s + self._chunk_s)
+        debt_s = np.array(self.debt_s)
+        paid_s = np.minimum(debt_s, most_s)
+        self.debt_s = (debt_s - paid_s).tolist()
+        if any(self.foreign_s):
+            foreign_s = np.array(self.foreign_s)
+            beside_s = np.minimum(foreign_s, np.minimum(self.foreign_share * epoch_s, most_s - paid_s))
+            self.foreign_s = (foreign_s - beside_s).tolist()
+            paid_s += beside_s
+        taken: Floats = paid_s / epoch_s
+        return taken
 
     def _make_room(self, rows: int, table: bytes | bytearray, held: bytes | bytearray) -> None:
         """Columns of so many rows, the first of which are in the table."""
