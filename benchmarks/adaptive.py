@@ -27,9 +27,9 @@ import msgspec
 import numpy as np
 from packing_cells import ROOT, source_of
 
-from melld.events import AnyCommand, AnyEvent, MoveAborted, MoveCommitted, MoveRequest, RequestFinished
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
+from melld.scheduler.events import AnyCommand, AnyEvent, MoveAborted, MoveCommitted, MoveRequest, RequestFinished
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import SchedulerChoices, make_scheduler

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
 from tests.migrate.chaos import History, orphans
 from tests.migrate.live import Bench, Operator
 from tests.migrate.matrix import MATRIX, suffer
+from tests.serve.daemon_process import DaemonProcess
 
 
 def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

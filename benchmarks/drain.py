@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
 from tests.migrate.live import Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
 
 
 def body(number: int, tokens: int) -> dict[str, Any]:

@@ -20,9 +20,9 @@ import msgspec
 from packing import LOADS, PAPER_LOADS, replace
 from packing_cells import MACHINES, Cell, compute, load_of, settings_of
 
-from melld import events
+from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.settings import SimulatorSettings

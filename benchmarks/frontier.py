@@ -26,10 +26,10 @@ from frontier_fluid import moves_of_fluid
 from packing import replace
 from packing_cells import MACHINES, Cell, load_of
 
-from melld.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
 from melld.scheduler.cluster import Cluster, ClusterSettings
-from melld.scheduler.plus import MellPlus
-from melld.scheduler.plus_settings import BALANCED, LEAN, TIGHT, PlusSettings
+from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
+from melld.scheduler.policies.plus.policy import MellPlus
+from melld.scheduler.policies.plus.settings import BALANCED, LEAN, TIGHT, PlusSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Request, Worker
 from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 # What is asked of every answer.  Not asked: that every body which fits the schema is taken (limits are not in it), nor
 # that every other one is refused (vLLM ignores unknown fields, as OpenAI does).

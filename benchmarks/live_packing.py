@@ -31,7 +31,7 @@ from melld.simulator.latency import ConstantLatency
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload, read_trace
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 POLICIES = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
 BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096

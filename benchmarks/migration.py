@@ -29,7 +29,7 @@ from benchmarks.migration_parts import Served, gaps_by_kv, gaps_by_tokens, neigh
 from benchmarks.setting import SETTINGS
 
 BASELINE = """
-import melld.migrate.migration as m, melld.migrate.migration_table as t
+import melld.migrate.migration as m, melld.migrate.table as t
 m.MAX_ROUNDS = 0
 t.TRANSITIONS[t.MoveState.LOOKING, t.Sign.BY_TOKENS] = t.MoveState.RESERVING
 """

@@ -19,8 +19,8 @@ from typing import Any
 
 from melld.config import parse_config
 from melld.demo_model import make_demo_model
-from melld.engine import wire
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT, engine_arguments
+from melld.engine.wire import messages as wire
 from melld.migrate.snapshot import RequestSnapshot, Via
 
 BESIDE_DECODING = ("facts", "prepare", "reserve")
@@ -36,9 +36,9 @@ class Bench:
         config = parse_config(text, "benchmark", {"model.vllm.enable_prefix_caching": False})
         arguments = engine_arguments(config, "cpu")
         spec = wire.WorkerSpec(worker="w0", model_path=str(model), device_kind="cpu", engine_arguments=arguments)
-        from melld.engine.residency import Residency
-        from melld.engine.residency_memory import KvMemory
-        from melld.engine.worker_start import build_engine
+        from melld.engine.worker.residency.memory import KvMemory
+        from melld.engine.worker.residency.residency import Residency
+        from melld.engine.worker.start import build_engine
 
         self.engine, _ = build_engine(spec)
         self.residency = Residency(self.engine, KvMemory(self.engine).layout.block_bytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.setting import Setting
-from melld.api.control_client import ControlRefused
+from melld.control.client import ControlRefused
 from tests.migrate.live import Operator, Stream
 
 SETTLE_CHUNKS = 40

@@ -32,7 +32,7 @@ import uvloop
 
 from benchmarks.plain_client import Answer, PlainClient
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 96
 OBJECTIVE_S, QUEUE_DEADLINE_S = 10.0, 3.0

@@ -15,7 +15,7 @@ import aiohttp
 
 from melld.demo_model import make_demo_model
 from tests.api.browser import browser_tab
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 WORKER_TOKENS = 8192
 # The prompts, as parts of a worker.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from packing_cells import Cell, Result, adopt, compute, source_of
 
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.simulator.measures import Report
 from melld.simulator.plots import draw_batching, draw_groups, draw_over_time
 

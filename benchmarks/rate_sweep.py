@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import horizon_s

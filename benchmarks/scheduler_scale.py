@@ -13,9 +13,9 @@ import random
 import statistics
 import time
 
-from melld import events
+from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 CAPACITY = 10_000_000

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.setting import CPU, SETTINGS, Setting
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
 PROMPTS = {1: 12, 16: 64, 64: 192}

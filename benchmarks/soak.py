@@ -28,10 +28,10 @@ from soak_verdicts import Quiet, Verdict, delays, verdicts
 
 from melld.demo_model import make_demo_model
 from melld.errors import MelldError
-from tests.daemon_process import DaemonProcess
 from tests.faults.checker import Subject
 from tests.migrate.chaos import History
 from tests.migrate.live import GREEDY, STORY
+from tests.serve.daemon_process import DaemonProcess
 
 SPARED = "w0"
 BUSY_CLIENTS, LIGHT_CLIENTS = 12, 3

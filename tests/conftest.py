@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from melld.demo_model import make_demo_model
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""

@@ -1,8 +1,10 @@
 """The order of melld's modules: each imports only from its own line of the table and from lines above it.
 
 P = pure: takes facts, returns decisions; no I/O, clock, environment, logging, asyncio.
-D = the daemon's process: asyncio, and no torch: importing it never costs seconds, memory or a CUDA context.
-W = a worker's process: torch and vLLM may be imported.
+W = a worker's process, or a judge's: torch and vLLM may be imported.
+D = the daemon's process and the command line: asyncio, and no torch: importing it never costs seconds or memory.
+V = the daemon's process where vLLM's input and output processors and its serving classes run: they bring torch along,
+    without a CUDA context.
 """
 
 import ast
@@ -19,26 +21,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  config_reading  config  events  printable
+P  errors  ids  nearest  printable  config_reading  config
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
-P  decision_log  decision_recorder
 P  scheduler.*
-P  migrate.snapshot  migrate.boundaries  migrate.planner*  migrate.topology  migrate.migration*
-P  status  control_messages  service_units
+P  decisions.*
+P  migrate.*
+P  control.messages  control.status
 P  simulator.*
-P  engine.frames  engine.wire  engine.template_messages  engine.schema_guard
-P  engine.judge_messages  engine.judge_queue
+P  engine.wire.*
+P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.option_kinds
-W  engine.pin  engine.vllm_options  engine.arguments  engine.first_look  engine.block_report
-W  engine.residency*  engine.grammar_backends  engine.worker*
-D  decision_log_file
-D  log_lines  service_notify  runtime_directory  demo_model  kvstore.nvml  kvstore.process_meter  kvstore.device_poller
-D  engine.process*  engine.judge_process  engine.judges  engine.supervisor*  engine.fleet*
-D  engine.token_texts  engine.frontend*
-D  engine.rehearsal
-D  migrate.executor*  driver*
-D  api.*  daemon*  cli  cli.*  __main__
+W  engine.pin  engine.option_kinds  engine.vllm_options  engine.arguments  engine.first_look
+W  engine.worker.*
+D  decisions.file
+D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
+D  engine.fleet.*
+D  engine.frontend.*
+V  engine.frontend.token_texts  engine.frontend.frontend
+V  engine.frontend.rehearsal
+D  driver.*
+V  api.*
+V  daemon.*
+D  cli  cli.*  __main__
 """
 
 IMPURE_TEXT = """
@@ -47,9 +51,6 @@ vllm zmq
 """
 IMPURE = frozenset(IMPURE_TEXT.split())
 HEAVY = frozenset({"torch", "transformers", "vllm"})
-# vLLM's input and output processors and serving classes run in the daemon, and bring torch along (without a CUDA
-# context).  What stands below these modules stays free of it.
-BRINGS_VLLM = ("engine.frontend*", "engine.rehearsal", "api.*", "daemon*")
 
 
 class Import(NamedTuple):
@@ -134,7 +135,8 @@ def _loads_heavy(name: str) -> list[str]:
 
 
 def _brings_vllm(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in BRINGS_VLLM)
+    row = row_of(name)
+    return row is not None and row.kind == "V"
 
 
 def test_every_module_has_its_place() -> None:
@@ -166,16 +168,12 @@ def test_a_pure_module_imports_nothing_that_acts(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "D"])
 def test_a_module_of_the_daemon_loads_no_torch(name: str) -> None:
     """`melld status` answers at once, and the daemon's process stays small where it needs no model code."""
-    assert _brings_vllm(name) or _loads_heavy(name) == []
+    assert _loads_heavy(name) == []
 
 
 def test_what_the_source_says_is_what_python_loads() -> None:
     """The same promise held by a real interpreter: a third-party package could bring torch along, too."""
-    light = [
-        f"melld.{name}"
-        for name in modules()
-        if (row := row_of(name)) and row.kind in "PD" and not _brings_vllm(name) and name != "__main__"
-    ]
+    light = [f"melld.{name}" for name in modules() if (row := row_of(name)) and row.kind in "PD" and name != "__main__"]
     code = f"import sys, {', '.join(light)}\nprint(sorted({set(HEAVY)!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

@@ -23,22 +23,22 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
-from melld.api.body import read_body
 from melld.api.calls import CALLS, Call, Result, forwarded, give_up, handler_of, make_messages_honest, perform, trust_of
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
+from melld.api.guards.body import read_body
+from melld.api.guards.json_text import parse_object
+from melld.api.guards.request import Trust, check_request, check_request_id
+from melld.api.guards.work import asked_priority, check_work
 from melld.api.http_metrics import HttpMetrics
-from melld.api.json_guard import parse_object
 from melld.api.keys import Keys, presented_key
 from melld.api.off_loop import OffLoop
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
-from melld.api.request_guard import Trust, check_request, check_request_id
 from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
-from melld.api.work_guard import asked_priority, check_work
 from melld.config import ServerConfig
-from melld.engine.fleet_caller import Caller, LogprobAccount, called_by, caller
-from melld.status import DaemonStatus
+from melld.control.status import DaemonStatus
+from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 
 log = logging.getLogger("melld.api")
 

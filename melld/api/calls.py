@@ -30,8 +30,8 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 
 from melld.api.answers import Dialect, Refusal
 from melld.api.error_mapping import ServingFault
+from melld.api.guards.request import Trust
 from melld.api.parsing import check_bites, patient
-from melld.api.request_guard import Trust
 from melld.api.streams import begun
 from melld.config import ServerConfig
 

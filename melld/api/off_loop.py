@@ -1,7 +1,8 @@
 """Work that a large body asks for, off the event loop.
 
 Owns one thread: more of them would only take the interpreter's lock from the loop more often.  What runs in it comes
-in small bites (`melld.api.parsing`, `melld.api.json_guard`): C code that holds the lock stops the loop from any thread.
+in small bites (`melld.api.parsing`, `melld.api.guards.json_text`): C code that holds the lock stops the loop from any
+thread.
 """
 
 import asyncio

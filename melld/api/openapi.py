@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 document of the API, at `/openapi.json`.
 
 Generated: the bodies from the pydantic models of vLLM that serve them and from melld's own Structs, the calls from
-`melld.api.calls`, the fields that are refused from `melld.api.request_guard`.  Owns the words about each route, and the
-models by which each is described.  Serves nothing.
+`melld.api.calls`, the fields that are refused from `melld.api.guards.request`.  Owns the words about each route, and
+the models by which each is described.  Serves nothing.
 """
 
 import functools
@@ -32,8 +32,8 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 
 from melld.api.answers import Dialect
 from melld.api.calls import CALLS
-from melld.api.request_guard import REFUSED, REQUEST_ID
-from melld.status import DaemonStatus
+from melld.api.guards.request import REFUSED, REQUEST_ID
+from melld.control.status import DaemonStatus
 
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]

@@ -14,7 +14,7 @@ from vllm import __version__ as vllm_version
 from melld.api.answers import Refusal
 from melld.api.openapi import openapi_document
 from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
-from melld.status import DaemonStatus
+from melld.control.status import DaemonStatus
 
 JSON = "application/json"
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
 from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
 from melld.cli.config_flags import daemon_directories
+from melld.control.client import ControlClient, ControlRefused, NoDaemon
 from melld.errors import ConfigError
 
 Reply = TypeVar("Reply")

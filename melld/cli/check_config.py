@@ -20,14 +20,14 @@ from melld.cli.config_flags import add_config_flags, load_config
 from melld.cli.service_access import remark_on_key_file
 from melld.cli.toml_text import toml_text
 from melld.config import Config
-from melld.daemon_devices import find_gpus, make_slots
-from melld.daemon_open import check_model, check_policy
+from melld.control.runtime_directory import runtime_directory
+from melld.daemon.devices import find_gpus, make_slots
+from melld.daemon.preflight import check_model, check_policy
+from melld.daemon.systemd import read_supervision
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
-from melld.runtime_directory import runtime_directory
-from melld.service_notify import read_supervision
 
 KEYS_CREDENTIAL = "api-keys"
 """LoadCredential= of the unit."""
@@ -99,7 +99,7 @@ def check_with_vllm(config: Config, gpus: list[Device]) -> None:
     os.environ.update(make_slots(config, gpus, os.environ)[0].spec.environment)
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # the one line says it
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
-    from melld.engine.rehearsal import prepare
+    from melld.engine.frontend.rehearsal import prepare
 
     prepare(config, "cuda" if gpus else "cpu")
 

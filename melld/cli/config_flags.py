@@ -14,8 +14,8 @@ from typing import Any
 
 from melld.cli.vllm_flags import PREFIX, add_vllm_flags, vllm_overrides
 from melld.config import Config, CpuDevices, parse_config
+from melld.control.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
 from melld.errors import ConfigError
-from melld.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
 
 DEFAULT_FILE = "melld.toml"
 

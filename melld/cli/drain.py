@@ -8,7 +8,7 @@ import math
 
 from melld.cli.asking import ask
 from melld.cli.config_flags import add_daemon_flags
-from melld.control_messages import Drain, Drained, DrainOutcome
+from melld.control.messages import Drain, Drained, DrainOutcome
 
 PATIENCE_S = 7 * 86_400.0
 """How long `--wait` waits: requests may be long, and Ctrl-C is at hand."""

@@ -1,7 +1,7 @@
 """`melld install-service`: writes melld's systemd units, or removes them; enables and starts nothing.
 
 Owns the files' places and the rule that only files written by this command are replaced or removed.  Says each thing
-that it does; with `--dry-run` it says them and does none.  The texts are `melld.service_units`'.
+that it does; with `--dry-run` it says them and does none.  The texts are `melld.daemon.units`'.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from melld.cli import DONE, FAILED
 from melld.cli.service_access import remark_on_key_file
-from melld.service_units import CONFIG, is_ours, signed, system_unit, user_unit
+from melld.daemon.units import CONFIG, is_ours, signed, system_unit, user_unit
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")

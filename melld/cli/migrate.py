@@ -8,7 +8,7 @@ from typing import Any
 
 from melld.cli.asking import ask
 from melld.cli.config_flags import add_daemon_flags
-from melld.control_messages import Migrate
+from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
 
 DEADLINE_S = 300.0

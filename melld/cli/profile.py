@@ -8,7 +8,7 @@ import argparse
 from melld.cli.asking import ask
 from melld.cli.config_flags import add_daemon_flags
 from melld.cli.render import size_text
-from melld.control_messages import Profile, Profiled
+from melld.control.messages import Profile, Profiled
 
 DEADLINE_S = 120.0
 

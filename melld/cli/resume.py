@@ -7,7 +7,7 @@ import argparse
 
 from melld.cli.asking import ask
 from melld.cli.config_flags import add_daemon_flags
-from melld.control_messages import Resume, Resumed
+from melld.control.messages import Resume, Resumed
 
 DEADLINE_S = 60.0
 """A process that is just ending is waited for."""

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = load_config(with_model(arguments), os.environ)
         import uvloop
 
-        from melld.daemon import Daemon
+        from melld.daemon.lifecycle import Daemon
 
         async def serve() -> int:
             daemon = Daemon(config, _say, lambda: load_config(arguments, os.environ, again=True))

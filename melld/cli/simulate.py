@@ -18,16 +18,16 @@ import msgspec
 
 from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
 from melld.cli.simulate_report import replay_text, table
-from melld.decision_log import Record, encode
+from melld.decisions.records import Record, encode
+from melld.decisions.replay import Choice, replay
 from melld.errors import ConfigError, MelldError
 from melld.migrate.snapshot import Via
-from melld.scheduler.policies import DEFAULT_POLICY, POLICIES
+from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
 from melld.simulator.experiment import Outcome, SchedulerChoices, make_scheduler, run_policy, unbatched
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
-from melld.simulator.replay import Choice, replay
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 

@@ -7,7 +7,7 @@ import argparse
 import math
 import pathlib
 
-from melld.scheduler.policies import DEFAULT_POLICY, POLICIES
+from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from melld.decision_log import encode
+from melld.decisions.records import encode
+from melld.decisions.replay import Replayed
 from melld.simulator.measures import Report
-from melld.simulator.replay import Replayed
 from melld.simulator.settings import SimulatorSettings
 
 GIB = 2**30

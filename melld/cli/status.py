@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from melld.api.control_client import ControlClient, ControlRefused, NoDaemon
 from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
 from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.control.client import ControlClient, ControlRefused, NoDaemon
+from melld.control.status import SCHEMA, DaemonStatus
 from melld.errors import ConfigError
-from melld.status import SCHEMA, DaemonStatus
 
 WATCH_INTERVAL_S = 0.5
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from rich.text import Text
 
 from melld.cli.render import bar_cells
-from melld.scheduler.mell.classes import TINY, L, Limits, M, S, T
-from melld.status import RequestStatus, WorkerStatus
+from melld.control.status import RequestStatus, WorkerStatus
+from melld.scheduler.policies.mell.classes import TINY, L, Limits, M, S, T
 
 # Tiny ones travel in groups, of which each counts as one T: a small letter.
 LETTERS = {TINY: "t", T: "T", S: "S", M: "M", L: "L"}

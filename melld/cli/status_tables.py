@@ -15,7 +15,7 @@ from rich.text import Text
 
 from melld.cli.render import duration_text, share_text, size_text
 from melld.cli.status_bars import STYLES, class_letter, worker_bar
-from melld.status import (
+from melld.control.status import (
     DaemonState,
     DaemonStatus,
     MoveStatus,

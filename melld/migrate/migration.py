@@ -21,9 +21,9 @@ import msgspec
 
 from melld.errors import IllegalTransition
 from melld.ids import RequestId, WorkerId
-from melld.migrate import migration_messages as say
-from melld.migrate.migration_table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
+from melld.migrate import messages as say
 from melld.migrate.snapshot import Via
+from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 
 HEADROOM_TOKENS = 64
 """Room reserved beyond the tokens that a request has: it grows while it is copied."""

@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from melld.ids import RequestId, WorkerId
-from melld.migrate import planner_paths as paths
+from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries
-from melld.migrate.planner_packing import Bin, Bins, Candidate, Way, divide
-from melld.migrate.planner_waits import Waits
+from melld.migrate.packing import Bin, Bins, Candidate, Way, divide
 from melld.migrate.snapshot import Via
+from melld.migrate.waits import Waits
 
 
 class PlannerSettings(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Link, Proximity
 from melld.migrate.boundaries import Pair, Segment
-from melld.migrate.planner_paths import together
+from melld.migrate.paths import together
 
 HOST_MEMORY = "host memory"
 PLACES = {

@@ -20,8 +20,16 @@ from contextlib import contextmanager
 import msgspec
 
 from melld.errors import IllegalTransition
-from melld.events import ActivateWorker, AnyCommand, MoveRequest, PlaceRequest, RequestArrived, RetireWorker, WorkerUp
 from melld.ids import RequestId, WorkerId
+from melld.scheduler.events import (
+    ActivateWorker,
+    AnyCommand,
+    MoveRequest,
+    PlaceRequest,
+    RequestArrived,
+    RetireWorker,
+    WorkerUp,
+)
 from melld.scheduler.growth import GrowthRate
 from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy

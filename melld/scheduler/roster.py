@@ -6,8 +6,8 @@ Owns the names and ranks of workers; never changes a worker's state and never de
 import heapq
 
 from melld.errors import IllegalTransition
-from melld.events import WorkerUp
 from melld.ids import WorkerId
+from melld.scheduler.events import WorkerUp
 from melld.scheduler.state import Worker, WorkerState
 
 OPEN_STATES = (WorkerState.ASLEEP, WorkerState.ACTIVE)

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from melld import events
 from melld.errors import IllegalTransition
-from melld.events import AnyCommand, AnyEvent
 from melld.ids import WorkerId
+from melld.scheduler import events
 from melld.scheduler.cluster import OPERATOR, Cluster, ClusterSettings
+from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policy import Policy
 from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples

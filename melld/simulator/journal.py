@@ -5,9 +5,9 @@ Owns the step and the sink; never changes what it writes of.
 
 from collections.abc import Callable
 
-from melld.decision_log import Record, decision_record, fact_records, preempted_record
-from melld.events import AnyCommand, AnyEvent, MoveRequest, PlaceRequest, RequestPreempted
+from melld.decisions.records import Record, decision_record, fact_records, preempted_record
 from melld.migrate.snapshot import Via
+from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, PlaceRequest, RequestPreempted
 from melld.simulator.fleet import Fleet
 from melld.simulator.planning import MovePlanning
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from melld.migrate.snapshot import Via
-from melld.scheduler.bounds import lower_bound
+from melld.simulator.bounds import lower_bound
 from melld.simulator.fleet import Fleet
 from melld.simulator.run import Run
 from melld.simulator.running import Floats

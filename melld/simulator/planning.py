@@ -9,11 +9,11 @@ carries a move out: the simulation does.
 
 from collections.abc import Sequence
 
-from melld.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries, Pair, Segment
 from melld.migrate.planner import Plan, Planner, Wanted
 from melld.migrate.snapshot import Via
+from melld.scheduler.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
 from melld.simulator.fleet import Fleet
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings

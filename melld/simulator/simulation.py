@@ -22,10 +22,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from melld import events
-from melld.events import AnyEvent, RequestArrived, RequestFinished
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
+from melld.scheduler import events
+from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Ending, Fleet
 from melld.simulator.journal import Journal, Sink

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.http_client import API_KEY
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 LIMITS = {
     "header_timeout_s": 2.0,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from melld.api.admission import Admission
 from melld.api.answers import Refusal
 from melld.api.keys import Keys
-from melld.engine.fleet_caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
+from melld.engine.frontend.caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 

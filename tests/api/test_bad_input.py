@@ -22,7 +22,7 @@ from tests.api.http_client import (
     request,
     talk,
 )
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 SCHEMA_BOMB: dict[str, Any] = {"$ref": "#"}
 CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import CHAT, COMPLETIONS, chat, completion, connect, post, request
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"

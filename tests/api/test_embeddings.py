@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from melld.api.reach import names_this_machine
 from tests.api.http_client import CHAT, chat, request
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 OURS = [
     "localhost",

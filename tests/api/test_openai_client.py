@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from melld.demo_model import ANSWER_TOKENS
 from tests.api.http_client import MODEL, request
 from tests.conftest import OTHER_NAME
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How are you?"}]
 PERSON = {

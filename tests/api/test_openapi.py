@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from melld.api.answers import Answer, Dialect
-from melld.api.request_guard import REFUSED
+from melld.api.guards.request import REFUSED
 from tests.api.http_client import CHAT, chat, completion, request
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 API = Path(__file__).parents[2] / "melld" / "api"
 Document = dict[str, Any]

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from melld.api.overview import CONTENT_TYPE, overview_headers, overview_html
-from melld.scheduler.mell.classes import Limits
-from melld.status import DaemonStatus
+from melld.control.status import DaemonStatus
+from melld.scheduler.policies.mell.classes import Limits
 from tests.api.browser import Tab, browser_tab
 from tests.api.http_client import API_KEY, request
 from tests.cli.plausible import STATUS
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 NO_KEY = {"Authorization": ""}
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'

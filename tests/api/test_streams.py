@@ -15,9 +15,9 @@ import pytest
 
 from melld.api.admission import Admission, Door
 from melld.api.answers import Answer, Dialect, Refusal
-from melld.api.loop_probe import LoopProbe
+from melld.daemon.loop_probe import LoopProbe
 from tests.api.http_client import API_KEY, CHAT, chat, connect, head, post, request
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 LONG = {"max_tokens": 20_000, "stream": True, "ignore_eos": True}
 

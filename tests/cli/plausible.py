@@ -1,7 +1,15 @@
 """A daemon's status as it could be: three GPUs, one of them asleep and one with a story to tell."""
 
+from melld.control.status import (
+    DaemonState,
+    DaemonStatus,
+    MoveStatus,
+    MovingState,
+    RequestStatus,
+    WorkerState,
+    WorkerStatus,
+)
 from melld.migrate.snapshot import Phase
-from melld.status import DaemonState, DaemonStatus, MoveStatus, MovingState, RequestStatus, WorkerState, WorkerStatus
 
 GIB = 1 << 30
 BLOCK_BYTES = 2 << 20

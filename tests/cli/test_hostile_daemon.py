@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from melld.control_messages import CONTROL_SOCKET
+from melld.control.messages import CONTROL_SOCKET
 from tests.cli.plausible import STATUS
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"

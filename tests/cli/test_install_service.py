@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from melld.service_units import is_ours
+from melld.daemon.units import is_ours
 
 UNITS = ("melld.service", "melld.socket")
 
@@ -128,7 +128,7 @@ def test_a_key_file_that_the_service_cannot_read_is_told(
 
 def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
     """An upgrade brings its units."""
-    from melld.service_units import signed
+    from melld.daemon.units import signed
 
     machine.system.mkdir(parents=True)
     (machine.system / "melld.service").write_text(signed("[Service]\nExecStart=/old/melld\n"))

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from melld.cli import main
-from melld.scheduler.policies import POLICIES
-from tests.simulator.audit import Auditor
+from melld.scheduler.policies.names import POLICIES
+from tests.decisions.audit import Auditor
 
 LOAD = ["simulate", "--poisson", "2", "--lengths", "lognormal", "--length-factor", "4", "--seconds", "60"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from melld.control_messages import CONTROL_SOCKET
-from melld.status import DaemonStatus
-from tests.api.control_daemon import ControlDaemon, Operated
+from melld.control.messages import CONTROL_SOCKET
+from melld.control.status import DaemonStatus
 from tests.cli.plausible import DEFERRED, MOVING, QUEUED, RUNNING, STATUS
 from tests.cli.terminal import Terminal
+from tests.control.control_daemon import ControlDaemon, Operated
 
 ROOT = Path(__file__).parents[2]
 

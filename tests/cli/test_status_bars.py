@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.cli.status_bars import class_letter, worker_bar
+from melld.control.status import RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
-from melld.status import RequestStatus, WorkerState, WorkerStatus
 
 WORKER = WorkerStatus(
     worker="w0",

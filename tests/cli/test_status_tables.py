@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from melld.cli.status_tables import status_view
+from melld.control.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
-from melld.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
 from tests.cli.plausible import STATUS
 
 names = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", max_size=8).map("w-".__add__)

@@ -76,10 +76,10 @@ def descriptions(kind: type) -> dict[str, str]:
 
 def reloadable() -> frozenset[str]:
     """The keys that a running daemon takes over, as its source lists them."""
-    for node in ast.parse((ROOT / "melld" / "daemon_settings.py").read_text()).body:
+    for node in ast.parse((ROOT / "melld" / "daemon/settings.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RELOADABLE":
             return frozenset(ast.literal_eval(node.value))
-    raise AssertionError("melld/daemon_settings.py lists no RELOADABLE keys")
+    raise AssertionError("melld/daemon/settings.py lists no RELOADABLE keys")
 
 
 def _table(name: str, kind: type[msgspec.Struct]) -> str:

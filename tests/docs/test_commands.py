@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from melld.cli import COMMANDS
-from tests.daemon_process import DaemonProcess
 from tests.docs.commands import ROOT, Block, blocks, commands
+from tests.serve.daemon_process import DaemonProcess
 
 RUN = [block for block in blocks() if block.runs]
 PARSED = [block for block in blocks() if not block.runs]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "melld.json").read_text())
 NAME = re.compile(r"\b(?:melld_|vllm:)\w+")

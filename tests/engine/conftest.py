@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from melld.demo_model import make_demo_model
-from tests.engine.residency_driver import WorkerProxy
+from tests.engine.worker.residency.driver import WorkerProxy
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.daemon_process import DaemonProcess
+from tests.decisions.audit import Auditor
 from tests.faults.reader import Reader
 from tests.migrate.live import CALM, Operator
-from tests.simulator.audit import Auditor
+from tests.serve.daemon_process import DaemonProcess
 
 ORPHANS_S = 10.0
 ANSWERS = frozenset({"stop", "length"})

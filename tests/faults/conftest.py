@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
 from tests.faults.checker import Subject
+from tests.serve.daemon_process import DaemonProcess
 
 KEYS = ("key-of-the-first", "key-of-the-second")
 QUEUED, DEADLINE_S = 6, 6.0

@@ -7,15 +7,15 @@ reads the wall clock, the reading is shown or written down and nothing is reckon
 import ast
 from pathlib import Path
 
-from melld.engine.supervisor_place import MAX_FAILED_STARTS, Place
-from tests.engine.test_fleet_order import SLOT
+from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
+from tests.engine.fleet.test_order import SLOT
 
 MELLD = Path(__file__).parents[2] / "melld"
 WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLOCK_REALTIME"}
 TOLD = {
-    "daemon_parts.py": "the first record of the decision log says what o'clock it is",
-    "driver_boundaries.py": "a profile says when it was measured",
-    "engine/worker_own_request.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
+    "daemon/wiring.py": "the first record of the decision log says what o'clock it is",
+    "driver/boundaries.py": "a profile says when it was measured",
+    "engine/worker/own_request.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
 }
 
 

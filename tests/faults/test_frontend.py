@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.api.http_client import chat, request
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 BREAKS = """
 import asyncio, sys

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from melld import events
-from melld.driver import Driver
-from melld.engine.fleet import Fleet
+from melld.driver.driver import Driver
+from melld.driver.executor import Executor
+from melld.driver.report import MoveMeters
+from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError, QueueFull, RequestTooLarge, WaitedTooLong
 from melld.ids import RequestId
-from melld.migrate.executor import Executor
-from melld.migrate.executor_report import MoveMeters
+from melld.scheduler import events
 from melld.scheduler.scheduler import SchedulerSettings
-from tests.engine.test_fleet_order import READY, SLOT, Asked, PlainCodec
+from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
 
 # As it comes out of vLLM's serving classes, in a process that may import them.
 ANSWER = """

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.http_client import request
-from tests.daemon_process import DaemonProcess
 from tests.migrate.live import GREEDY, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
 
 
 def reason_of(daemon: DaemonProcess) -> str:

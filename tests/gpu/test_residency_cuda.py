@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.setting import GPU_MODEL
 from melld.demo_model import make_demo_model
-from tests.engine.residency_driver import WorkerProxy
-from tests.engine.residency_pair import Case, Pair
+from tests.engine.worker.residency.driver import WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair
 from tests.gpu.conftest import DEVICE
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import torch.multiprocessing
 from melld.migrate.transports.layout import KvLayout, layout_of
 from melld.migrate.transports.transport import KvHandle, Puller, TransportFailed
 from tests.gpu.conftest import DEVICE
-from tests.migrate.transports_sibling import BLOCKS, fill, make_cache, sibling_main
+from tests.migrate.transports.sibling import BLOCKS, fill, make_cache, sibling_main
 
 pytestmark = [
     pytest.mark.gpu,

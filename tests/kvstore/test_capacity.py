@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld import events
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.capacity import STEPS, CapacityRule
 from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.scheduler import events
 from tests.kvstore.test_nvml import FIRST, Machine, library, machine  # noqa: F401  fixtures
 from tests.scheduler.driving import scheduler_with
 

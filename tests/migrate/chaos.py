@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from melld.api.control_client import ControlRefused
-from melld.engine.worker_faults import POINTS, SIGNALS
-from tests.daemon_process import DaemonProcess
+from melld.control.client import ControlRefused
+from melld.engine.worker.faults import POINTS, SIGNALS
 from tests.migrate.live import CALM, CASES, Answer, Operator, Stream, alike
+from tests.serve.daemon_process import DaemonProcess
 
 BODIES = 20
 UNMET_S = 5.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
 from tests.migrate.live import Bench
+from tests.serve.daemon_process import DaemonProcess
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from melld.api.control_client import ControlClient
-from melld.control_messages import Migrate
+from melld.control.client import ControlClient
+from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
-from tests.daemon_process import DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
 
 PATIENCE_S = 120.0
 CALM = ("ready", "asleep", "stopped")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from melld.api.control_client import ControlRefused
+from melld.control.client import ControlRefused
 from tests.migrate.live import CASES, Bench, Stream
 
 DIED = {"source": "source died", "destination": "destination died"}

@@ -8,12 +8,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from melld.engine.worker.migration_order import CommandOrder
 from melld.ids import RequestId, WorkerId
-from melld.migrate import migration_messages as say
+from melld.migrate import messages as say
 from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish
-from melld.migrate.migration_order import CommandOrder
-from melld.migrate.migration_table import MoveState, Outcome, Sign
 from melld.migrate.snapshot import Via
+from melld.migrate.table import MoveState, Outcome, Sign
 
 SOURCE, DESTINATION = WorkerId("source"), WorkerId("destination")
 REQUEST = RequestId("request")

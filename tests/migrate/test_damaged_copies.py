@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from melld.engine.worker_faults import DAMAGES, PULLED
-from tests.daemon_process import DaemonProcess
+from melld.engine.worker.faults import DAMAGES, PULLED
 from tests.migrate.live import CASES, Bench, Stream
+from tests.serve.daemon_process import DaemonProcess
 
 
 @pytest.fixture(autouse=True)

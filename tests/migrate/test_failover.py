@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from melld.engine.worker_faults import SIGNALS
+from melld.engine.worker.faults import SIGNALS
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 from tests.migrate.matrix import FEW, Loss, suffer
 

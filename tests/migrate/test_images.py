@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import CHAT, request
-from tests.daemon_process import DaemonProcess
 from tests.migrate.live import Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
 from tests.vision_model import make_vision_model, picture
 
 

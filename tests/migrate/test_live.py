@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from melld.api.control_client import ControlRefused
 from melld.cli import main
+from melld.control.client import ControlRefused
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from melld.errors import IllegalTransition
 from melld.migrate.migration import Migration, Wish
-from melld.migrate.migration_table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from melld.migrate.snapshot import Via
+from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.migrate.migration_world import ALL_CHOICES, CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
 
 WAYS = [Via.KV, Via.TOKENS, None]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.ids import RequestId, WorkerId
-from melld.migrate import planner_paths as paths
+from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries, Pair, Segment
 from melld.migrate.planner import Cause, Planner, Start, Wanted
 from melld.migrate.snapshot import Via

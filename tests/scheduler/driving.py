@@ -1,8 +1,8 @@
 """Small helpers that put a scheduler into a known state."""
 
-from melld import events as e
+from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 CAPACITY = 1000

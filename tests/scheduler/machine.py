@@ -7,9 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from melld import events as e
+from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies import POLICIES
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 CAPACITY = 2400  # divisible by 2, 3, 4 and 8: the limits of the paper's classes

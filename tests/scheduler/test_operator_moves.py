@@ -2,9 +2,9 @@
 
 import pytest
 
-from melld import events
 from melld.ids import RequestId, WorkerId
-from melld.scheduler.policies import POLICIES
+from melld.scheduler import events
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
 
 A, B = WorkerId("a"), WorkerId("b")

@@ -1,6 +1,6 @@
 """What an operator's move leaves free is given to those who wait."""
 
-from melld import events as e
+from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from tests.scheduler.driving import arrive, moved, placed, scheduler_with
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld import events as e
+from melld.scheduler import events as e
 from tests.scheduler.driving import arrive, finish, placed, scheduler_with
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from melld import events as e
 from melld.errors import IllegalTransition
+from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, of_kind, placed, scheduler_with
 

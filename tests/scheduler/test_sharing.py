@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from melld import events as e
-from melld.decision_log import encode, header_record
-from melld.decision_recorder import Recorder
-from melld.scheduler.policies import POLICIES
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import encode, header_record
+from melld.scheduler import events as e
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
+from tests.decisions.audit import Auditor
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
-from tests.simulator.audit import Auditor
 
 PROMPT, OWN = 280, 20
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from melld import events as e
-from melld.scheduler.policies import POLICIES
+from melld.scheduler import events as e
+from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from melld import events
 from melld.migrate.snapshot import Via
+from melld.scheduler import events
 from melld.simulator.latency import ConstantLatency
 from melld.simulator.links import Links, LinkSettings
 from melld.simulator.measures import Measures

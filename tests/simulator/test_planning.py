@@ -2,8 +2,8 @@
 
 import msgspec
 
-from melld import events
 from melld.migrate.snapshot import Via
+from melld.scheduler import events
 from melld.simulator.latency import ConstantLatency
 from melld.simulator.links import LinkSettings
 from melld.simulator.planning import boundaries_of, tokens_within

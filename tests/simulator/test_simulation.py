@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from melld import events
-from melld.events import AnyCommand, AnyEvent
 from melld.migrate.snapshot import Via
-from melld.scheduler.policies import POLICIES
+from melld.scheduler import events
+from melld.scheduler.events import AnyCommand, AnyEvent
+from melld.scheduler.policies.names import POLICIES
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Measures, Report

@@ -1,0 +1,165 @@
+"""What melld refuses in a request's JSON before vLLM's models see it.
+
+Pure: a JSON object in, a `Refusal` (400, with `param`) or nothing out.  Here stand the fields that would reach into the
+engine past the API (transfer parameters, templates), those that would be ignored in silence, and the shapes that a
+model would drop, or name less plainly.  How much work a call asks for is judged after parsing, where numbers are
+numbers: `melld.api.guards.work`.  Whether a value makes sense to the model is vLLM's to judge.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from melld.api.answers import Refusal
+from melld.config import ServerConfig
+from melld.engine.frontend.schema import Budget, check_schema
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# Each would have an effect that clients must not have, or would have none where they expect one.
+REFUSED = {
+    "best_of": "best_of is not supported: ask for n answers",
+    "kv_transfer_params": "kv_transfer_params is not for clients",
+    "ec_transfer_params": "ec_transfer_params is not for clients",
+    "data_parallel_rank": "melld chooses the worker",
+    "guided_json": "guided_json is gone: use response_format or structured_outputs",
+    "guided_regex": "guided_regex is gone: use structured_outputs",
+    "guided_choice": "guided_choice is gone: use structured_outputs",
+    "guided_grammar": "guided_grammar is gone: use structured_outputs",
+}
+TOOLS_FACTOR = 8
+TOOL_VALUES = 20
+"""What a tool counts for beside its schema: vLLM compares each with all others."""
+_CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "output_format")
+_TEMPLATE_KEYS = ("chat_template", "tokenize")
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """What the operator lets clients do, by options of `[model.vllm]` that are off by default."""
+
+    chat_template: bool = False
+    multimodal_kwargs: bool = False
+    local_media: bool = False
+
+
+def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> None:
+    """Refuse what must not go on.
+
+    Raises:
+        Refusal, InvalidSchema, TooManyValues: 400, with the field as `param`.
+    """
+    budget = Budget()
+    _check_refused(body, trust)
+    _check_ids(body)
+    if "messages" in body:
+        _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
+    if not trust.local_media:
+        _check_media(body.get("messages", body.get("input")), budget)
+    _check_tool_choice(body)
+    _check_constraints(body, limits.max_constraint_bytes)
+    for schema in _tool_schemas(body.get("tools"), budget):
+        check_schema(schema, "tools", budget)
+
+
+def check_request_id(name: object, param: str) -> None:
+    """A request id goes into logs, metrics, decision logs and headers: 128 plain characters at most."""
+    if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
+        raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def _check_refused(body: dict[str, Any], trust: Trust) -> None:
+    for name, why in REFUSED.items():
+        if body.get(name) is not None:
+            raise _bad(name, why)
+    extra = body.get("vllm_xargs")
+    if isinstance(extra, dict):
+        for name in extra.keys() & REFUSED.keys():
+            raise _bad(f"vllm_xargs.{name}", REFUSED[name])
+    if not trust.chat_template:
+        if body.get("chat_template") is not None:
+            raise _bad("chat_template", "this server uses its own chat template")
+        overrides = body.get("chat_template_kwargs")
+        if isinstance(overrides, dict) and any(overrides.get(key) is not None for key in _TEMPLATE_KEYS):
+            raise _bad("chat_template_kwargs", "this server uses its own chat template")
+    if not trust.multimodal_kwargs:
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if body.get(name):
+                raise _bad(name, f"{name} is not for clients of this server")
+
+
+def _check_ids(body: dict[str, Any]) -> None:
+    for name in ("request_id", "session_id"):
+        check_request_id(body.get(name), name)
+
+
+def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:
+    if not isinstance(messages, list):
+        raise _bad("messages", "messages is a list")
+    if not messages:
+        raise _bad("messages", "messages is empty")
+    budget.spend(len(messages), "messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise _bad(f"messages.{index}", "a message is an object")
+        role = message.get("role")
+        if not isinstance(role, str) or role not in roles:
+            raise _bad(f"messages.{index}.role", f"role is one of {', '.join(sorted(roles))}")
+        if not isinstance(message.get("content"), str | list | None):
+            raise _bad(f"messages.{index}.content", "content is a string or a list of parts")
+
+
+def _check_media(messages: object, budget: Budget) -> None:
+    """No part of a message names a file of this machine."""
+    if not isinstance(messages, list) or not messages or isinstance(messages[0], int):  # numbers: a prompt's tokens
+        return
+    budget.spend(len(messages), "messages")
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        waiting: list[Any] = [content] if isinstance(content, list) else []
+        while waiting:
+            part = waiting.pop()
+            budget.spend(1 + len(part), "messages")
+            inner = part.values() if isinstance(part, dict) else part
+            if isinstance(part, dict) and _names_files(part):
+                raise _bad(f"messages.{index}.content", "files of the server are not for clients")
+            waiting.extend(one for one in inner if isinstance(one, dict | list))
+
+
+def _names_files(part: dict[str, Any]) -> bool:
+    found = (url for key, url in part.items() if key.endswith(("url", "uri", "image", "source")))
+    return any(isinstance(url, str) and url[:16].strip().lower().startswith("file:") for url in found)
+
+
+def _check_tool_choice(body: dict[str, Any]) -> None:
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "none", "auto") and not body.get("tools"):
+        raise _bad("tool_choice", "tool_choice needs tools to choose from")
+
+
+def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
+    """Only the size: whether it can be compiled is for a judge to find out (`melld.engine.frontend.judges`)."""
+    for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
+        for name in names:
+            if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
+                raise _bad(name, f"{name} has at most {most} bytes")
+
+
+def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:
+    """Every tool's JSON schema.  Some of vLLM's tool parsers compile them in this process."""
+    tools = tools if isinstance(tools, list) else []
+    budget.spend(TOOL_VALUES * len(tools), "tools")
+    for tool in tools:
+        schema = _inside(_inside(tool, "function") or tool, "parameters") or _inside(tool, "input_schema")
+        if schema is not None:
+            yield schema
+
+
+def _inside(holder: object, name: str) -> object:
+    return holder.get(name) if isinstance(holder, dict) else None
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(400, message, code="invalid_value", param=param)

@@ -1,0 +1,153 @@
+"""The runtime directory: where the daemon's sockets lie, for its own user alone.
+
+Owns the directory's name, its mode, the lock that makes the daemon in it the only one, and the control socket in it.
+Never speaks through the socket: `melld.control.server` answers, `melld.control.client` asks.
+
+The kernel drops the lock when its holder ends, in whatever way: under the lock, a socket that lies there is stale.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from melld.control.messages import CONTROL_SOCKET
+from melld.errors import ConfigError, MelldError
+
+SYSTEM_DIRECTORY = Path("/run/melld")
+"""Where systemd puts it (RuntimeDirectory=melld in the unit)."""
+LONGEST_SOCKET_PATH = 107  # bytes: sun_path of sockaddr_un, less its final NUL
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
+
+
+class DaemonRunning(MelldError):
+    """Another daemon has this runtime directory."""
+
+    status = 409
+    code = "daemon_running"
+
+    def __init__(self, directory: Path, pid: int | None) -> None:
+        who = "another melld" if pid is None else f"another melld (pid {pid})"
+        super().__init__(
+            f"{who} runs in {directory}: stop it, or give this one a place of its own with --runtime-directory"
+        )
+        self.directory = directory
+        self.pid = pid
+
+
+def runtime_directory(configured: str | None, environment: Mapping[str, str]) -> Path:
+    """The directory's name: `[server] runtime_directory`, else what the service manager or the login session gives.
+
+    In this order: `configured`, the first of `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/melld`, `/tmp/melld-<uid>`.
+    Nothing is created.
+    """
+    if configured:
+        return Path(configured).absolute()
+    if first := environment.get("RUNTIME_DIRECTORY", "").split(":")[0]:
+        return Path(first)
+    if session := environment.get("XDG_RUNTIME_DIR"):
+        return Path(session) / "melld"
+    return Path(f"/tmp/melld-{os.getuid()}")  # noqa: S108  its owner and mode are checked before it is used
+
+
+class ControlSocket:
+    """A runtime directory that is ours, and the control socket bound in it; nobody is answered before it listens."""
+
+    def __init__(self, directory: Path, lock: int, listener: socket.socket) -> None:
+        self.directory = directory
+        self.path = directory / CONTROL_SOCKET
+        self.listener = listener
+        self._lock: int | None = lock
+
+    def close(self) -> None:
+        """Remove the socket, then let go of the directory.  A second call does nothing."""
+        if self._lock is None:
+            return
+        self.listener.close()
+        with contextlib.suppress(FileNotFoundError):  # the service manager may have taken the directory away
+            self.path.unlink()
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_control_socket(directory: Path) -> ControlSocket:
+    """Make the directory ours and bind the control socket in it, mode 0600; a stale one is replaced.
+
+    Raises:
+        ConfigError: the directory cannot be made, is not ours, is open to others, or has too long a name.
+        DaemonRunning: another daemon is there.
+    """
+    path = directory / CONTROL_SOCKET
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ConfigError("runtime directory", f"{path} is too long for a socket: name a shorter --runtime-directory")
+    lock = _open_own_directory(directory)
+    try:
+        _lock(lock, directory)
+        return ControlSocket(directory, lock, _bind(path))
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _open_own_directory(directory: Path) -> int:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError("runtime directory", f"{directory}: {error.strerror}") from error
+    about = os.fstat(descriptor)
+    mode = stat.S_IMODE(about.st_mode)
+    why = None
+    if about.st_uid != os.getuid():
+        why = f"belongs to user {about.st_uid}, not to {os.getuid()}"
+    elif mode & 0o077:
+        why = f"is open to other users (mode {mode:04o}): chmod 700 {directory}"
+    if why is not None:
+        os.close(descriptor)
+        raise ConfigError("runtime directory", f"{directory} {why}")
+    return descriptor
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DaemonRunning(directory, _listening_pid(directory / CONTROL_SOCKET)) from None
+
+
+def _bind(path: Path) -> socket.socket:
+    """Bound and not yet listening, so that its mode is right before anyone can connect."""
+    if path.is_socket():
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("runtime directory", f"{path}: {error.strerror}") from error
+    return listener
+
+
+def _listening_pid(path: Path) -> int | None:
+    """The process that listens at `path`, as the kernel says; None when none does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(str(path))
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return None
+    return int(_CREDENTIALS.unpack(credentials)[0])

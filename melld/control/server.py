@@ -1,0 +1,110 @@
+"""The control socket: the operator's side of the daemon, over HTTP on a Unix socket.
+
+Owns routing, decoding and the answers' form.  Never decides anything: the context does.  Who may speak here is decided
+by the modes of the socket and its directory alone (`melld.control.runtime_directory`).
+
+    GET /status          DaemonStatus
+    POST /<operation>    the operation's Struct as JSON (an empty body for one without fields) -> its answer's Struct
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from aiohttp import web
+
+from melld.control.messages import ControlErrorBody
+from melld.control.runtime_directory import ControlSocket
+from melld.control.status import DaemonStatus
+from melld.errors import ConfigError, MelldError
+
+MAX_BODY_BYTES = 64 << 10
+ACCEPT_TURNS = 4
+"""Turns of the event loop in which asyncio makes an accepted connection known to the server."""
+
+
+class Operation(NamedTuple):
+    """What an operation takes, and what does it.  `act` raises `MelldError` where it cannot."""
+
+    takes: type[msgspec.Struct]
+    act: Callable[[Any], Awaitable[msgspec.Struct]]
+
+
+class ControlContext(Protocol):
+    """The daemon, as its operator reaches it."""
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """What can be asked for, by the name in the path.  Read at every call: it may grow."""
+        ...
+
+    def status(self) -> DaemonStatus:
+        """The daemon as it is now."""
+        ...
+
+
+def create_control_app(context: ControlContext) -> web.Application:
+    """The application that answers on the control socket."""
+
+    async def status(_request: web.Request) -> web.Response:
+        return _answer(context.status())
+
+    async def operate(request: web.Request) -> web.Response:
+        name = request.match_info["operation"]
+        operation = context.operations.get(name)
+        if operation is None:
+            known = ", ".join(sorted(context.operations)) or "none"
+            return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
+        try:
+            body = await request.read()
+        except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
+            return _refusal(400, "bad_request", f"{name}: the question cannot be read: {error}")
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=operation.takes)
+        except msgspec.MsgspecError as error:  # not JSON, or not of this shape
+            return _refusal(400, "bad_request", f"{name}: {error}")
+        try:
+            return _answer(await operation.act(asked))
+        except ConfigError as error:
+            return _refusal(400, "config_error", str(error))
+        except MelldError as error:
+            return _refusal(error.status, error.code, str(error))
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/status", status)
+    app.router.add_post("/{operation}", operate)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def serve_control(context: ControlContext, control: ControlSocket) -> AsyncIterator[None]:
+    """Answer on the control socket while the block runs.  The socket itself is closed by its owner."""
+    runner = web.AppRunner(create_control_app(context), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, control.listener).start()
+        yield
+    finally:
+        await _stop_accepting(control)
+        await runner.cleanup()
+
+
+async def _stop_accepting(control: ControlSocket) -> None:
+    """Take no more connections, and let those just taken arrive at the server, which then closes them with the rest.
+
+    Closing alone leaves such a connection open for nobody (python/cpython#109564): its client would wait in vain.
+    """
+    asyncio.get_running_loop().remove_reader(control.listener.fileno())
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
+
+
+def _answer(body: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _refusal(status: int, code: str, message: str) -> web.Response:
+    body = msgspec.json.encode(ControlErrorBody(code=code, message=message))
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,94 @@
+"""Where the boundaries of this daemon lie, and what they depend on.
+
+Owns the fingerprint: figures that were measured on another machine, with another model or otherwise, do not count.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld import __version__
+from melld.config import Config
+from melld.control.runtime_directory import runtime_directory
+from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
+from melld.driver.driver import Driver
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Slot
+from melld.engine.pin import VLLM_VERSION
+from melld.kvstore.device_reading import Device, Link
+from melld.migrate.boundaries import Segment
+from melld.migrate.topology import segments_of_cpus, segments_of_gpus
+
+
+def keep_boundaries(
+    config: Config,
+    fleet: Fleet,
+    driver: Driver,
+    gpus: Sequence[Device],
+    joined: Mapping[tuple[str, str], Link],
+    environment: Mapping[str, str],
+) -> BoundaryKeeper:
+    """The keeper of the fleet's boundaries; what was saved on such a machine is in force already.
+
+    `joined`: how the second of two GPUs, by UUID, reads the first one's memory.
+    """
+    migration = config.migration
+    runtime = runtime_directory(config.server.runtime_directory, environment)
+    slots = [place.slot for place in fleet.supervisor.places.values()]
+    engines = [slot.spec.engine_arguments for slot in slots]
+    depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
+    settings = BoundarySettings(
+        directory=state_directory(environment, runtime),
+        fingerprint=fingerprint_of(", ".join(gpu.uuid for gpu in gpus) or cpu_name(), config.model.path, depends_on),
+        epoch_s=config.scheduler.epoch_ms / 1e3,
+        share=migration.step_slowdown,
+        read=migration.boundaries != "default",
+        measure_unasked=migration.boundaries == "auto",
+        segments=segments_between(slots, joined, driver.moves.planner.boundaries.other_link_bytes),
+    )
+    keeper = BoundaryKeeper(fleet, driver, settings, time.monotonic)
+    keeper.load()
+    return keeper
+
+
+def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Link], nbytes: int) -> tuple[Segment, ...]:
+    """What copies between the workers share, each segment taken to carry so many bytes per epoch."""
+    cpus = [slot.worker for slot in slots if slot.uuid is None]
+    pairs = [(one, other) for one in slots for other in slots if one.uuid and other.uuid and one.uuid != other.uuid]
+    links = {(one.worker, other.worker): joined.get((str(one.uuid), str(other.uuid)), Link()) for one, other in pairs}
+    return segments_of_cpus(cpus, nbytes) + segments_of_gpus(links, nbytes)
+
+
+def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:
+    """Where figures outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
+    managed = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(managed) if managed else runtime
+
+
+def fingerprint_of(hardware: str, model: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the figures depend on.  A model that is a directory counts by its description, not by its place."""
+    described = Path(model) / "config.json"
+    what = described.read_bytes() if described.is_file() else model.encode()
+    return {
+        "hardware": hardware,
+        "model": hashlib.sha256(what).hexdigest()[:16],
+        "melld": __version__,
+        "vllm": VLLM_VERSION,
+        "settings": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16],
+    }
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, and how many there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{os.cpu_count()} x {name}"

@@ -1,0 +1,99 @@
+"""From the configuration and the machine to the places for workers.
+
+Owns the choice of devices.  Asks NVML (no CUDA context) and nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from melld.config import Config, CpuDevices, DevicesConfig
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT, engine_arguments
+from melld.engine.fleet.supervisor import Slot
+from melld.engine.wire import messages as wire
+from melld.errors import ConfigError
+from melld.ids import WorkerId
+from melld.kvstore.device_reading import Device
+from melld.kvstore.nvml import Nvml, choose, restrict
+
+
+def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]) -> list[Device]:
+    """The GPUs to be used: none when CPU devices are asked for, or when the machine has no GPU and none is asked for.
+
+    Raises:
+        ConfigError: a GPU is asked for that is not there.
+    """
+    if devices.cpu is not None:
+        return []
+    found = nvml.discover()
+    visible = restrict(list(found.devices), environment.get("CUDA_VISIBLE_DEVICES"))
+    if devices.cuda is None:
+        return visible
+    if not visible:
+        raise ConfigError("[devices] cuda", f"no GPU is to be found: {found.reason or 'NVML lists none'}")
+    return choose(visible, devices.cuda)
+
+
+def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str]) -> list[Slot]:
+    """One place per device.  What the user's own environment says of vLLM goes before melld's defaults."""
+    kind = "cuda" if gpus else "cpu"
+    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
+    settings = {key: environment.get(key, value) for key, value in defaults.items()}
+    arguments = engine_arguments(config, kind)
+    shares = Counter(gpu.uuid for gpu in gpus)
+    uuids = [gpu.uuid for gpu in gpus]
+    names = _names(gpus, shares)
+    if kind == "cpu":
+        names = [f"cpu:{index}" for index in range((config.devices.cpu or CpuDevices()).count)]
+    slots = []
+    for index, name in enumerate(names):
+        own = uuids[index] if uuids else None
+        worker = f"w{index}"
+        spec = wire.WorkerSpec(
+            worker=worker,
+            model_path=config.model.path,
+            device_kind=kind,
+            visible_devices=tuple(dict.fromkeys((own, *uuids))) if own else (),
+            engine_arguments=arguments | (_share(arguments, name, shares[own]) if own else {}),
+            environment=settings | (_own_cache(worker, environment) if own else {}),
+            copy_rules=wire.CopyRules(
+                checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
+            ),
+        )
+        slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
+    return slots
+
+
+def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
+    """`cuda:0`, or `cuda:0.0`, `cuda:0.1` for the workers that share one GPU."""
+    seen: Counter[str] = Counter()
+    names = []
+    for gpu in gpus:
+        names.append(f"cuda:{gpu.index}" + (f".{seen[gpu.uuid]}" if shares[gpu.uuid] > 1 else ""))
+        seen[gpu.uuid] += 1
+    return names
+
+
+def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str, Any]:
+    """Arguments of one of the `workers` of a GPU.
+
+    vLLM measures what its KV cache may take by what is free on the GPU, which a second worker that starts beside it
+    changes: so each is told.
+
+    Raises:
+        ConfigError: they share the GPU, and it is not said how much each may take.
+    """
+    if workers == 1:
+        return {}
+    if "kv_cache_memory_bytes" not in arguments:
+        key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
+        raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")
+    return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}
+
+
+def _own_cache(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """vLLM writes what it has compiled to files that it does not lock, and workers start side by side."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")
+    return {"VLLM_CACHE_ROOT": str(root / "melld" / worker)}

@@ -1,0 +1,277 @@
+"""The daemon's life, from the first signal handler to the last worker's end.
+
+    run:  open ──► start ──► serve ──► drain ──► stop
+
+Owns the order of things, the signals, and what the service manager is told.  Never looks into a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import prometheus_client
+
+from melld.config import Config
+from melld.control.messages import Reload, Reloaded
+from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory
+from melld.control.server import Operation, serve_control
+from melld.control.status import SERVING, DaemonState, workers_ready
+from melld.daemon.hub import check_hub
+from melld.daemon.loop_probe import LoopProbe
+from melld.daemon.preflight import check_model, check_policy, ready_text, url_of
+from melld.daemon.progress import StartProgress
+from melld.daemon.settings import Settings, in_words
+from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
+from melld.daemon.wiring import log_decisions, make_parts, operations_of
+from melld.engine.fleet.supervisor import WorkerStartFailed
+from melld.engine.pin import check_vllm_version
+from melld.engine.vllm_options import option_behind
+from melld.errors import ConfigError
+from melld.log_lines import take_over_loggers
+
+log = logging.getLogger("melld")
+
+
+class Daemon:
+    """One daemon.  `say` prints progress for people; `reload` reads the configuration again."""
+
+    def __init__(self, config: Config, say: Callable[[str], None], reload: Callable[[], Config]) -> None:
+        self.config = config
+        self._say = say
+        self._reload = reload
+        self.failed = False
+        self._hung_up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._abort = asyncio.Event()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.operations: dict[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
+
+    async def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            MelldError: it could not be started.
+        """
+        supervision = take_supervision(os.environ, os.getpid())
+        self._notifier = Notifier(supervision.notify_address)
+        async with contextlib.AsyncExitStack() as stack:
+            control = self._open(supervision)
+            stack.callback(self.settings.close)
+            stack.callback(control.close)
+            if self.config.scheduler.decision_log is not None:
+                # Closed after the last worker has ended, so that it tells of that too.
+                stack.callback(log_decisions(self._parts, self.config.scheduler.decision_log))
+            stack.push_async_callback(self._cancel_tasks)
+            stack.push_async_callback(self._supervisor.stop)
+            stack.push_async_callback(self._parts.drains.close)
+            self._listen_to_signals()
+            self._watch_over(self._reload_at_hang_ups(), "reload")
+            self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
+            await stack.enter_async_context(serve_control(self, control))
+            frontend, arguments = await self._start()
+            if self._stop.is_set():
+                return
+            stack.push_async_callback(frontend.judges.close)
+            await stack.enter_async_context(self._serving(frontend, arguments))
+            await self._stop.wait()
+            await self._drain()
+        self._say("melld: stopped")
+
+    # -- open: everything that can be found wrong in a moment, before anything slow ---------------------------------
+
+    def _open(self, supervision: Supervision) -> ControlSocket:
+        check_vllm_version()
+        config = self.config
+        check_policy(config.scheduler.policy)
+        self.settings = Settings(config, self._reload, supervision)
+        check_model(config.model.path)
+        self._parts = make_parts(config)
+        self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
+        self.watch.lasting_warnings += check_hub(config.model.path)
+        self.operations |= operations_of(self._parts)
+        self.watch.url = url_of(self.settings.listeners)
+        for remark in self.settings.remarks():
+            log.warning("%s", remark)
+            self.watch.lasting_warnings.append(remark)
+        return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> tuple[Any, Namespace]:
+        """Workers and the front end's imports side by side; returns the front end and vLLM's serving arguments."""
+        places = self._supervisor.places
+        devices = ", ".join(place.slot.device for place in places.values())
+        self._say(f"melld: loading {self.config.model.path} on {devices}")
+        progress = StartProgress(places.values(), self._say)
+        self._supervisor.on_change = progress.changed
+        saying = asyncio.ensure_future(progress.run())
+        starting = asyncio.ensure_future(self._start_both(places))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():  # told to stop meanwhile
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                return None, Namespace()
+            vllm_config, arguments = starting.result()
+        finally:
+            saying.cancel()
+            stopping.cancel()
+            self._supervisor.on_change = lambda: None
+        from melld.engine.frontend.frontend import make_frontend
+
+        return make_frontend(self._parts.fleet, vllm_config, self.config.server.constraint_cpu_s), arguments
+
+    async def _start_both(self, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
+        """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""
+        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
+        workers = asyncio.ensure_future(self._supervisor.start())
+        try:
+            prepared = await preparing
+            await workers
+            return prepared
+        except WorkerStartFailed as failed:
+            raise failed.because_of(option_behind(failed.reason, self.config.model.vllm)) from failed
+        finally:
+            workers.cancel()
+
+    # -- serve ------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, frontend: Any, arguments: Namespace) -> AsyncIterator[None]:
+        from melld.api.app import ApiContext, start_api
+        from melld.api.guards.media import media_from_public_addresses
+        from melld.engine.frontend.frontend import serving_state
+
+        registry = prometheus_client.REGISTRY
+        registry.register(self.watch)  # type: ignore[arg-type]
+        probe = LoopProbe(registry)
+        self._watch_over(frontend.watch_outputs(), "outputs")
+        self._watch_over(frontend.learn_token_texts(), "token texts")
+        self._watch_over(self._supervisor.watch(), "hung workers")
+        self._watch_over(self._parts.driver.run(), "epochs")
+        self._watch_over(self._parts.idle.run(), "idle workers")
+        self._watch_over(self._parts.boundaries.run(), "boundaries")
+        self._watch_over(self.watch.run(), "readings")
+        context = ApiContext(
+            state=await serving_state(frontend, arguments),
+            config=lambda: self.settings.config.server,
+            keys=lambda: self.settings.keys,
+            why_not_ready=self.watch.why_not_ready,
+            why_closed=self.watch.why_closed,
+            status=self.watch.status,
+            registry=registry,
+            check_line=self._parts.driver.check_line,
+        )
+        take_over_loggers()
+        media = contextlib.nullcontext()
+        if not self.config.server.allow_internal_media_urls:
+            domains = getattr(arguments, "allowed_media_domains", None)
+            media = media_from_public_addresses(has_domains=bool(domains))
+        async with media, start_api(context, self.settings.listeners) as self.admission:
+            probe.start()
+            self.watch.state = DaemonState.READY
+            self._notifier.ready(f"serving on {self.watch.url}")
+            generates = "generate" in await frontend.get_supported_tasks()
+            directory, status = self.config.server.runtime_directory, self.watch.status()
+            missing = [one for one in status.workers if one.state not in SERVING]
+            self._say(ready_text(status.url, status.model, bool(self.settings.keys), generates, directory, missing))
+            try:
+                yield
+            finally:
+                probe.stop()
+
+    # -- drain ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Take nothing new; let what runs end, until the deadline or a second signal; then end it and say so."""
+        self.watch.state = DaemonState.DRAINING
+        self._notifier.stopping("draining")
+        self.admission.begin_drain()
+        if self.admission.in_flight:
+            deadline_s = self.settings.config.server.drain_s
+            self._say(f"melld: {self.admission.in_flight} calls still run: at most {deadline_s:g} s (again to abort)")
+            idle = asyncio.ensure_future(self.admission.wait_idle(deadline_s))
+            aborted = asyncio.ensure_future(self._abort.wait())
+            await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+            aborted.cancel()
+            if self.admission.in_flight:
+                self.admission.abort()
+        self.watch.state = DaemonState.STOPPING
+
+    # -- signals and the service manager ----------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
+
+    def _on_stop_signal(self) -> None:
+        (self._abort if self._stop.is_set() else self._stop).set()
+
+    async def _reload_at_hang_ups(self) -> None:
+        """Reload at SIGHUP, and tell the manager of it once it has been told that the daemon is ready."""
+        while True:
+            await self._hung_up.wait()
+            self._hung_up.clear()
+            is_ready = self.watch.state is DaemonState.READY
+            if is_ready:
+                self._notifier.reloading()
+            try:
+                log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
+            except ConfigError as error:
+                log.error("reload refused, the old configuration stays: %s", error)
+                self.watch.warnings = [f"the configuration was not reloaded: {error}"]
+            if is_ready:
+                self._notifier.ready()
+
+    async def _on_reload(self, _reload: Reload) -> Reloaded:
+        reloaded = await self.settings.reload()
+        self.watch.warnings = []
+        return reloaded
+
+    def _look(self) -> Beat:
+        """Well while starting, and while any worker serves or is tried again."""
+        status = self.watch.status()
+        hopeless = status.state is DaemonState.READY and self.watch.why_closed() is not None
+        state = self.watch.why_not_ready() or status.state.value
+        return Beat(
+            well=not hopeless, status=f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
+        )
+
+    def status(self) -> Any:
+        """For the control socket."""
+        return self.watch.status()
+
+    # -- tasks ------------------------------------------------------------------------------------------------------
+
+    def _watch_over(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """A task of ours that ends by itself is a fault of ours: told once, and the daemon ends in good order."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the task '%s' failed", task.get_name(), exc_info=task.exception())
+            self.failed = True
+            self._stop.set()
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _prepare_frontend(config: Config, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
+    """In a thread: seconds of imports, and all that vLLM could refuse."""
+    from melld.engine.frontend.rehearsal import prepare
+
+    return prepare(config, next(iter(places.values())).slot.spec.device_kind)

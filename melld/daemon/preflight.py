@@ -1,0 +1,112 @@
+"""What the daemon looks at before it begins, and what it says when it has begun.
+
+Owns the checks that take a moment, so that a mistake is told before anything slow is started.
+"""
+
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from melld.config import Config
+from melld.control.status import WorkerStatus
+from melld.errors import ConfigError, MelldError
+from melld.nearest import did_you_mean, nearest
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.scheduler import SchedulerSettings
+
+WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
+
+
+class CannotListen(MelldError):
+    """The address is taken, or not this machine's; it may be free later."""
+
+
+def scheduler_settings(config: Config) -> SchedulerSettings:
+    """What the configuration asks of the scheduler."""
+    return SchedulerSettings(
+        cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s),
+        retire_after_s=config.idle.sleep_after_s,
+        max_waiting=config.server.max_queued_requests,
+        wait_deadline_s=config.server.queue_deadline_s,
+    )
+
+
+def check_model(path: str) -> None:
+    """Raises `ConfigError` for a path that holds no model.  A bare name may be one that vLLM finds elsewhere."""
+    directory, shown = Path(path), path or "''"
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(
+                "[model] path", f"{shown} holds no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}"
+            )
+    elif directory.exists():
+        hint = f"; a configuration goes with --config {shown}" if directory.suffix == ".toml" else ""
+        raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}{hint}")
+    elif not path or path.startswith((".", "/", "~")):
+        raise ConfigError("[model] path", f"{shown} is no directory: {WHAT_A_MODEL_IS}{_model_near(directory)}")
+
+
+def _model_near(wrong: Path) -> str:
+    """A hint at a model that lies in the directory, or beside it under a name like it."""
+    inside = sorted(one.parent for one in wrong.glob("*/config.json"))
+    if inside:
+        return f"; did you mean {str(inside[0])!r}?"
+    near = nearest(wrong.name, (one.parent.name for one in wrong.parent.glob("*/config.json")))
+    return f"; did you mean {str(wrong.parent / near)!r}?" if near else ""
+
+
+def check_policy(policy: str) -> None:
+    """Raises `ConfigError` for a scheduling policy that there is not."""
+    if policy not in POLICIES:
+        hint = did_you_mean(policy, POLICIES)
+        raise ConfigError("[scheduler] policy", f"{policy!r} is none of {', '.join(POLICIES)}{hint}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bound, and not yet listening: a taken port is found before anything slow is begun."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def url_of(listeners: Sequence[socket.socket]) -> str:
+    """Return where people reach the API: at the first address of a network, else at a Unix socket."""
+    networked = [one for one in listeners if one.family in (socket.AF_INET, socket.AF_INET6)]
+    if not networked:
+        return f"unix:{listeners[0].getsockname()}"
+    host, port = networked[0].getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  a name for people, not an address to bind
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def ready_text(
+    url: str, model: str, needs_key: bool, generates: bool, directory: str | None, missing: Sequence[WorkerStatus] = ()
+) -> str:
+    """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds.
+
+    `directory`: the runtime directory, where one was configured.  `missing`: the workers that do not serve.
+    """
+    program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
+    key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
+    where = f" --runtime-directory {shlex.quote(directory)}" if directory else ""
+    route, question = "embeddings", '"input": "Hello"'
+    if generates:
+        route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
+    at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
+    without = "".join(f"\n  without {one.worker} on {one.device}, {one.state}: {one.reason}" for one in missing)
+    return f"""melld: ready{without}
+
+  API     {url}/v1
+  try     curl -s {at}/v1/{route} -H 'Content-Type: application/json'{key} \\
+            -d '{{"model": "{model}", {question}}}'
+  status  {program} status --watch{where}
+"""

@@ -1,0 +1,134 @@
+"""What the daemon goes by: its configuration and its keys, read at the start and again at each reload.
+
+Owns which keys a reload changes, and the rule that what listens is judged anew whenever they do.  A reload that cannot
+be carried out changes nothing.  Files are read in a thread.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melld.api.keys import Keys, load_keys
+from melld.api.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
+from melld.config import Config, ServerConfig
+from melld.control.messages import Reloaded
+from melld.daemon.preflight import bind
+from melld.daemon.systemd import Supervision
+from melld.errors import ConfigError
+
+RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
+
+
+class Settings:
+    """The configuration and the keys of now, and the sockets for which they must do."""
+
+    def __init__(self, config: Config, read: Callable[[], Config], supervision: Supervision) -> None:
+        """Read the keys and open the sockets, or take the service manager's.
+
+        Raises:
+            ConfigError: the keys cannot be read, or the API would be open to the network.
+            CannotListen: the address cannot be had.
+        """
+        self.config = config
+        self._read = read
+        self._credential = supervision.credential("api-keys")
+        self.keys = load_keys(config.server, self._credential)
+        adopted = supervision.listening_sockets("api")
+        self._is_adopted = bool(adopted)
+        if not adopted:
+            refuse_open_listen(config.server, self.keys)
+        self.listeners = adopted or [bind(config.server.host, config.server.port)]
+        self._one_at_a_time = asyncio.Lock()
+        try:
+            refuse_open_sockets(self.listeners, self.keys, allowed=config.server.allow_remote_without_key)
+        except ConfigError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for listener in self.listeners:
+            listener.close()
+
+    async def reload(self) -> Reloaded:
+        """Read everything again and go by it, as far as a running daemon can.
+
+        Raises:
+            ConfigError: it cannot be used; the old settings stay.
+        """
+        async with self._one_at_a_time:
+            new, keys = await asyncio.to_thread(self._read_again)
+            return self._apply(new, keys)
+
+    def remarks(self) -> list[str]:
+        """Return what the operator should know of the address: one that was set and does not count."""
+        server = self.config.server
+        if not self._is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
+            return []
+        if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
+            return []
+        really = ", ".join(map(address_of, self.listeners))
+        return [f"[server] host and port do not count: the service manager's socket unit listens, on {really}"]
+
+    def _read_again(self) -> tuple[Config, Keys]:
+        new = self._read()
+        keys = load_keys(new.server, self._credential)
+        if not self._is_adopted:
+            refuse_open_listen(new.server, keys)
+        return new, keys
+
+    def _apply(self, new: Config, keys: Keys) -> Reloaded:
+        # The address and this permission change at a start alone: until then the old ones must do, too.
+        both_allow = self.config.server.allow_remote_without_key and new.server.allow_remote_without_key
+        refuse_open_sockets(self.listeners, keys, allowed=both_allow)
+        changed = changed_keys(self.config, new)
+        applied = [key for key in changed if key in RELOADABLE]
+        before, after = set(self.keys.digests), set(keys.digests)
+        self.keys = keys
+        server = msgspec.structs.replace(self.config.server, **{key.split(".")[1]: changed[key] for key in applied})
+        self.config = msgspec.structs.replace(self.config, server=server)
+        return Reloaded(
+            applied=tuple(applied),
+            needs_restart=tuple(key for key in changed if key not in RELOADABLE),
+            keys_added=len(after - before),
+            keys_removed=len(before - after),
+        )
+
+
+def changed_keys(old: Config, new: Config) -> dict[str, Any]:
+    """`table.key` -> new value, of every key that differs."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    return {
+        f"{table}.{key}": getattr(getattr(new, table), key)
+        for table in after
+        for key in after[table]
+        if after[table][key] != before[table].get(key)
+    }
+
+
+def in_words(reloaded: Reloaded) -> str:
+    """Return what a reload has changed, for the log: how many keys, never which."""
+    found = list(reloaded.applied)
+    if reloaded.keys_added or reloaded.keys_removed:
+        found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
+    waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
+    return f"{', '.join(found) or 'nothing has changed'}{waits}"
+
+
+def _is_at(listener: socket.socket, host: str, port: int) -> bool:
+    """Return whether it listens on `host` (a name other than localhost is not looked up) and `port` (0: any)."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    its_host, its_port = listener.getsockname()[:2]
+    if port not in (0, its_port):
+        return False
+    if host == "localhost":
+        return is_loopback(its_host)
+    try:
+        return ipaddress.ip_address(host or "0.0.0.0") == ipaddress.ip_address(its_host)  # noqa: S104  compared alone
+    except ValueError:
+        return False

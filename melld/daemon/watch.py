@@ -1,0 +1,319 @@
+"""What can be seen of the daemon: its status for the control socket, its own metrics for Prometheus.
+
+Owns the readings of devices and the rates, taken once a second.  Changes nothing.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from melld import __version__
+from melld.control.status import (
+    SERVING,
+    DaemonState,
+    DaemonStatus,
+    MovingState,
+    RequestStatus,
+    WorkerState,
+    WorkerStatus,
+)
+from melld.daemon.why import Why
+from melld.driver.drain import Drain, DrainState
+from melld.driver.driver import Driver
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.request import Live
+from melld.engine.fleet.supervisor import Place
+from melld.engine.pin import VLLM_VERSION
+from melld.ids import WorkerId
+from melld.kvstore.capacity import CapacityRule
+from melld.kvstore.device_poller import DevicePoller
+from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.kvstore.nvml import Nvml
+from melld.kvstore.process_meter import ProcessMeter
+from melld.migrate.snapshot import Phase
+
+RATE_WINDOW = 5
+"""Readings, a second apart, that `tokens_per_s` looks back over."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the daemon runs."""
+
+    pid: int
+    models: tuple[str, ...]
+    started_s: float
+
+
+class Watch:
+    """The daemon's eyes on itself."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, why: Why, identity: Identity, nvml: Nvml | None) -> None:
+        self.state = DaemonState.STARTING
+        self.url = ""
+        self.warnings: list[str] = []
+        self.lasting_warnings: list[str] = []
+        """Those that a reload of the configuration does not end."""
+        self.boundaries: Callable[[], str] = lambda: ""
+        self._fleet = fleet
+        self._driver = driver
+        self._why = why
+        self._drains = why.drains
+        self._identity = identity
+        self._nvml = nvml
+        self._poller = DevicePoller({})
+        self._metered: dict[str, int] = {}
+        self._capacities: dict[WorkerId, CapacityRule] = {}
+        self._readings: dict[str, DeviceReading] = {}
+        self._tokens: dict[str, deque[tuple[float, int]]] = {}
+
+    async def run(self) -> None:
+        """Read the devices and the rates, once a second, for ever."""
+        while True:
+            self._set_sources()
+            self._readings = await self._poller.read()
+            self._follow_capacities()
+            now_s = time.monotonic()
+            for worker, facts in self._fleet.workers.items():
+                seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
+                if seen and facts.tokens < seen[-1][1]:
+                    seen.clear()  # another process, which counts from 0
+                seen.append((now_s, facts.tokens))
+            await asyncio.sleep(1.0)
+
+    def _set_sources(self) -> None:
+        for place in self._fleet.supervisor.places.values():
+            pid = place.process.pid if place.process is not None else 0
+            if not pid or self._metered.get(place.slot.device) == pid:
+                continue
+            self._metered[place.slot.device] = pid
+            if place.slot.uuid is None:
+                self._readings.pop(place.slot.device, None)  # it tells of the process before
+            self._capacities.pop(place.slot.worker, None)
+            self._poller.set_source(place.slot.device, self._reader(place, pid))
+
+    def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
+        device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
+        if uuid is None or nvml is None:
+            return ProcessMeter(device, pid).read
+        return lambda: nvml.read(device, uuid, *self._pids(uuid))
+
+    def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
+        """Of the workers on that device, and of all others: what one of ours takes is not taken by others."""
+        own: list[int] = []
+        guests: list[int] = []
+        for place in self._fleet.supervisor.places.values():
+            if place.process is not None and place.process.pid:
+                (own if place.slot.uuid == uuid else guests).append(place.process.pid)
+        return own, guests
+
+    def _follow_capacities(self) -> None:
+        """Readings tell what others hold of GPUs alone: a CPU device's memory is the machine's."""
+        for place in self._fleet.supervisor.places.values():
+            worker, reading = place.slot.worker, self._readings.get(place.slot.device)
+            blocks = self._fleet.ledger.worker(worker)
+            if blocks is None or reading is None or place.slot.uuid is None or not self._fleet.is_ready(worker):
+                continue
+            rule = self._capacities.get(worker)
+            if rule is None:
+                rule = self._capacities[worker] = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
+            if (capacity_bytes := rule.seen(reading)) is not None:
+                self._fleet.limit_capacity(worker, capacity_bytes)
+
+    # -- readiness --------------------------------------------------------------------------------------------------
+
+    def why_not_ready(self) -> str | None:
+        """Why a request would not be served now, in a few words; None when it would."""
+        return self._why_not(lambda _place, state: state in SERVING)
+
+    def why_closed(self) -> str | None:
+        """Why a request is not even let in to wait: nor will it be served soon, as no worker is tried again."""
+        return self._why_not(
+            lambda place, state: state not in (WorkerState.DRAINING, WorkerState.DRAINED) and not place.given_up
+        )
+
+    def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
+        if self.state is not DaemonState.READY:
+            return self.state.value
+        states = [(place, self._state(place)[0]) for place in self._fleet.supervisor.places.values()]
+        if any(holds(place, state) for place, state in states):
+            return None
+        return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
+
+    def _state(self, place: Place) -> tuple[WorkerState, str]:
+        return _state_of(place, self._drains.by_worker.get(place.slot.worker))
+
+    # -- status -----------------------------------------------------------------------------------------------------
+
+    def status(self) -> DaemonStatus:
+        """Everything, as it is now."""
+        now_s = time.monotonic()
+        live = self._fleet.live.values()
+        placed = [request for request in live if request.worker is not None]
+        queued = [request for request in live if request.worker is None]
+        return DaemonStatus(
+            melld_version=__version__,
+            vllm_version=VLLM_VERSION,
+            pid=self._identity.pid,
+            model=self._identity.models[0],
+            models=self._identity.models,
+            state=self.state,
+            uptime_s=round(now_s - self._identity.started_s, 3),
+            url=self.url,
+            policy=self._driver.policy,
+            boundaries=self.boundaries(),
+            queued_requests=len(queued),
+            warnings=(*self.warnings, *self.lasting_warnings),
+            preemptions=self._driver.preemptions,
+            worker_seconds_awake=round(self._why.worker_seconds_awake, 3),
+            shadow_worker_seconds_awake=round(self._why.shadow_worker_seconds_awake, 3),
+            shadow_preemptions=self._why.shadow_preemptions,
+            gpu_hours_saved=round(self._why.gpu_hours_saved, 6),
+            moves=self._why.moves(),
+            workers=tuple(self._worker(place) for place in self._fleet.supervisor.places.values()),
+            requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
+        )
+
+    def _worker(self, place: Place) -> WorkerStatus:
+        worker = place.slot.worker
+        facts = self._fleet.workers.get(worker)
+        blocks = self._fleet.ledger.worker(worker)
+        reading = self._reading(place)
+        phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
+        state, reason = self._state(place)
+        if not reason and reading is not None and reading.state is not DeviceState.OK:
+            reason = f"device {reading.state}: {reading.reason}"
+        return WorkerStatus(
+            worker=worker,
+            device=place.slot.device,
+            device_name=reading.name if reading else None,
+            state=state,
+            reason=reason,
+            pid=place.process.pid if place.process is not None else None,
+            capacity_bytes=blocks.capacity_bytes if blocks else 0,
+            used_bytes=blocks.used_bytes if blocks else 0,
+            total_blocks=blocks.total_blocks if blocks else 0,
+            used_blocks=blocks.used_blocks if blocks else 0,
+            reserved_blocks=blocks.reserved_blocks if blocks else 0,
+            running_requests=sum(phase is not Phase.WAITING for phase in phases),
+            waiting_requests=sum(phase is Phase.WAITING for phase in phases),
+            max_requests=facts.max_requests if facts else 0,
+            tokens_per_s=self._tokens_per_s(worker),
+            step_ms=round(statistics.median(facts.step_s) * 1e3, 3) if facts and facts.step_s else None,
+            memory_bytes=reading.used_bytes if reading else None,
+            memory_total_bytes=reading.total_bytes if reading else None,
+            power_w=reading.power_w if reading else None,
+            temperature_c=reading.temperature_c if reading else None,
+            utilisation=reading.utilisation if reading else None,
+            restarts=place.restarts,
+            size_class=self._why.size_class(worker),
+            why=self._why.why(place),
+        )
+
+    def _reading(self, place: Place) -> DeviceReading | None:
+        """The device's last.  A CPU device is what its process takes, so that of a process before says nothing."""
+        pid = place.process.pid if place.process is not None else None
+        if place.slot.uuid is None and self._metered.get(place.slot.device) != pid:
+            return None
+        return self._readings.get(place.slot.device)
+
+    def _tokens_per_s(self, worker: str) -> float:
+        seen = self._tokens.get(worker)
+        if seen is None or len(seen) < 2 or not self._fleet.is_ready(WorkerId(worker)):
+            return 0.0
+        (first_s, first), (last_s, last) = seen[0], seen[-1]
+        return round((last - first) / (last_s - first_s), 1)
+
+    def _request(self, live: Live, now_s: float) -> RequestStatus:
+        holding = self._fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
+        migration = self._driver.migration_of(live.request)
+        return RequestStatus(
+            moves=live.moves,
+            pinned=self._driver.is_pinned(live.request),
+            moving_to=migration.wish.destination if migration is not None else None,
+            moving_step=migration.state if migration is not None else None,
+            request=live.request,
+            worker=live.worker,
+            phase=holding.phase if holding else Phase.WAITING,
+            prompt_tokens=live.prompt_tokens,
+            output_tokens=len(live.output_token_ids),
+            kv_bytes=holding.kv_bytes if holding else 0,
+            blocks=holding.blocks if holding else 0,
+            age_s=round(now_s - live.arrived_s, 3),
+        )
+
+    # -- metrics ----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """The `melld_*` metrics, for prometheus_client's registry."""
+        status = self.status()
+        yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
+        yield self._driver.line.collect()
+        yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
+        yield _gauge("melld_ready", "1 while requests are served.", float(self.why_not_ready() is None))
+        yield from self._savings(status)
+        dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
+        dropped.add_metric([], self._fleet.reports.dropped_outputs)
+        yield dropped
+        for field, (name, text, kind) in WORKER_METRICS.items():
+            family = kind(name, text, labels=["worker", "device"])
+            for worker in status.workers:
+                value = getattr(worker, field)
+                if value is not None:
+                    family.add_metric([worker.worker, worker.device], float(value))
+            yield family
+        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=["worker", "device"])
+        for worker in status.workers:
+            up.add_metric([worker.worker, worker.device], float(worker.state in SERVING))
+        yield up
+
+    def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
+        for name, text, count in (
+            ("melld_preemptions", "Requests that a worker pushed out for want of blocks.", status.preemptions),
+            ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
+            (
+                "melld_shadow_worker_awake_seconds",
+                "The same of best fit without migration, estimated.",
+                status.shadow_worker_seconds_awake,
+            ),
+            ("melld_shadow_preemptions", "Preemptions of that best fit, estimated.", status.shadow_preemptions),
+        ):
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], count)
+            yield family
+        yield _gauge("melld_gpu_hours_saved", "GPU-hours saved against that best fit.", status.gpu_hours_saved)
+        for state in MovingState:
+            moves = sum(move.state is state for move in status.moves)
+            yield _gauge(f"melld_moves_{state}", f"Moves that are {state} now.", moves)
+
+
+WORKER_METRICS = {
+    "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
+    "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
+    "running_requests": ("melld_worker_requests_running", "Requests in its steps.", GaugeMetricFamily),
+    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not begun.", GaugeMetricFamily),
+    "tokens_per_s": ("melld_worker_output_tokens_per_second", "Over the last seconds.", GaugeMetricFamily),
+    "restarts": ("melld_worker_restarts", "Starts of its process after the first.", CounterMetricFamily),
+    "memory_bytes": ("melld_device_memory_used_bytes", "Memory of the device in use.", GaugeMetricFamily),
+    "memory_total_bytes": ("melld_device_memory_total_bytes", "Memory of the device.", GaugeMetricFamily),
+    "power_w": ("melld_device_power_watts", "Power that the device draws.", GaugeMetricFamily),
+    "temperature_c": ("melld_device_temperature_celsius", "The device's temperature.", GaugeMetricFamily),
+    "utilisation": ("melld_device_utilisation_ratio", "Part of the time with work.", GaugeMetricFamily),
+}
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _state_of(place: Place, drain: Drain | None) -> tuple[WorkerState, str]:
+    if drain is not None:
+        return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+    if place.state is WorkerState.FAILED and not place.given_up:
+        return place.state, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
+    return place.state, place.detail

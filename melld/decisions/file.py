@@ -1,0 +1,109 @@
+"""The daemon's decision log on disk: written by a thread of its own, so that no request ever waits for a disk.
+
+Owns the file and the thread.  Never decides what a record says (`decision_recorder` does), and never stands in the way
+of serving: where the file cannot be written, the log ends there, and that is said once.
+
+    driver ──event, commands──► take ──a tenth of a second's──► thread: Recorder, JSON, write
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import Record, encode
+from melld.ids import RequestId
+from melld.scheduler.events import AnyCommand, AnyEvent
+
+FLUSH_S = 0.1
+MOST_BEHIND = 200_000
+"""Events that may wait for a slow disk: about a hundred megabytes."""
+CLOSE_DEADLINE_S = 5.0
+
+
+class Taken(NamedTuple):
+    """One event, what was decided on it, and the ways of the moves among that."""
+
+    event: AnyEvent
+    commands: Sequence[AnyCommand]
+    ways: Mapping[RequestId, str]
+
+
+class DecisionLogFile:
+    """One daemon's log.  `failed` hears, on the event loop and at most once, why there is no more of it."""
+
+    def __init__(self, path: Path, header: Record, failed: Callable[[str], None]) -> None:
+        """Begin the file; what a daemon before this one wrote is kept beside it as FILE.1."""
+        self._path = path
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._taken: list[Taken] = []
+        self._given = 0
+        self._written = 0
+        self._ended = False
+        self._batches: queue.SimpleQueue[list[Taken] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        try:
+            if path.is_file() and path.stat().st_size:
+                path.replace(path.with_name(path.name + ".1"))
+            file = path.open("wb")
+        except OSError as error:
+            self._end(f"{error.strerror}")
+            return
+        self._thread = threading.Thread(target=self._write, args=(file, header), name="decision log", daemon=True)
+        self._thread.start()
+
+    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str]) -> None:
+        """Log it, within `FLUSH_S` and the time that the disk takes."""
+        if self._ended:
+            return
+        if not self._taken:
+            self._loop.call_later(FLUSH_S, self.flush)
+        self._taken.append(Taken(event, commands, ways))
+
+    def flush(self) -> None:
+        """Hand what was taken to the thread."""
+        taken, self._taken = self._taken, []
+        if not taken or self._ended:
+            return
+        self._given += len(taken)
+        if self._given - self._written > MOST_BEHIND:
+            self._end("the disk is too slow for it")
+        else:
+            self._batches.put(taken)
+
+    def close(self) -> None:
+        """Write what is left, and end the file."""
+        self.flush()
+        self._batches.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_DEADLINE_S)
+
+    def _end(self, why: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._taken = []
+            self._failed(f"the decision log {self._path} ends here: {why}")
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    def _write(self, file: IO[bytes], header: Record) -> None:
+        recorder = Recorder()
+        lines = [encode(header)]
+        try:
+            with file:
+                while True:
+                    file.write(b"".join(lines))
+                    file.flush()
+                    batch = self._batches.get()
+                    if batch is None:
+                        return
+                    lines = [encode(record) for taken in batch for record in recorder.take(*taken)]
+                    self._written += len(batch)
+        except OSError as error:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody wants to know any more
+                self._loop.call_soon_threadsafe(self._end, f"{error.strerror}")

@@ -1,0 +1,104 @@
+"""From what the scheduler was told and what it answered to the records of the decision log.
+
+Owns what a record needs beyond its event: present sizes, owners, moves under way, capacities.  Never writes a file.
+What the scheduler does not hear of (the late end of a move, the end of an unknown request) leaves no record, so that
+the records alone give the scheduler all that it acted upon.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from melld.decisions.records import Record, decision_record, epoch_record, fact_records, preempted_record, slots_record
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events
+from melld.scheduler.events import AnyCommand, AnyEvent
+
+NOBODY: Mapping[RequestId, str] = {}
+
+
+class Recorder:
+    """The scheduler's world, as far as the log tells it.  Give it every event with its commands, in order."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._kv_bytes: dict[RequestId, int] = {}  # of the requests that have not ended
+        self._worker: dict[RequestId, WorkerId] = {}
+        self._destination: dict[RequestId, WorkerId] = {}  # of those that move
+        self._capacity_bytes: dict[WorkerId, int] = {}
+
+    def take(
+        self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str] = NOBODY
+    ) -> list[Record]:
+        """The records of one event.  `ways` names the way ("kv", "tokens") of the moves among the commands."""
+        self.step += 1
+        records = self._facts(event)
+        records += [self._decision(event.at_s, command, ways) for command in commands]
+        return records
+
+    def _facts(self, event: AnyEvent) -> list[Record]:
+        step = self.step
+        match event:
+            case events.EpochStarted():
+                return [epoch_record(event, step)]
+            case events.RequestArrived():
+                self._kv_bytes[event.request] = event.kv_bytes
+            case events.RequestsGrew():
+                self._kv_bytes.update(event.kv_bytes)
+            case events.RequestFinished():
+                if self._kv_bytes.pop(event.request, None) is None:
+                    return []
+                self._worker.pop(event.request, None)
+                self._destination.pop(event.request, None)
+            case events.RequestPreempted():
+                worker = self._worker.get(event.request)
+                return [] if worker is None else [preempted_record(event, worker, step)]
+            case events.MoveCommitted() | events.MoveAborted():
+                if not self._end_move(event):
+                    return []
+            case events.WorkerUp():
+                self._capacity_bytes[event.worker] = event.capacity_bytes
+            case events.WorkerSharingChanged():
+                return fact_records(event, step) if event.worker in self._capacity_bytes else []
+            case events.WorkerDown() | events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
+                return self._worker_changed(event)
+        return fact_records(event, step)
+
+    def _end_move(self, event: events.MoveCommitted | events.MoveAborted) -> bool:
+        """Whether it is the move under way that has ended."""
+        destination = self._destination.get(event.request)
+        if destination is None or event.destination not in (None, destination):
+            return False
+        del self._destination[event.request]
+        if isinstance(event, events.MoveCommitted):
+            self._worker[event.request] = destination
+        return True
+
+    def _worker_changed(
+        self, event: events.WorkerDown | events.WorkerCapacityChanged | events.WorkerSlotsChanged
+    ) -> list[Record]:
+        worker = event.worker
+        if worker not in self._capacity_bytes:
+            return []
+        if isinstance(event, events.WorkerSlotsChanged):
+            return [slots_record(event, self._capacity_bytes[worker], self.step)]
+        if isinstance(event, events.WorkerCapacityChanged):
+            self._capacity_bytes[worker] = event.capacity_bytes
+            return fact_records(event, self.step)
+        del self._capacity_bytes[worker]
+        lost = {request for request, where in self._worker.items() if where == worker}
+        for request in lost:
+            del self._worker[request]
+        moving = self._destination.items()
+        self._destination = {one: there for one, there in moving if there != worker and one not in lost}
+        return fact_records(event, self.step)
+
+    def _decision(self, at_s: float, command: AnyCommand, ways: Mapping[RequestId, str]) -> Record:
+        match command:
+            case events.PlaceRequest():
+                self._worker[command.request] = command.worker
+                return decision_record(at_s, command, self._kv_bytes.get(command.request, 0), step=self.step)
+            case events.MoveRequest():
+                self._destination[command.request] = command.destination
+                return decision_record(at_s, command, via=ways.get(command.request, "kv"), step=self.step)
+            case events.RefuseRequest() | events.ShedRequest():
+                self._kv_bytes.pop(command.request, None)
+        return decision_record(at_s, command, step=self.step)

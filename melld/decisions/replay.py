@@ -1,0 +1,227 @@
+"""The facts of a decision log given to a fresh scheduler: does it decide the same?
+
+Owns the way back from records to events, and the comparison.  Never reads a file and never repairs a log.
+
+A daemon's log says in its first record who decided and tells every epoch.  A simulation's does neither: its policy and
+settings are given, and a step that left no fact is the beginning of an epoch, at a multiple of their length.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from melld.decisions.records import Record, decision_record
+from melld.errors import IllegalTransition, MelldError
+from melld.ids import RequestId
+from melld.scheduler import events
+from melld.scheduler.events import AnyCommand, AnyEvent
+from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+
+DECISIONS = frozenset({"place", "queue", "move", "activate", "retire"})
+
+
+class UnusableLog(MelldError):
+    """The records are not those of a decision log, or not all of them."""
+
+    code = "unusable_log"
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"step {step} of the decision log cannot be replayed: {why}")
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first step at which the scheduler decided otherwise than the log says; None: nothing more was decided."""
+
+    step: int
+    logged: Record | None
+    decided: Record | None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """How far the log and the scheduler agree."""
+
+    policy: str
+    records: int
+    events: int
+    decisions: int
+    difference: Difference | None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Who is to decide.  `policy` None: the log's own.  `fallback` and `epoch_s` are for logs that do not say."""
+
+    policy: str | None
+    fallback: Callable[[], Scheduler]
+    epoch_s: float
+
+
+def replay(records: Iterable[Record], choice: Choice) -> Replayed:
+    """Give the log's facts to a scheduler, step by step, until it decides otherwise or the log ends.
+
+    Raises:
+        UnusableLog: the facts contradict one another, or are none that a scheduler knows.
+    """
+    read = [0]
+    stream = _counted(records, read)
+    first = next(stream, None)
+    if first is None:
+        raise UnusableLog(0, "it is empty")
+    scheduler, policy, told = _scheduler_of(first, choice)
+    rest = stream if first["kind"] == "scheduler" else _chained(first, stream)
+    if scheduler.settings.cluster.instant_moves:  # they ended as they were decided: nobody told the scheduler
+        rest = (record for record in rest if record["kind"] != "moved")
+    sizes: dict[RequestId, int] = {}
+    happened = decisions = 0
+    for step, found, epoch in _steps(rest, None if told else choice.epoch_s):
+        try:
+            event = epoch or as_event([record for record in found if not is_decision(record)])
+            _note_sizes(event, sizes)
+            commands = scheduler.handle(event)
+        except (IllegalTransition, ValueError, LookupError, TypeError) as error:
+            raise UnusableLog(step, str(error)) from error
+        happened += 1
+        logged = [record for record in found if is_decision(record)]
+        ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
+        decided = [_decided(event.at_s, command, sizes, ways, step) for command in commands]
+        if decided != logged:
+            return Replayed(policy, read[0], happened, decisions, _difference(step, logged, decided))
+        decisions += len(logged)
+    return Replayed(policy, read[0], happened, decisions, None)
+
+
+def is_decision(record: Record) -> bool:
+    """Whether the scheduler, not the world, is the source of the record."""
+    return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
+
+
+def as_event(facts: list[Record]) -> AnyEvent:
+    """The event that the facts of one step were.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if not facts:
+        raise ValueError("it holds no fact")
+    fact: dict[str, Any] = facts[0]
+    at_s, request, worker = fact["at"], fact.get("request", ""), fact.get("worker", "")
+    match fact["kind"]:
+        case "epoch":
+            return events.EpochStarted(at_s)
+        case "arrive":
+            sizes = fact["kv_bytes"], fact["prompt_tokens"]
+            return events.RequestArrived(at_s, request, *sizes, fact["priority"], fact.get("client", ""))
+        case "grow":
+            return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
+        case "finish":
+            return events.RequestFinished(at_s, request)
+        case "preempt":
+            return events.RequestPreempted(at_s, request)
+        case "moved" if fact["outcome"] == "committed":
+            return events.MoveCommitted(at_s, request)
+        case "moved":
+            return events.MoveAborted(at_s, request, reason=fact["cause"])
+        case "worker":
+            return _worker_event(fact)
+        case "steady":
+            return events.WorkerSteadied(at_s, worker)
+        case "share":
+            return events.WorkerSharingChanged(at_s, worker, fact["shared_bytes"])
+        case "wake":
+            return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
+        case "drain":
+            return events.WorkerDraining(at_s, worker)
+        case "resume":
+            return events.WorkerResumed(at_s, worker)
+        case "ask":
+            return events.MoveAsked(at_s, request, fact["destination"])
+    raise ValueError(f"records of kind {fact['kind']!r} are not known")
+
+
+def _worker_event(fact: dict[str, Any]) -> AnyEvent:
+    at_s, worker, capacity_bytes = fact["at"], fact["worker"], fact["capacity_bytes"]
+    if "machine" in fact:
+        offered = fact["slots"], fact["machine"], fact.get("block_bytes", 0)
+        return events.WorkerUp(at_s, worker, capacity_bytes, *offered, steady=fact.get("steady", True))
+    if "slots" in fact:
+        return events.WorkerSlotsChanged(at_s, worker, fact["slots"])
+    if capacity_bytes == 0:
+        return events.WorkerDown(at_s, worker)
+    return events.WorkerCapacityChanged(at_s, worker, capacity_bytes)
+
+
+def _scheduler_of(first: Record, choice: Choice) -> tuple[Scheduler, str, bool]:
+    """The scheduler, its policy's name, and whether epochs are records."""
+    if first.get("kind") != "scheduler":
+        fresh = choice.fallback()
+        return fresh, choice.policy or fresh.policy.name, False
+    name = choice.policy or str(first["policy"])
+    if name not in POLICIES:
+        raise UnusableLog(0, f"its policy {name!r} is not known")
+    try:
+        return Scheduler(POLICIES[name], msgspec.convert(first["settings"], SchedulerSettings)), name, True
+    except msgspec.ValidationError as error:
+        raise UnusableLog(0, f"its settings are of another version: {error}") from error
+
+
+Step = tuple[int, list[Record], AnyEvent | None]
+
+
+def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
+    """The records of each step; with `epoch_s`, steps without facts are epochs, those without records included."""
+    epochs, before = 0, 0
+    for step, group in groupby(records, key=lambda record: int(record.get("step", 0))):
+        found = list(group)
+        if epoch_s is None:
+            yield step, found, None
+            continue
+        for silent in range(before + 1, step):
+            yield silent, [], events.EpochStarted(epochs * epoch_s)
+            epochs += 1
+        before = step
+        if all(is_decision(record) for record in found):
+            yield step, found, events.EpochStarted(epochs * epoch_s)
+            epochs += 1
+        else:
+            yield step, found, None
+
+
+def _note_sizes(event: AnyEvent, sizes: dict[RequestId, int]) -> None:
+    match event:
+        case events.RequestArrived():
+            sizes[event.request] = event.kv_bytes
+        case events.RequestsGrew():
+            sizes.update(event.kv_bytes)
+        case events.RequestFinished():
+            sizes.pop(event.request, None)
+
+
+def _decided(
+    at_s: float, command: AnyCommand, sizes: dict[RequestId, int], ways: dict[RequestId, str], step: int
+) -> Record:
+    if isinstance(command, events.ActivateWorker | events.RetireWorker):
+        return decision_record(at_s, command, step=step)
+    kv_bytes, via = sizes.get(command.request, 0), ways.get(command.request, "kv")
+    return decision_record(at_s, command, kv_bytes, via, step)
+
+
+def _difference(step: int, logged: list[Record], decided: list[Record]) -> Difference:
+    for index in range(max(len(logged), len(decided))):
+        theirs = logged[index] if index < len(logged) else None
+        ours = decided[index] if index < len(decided) else None
+        if theirs != ours:
+            return Difference(step, theirs, ours)
+    raise AssertionError((logged, decided))
+
+
+def _counted(records: Iterable[Record], count: list[int]) -> Iterator[Record]:
+    for record in records:
+        count[0] += 1
+        yield record
+
+
+def _chained(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
+    yield first
+    yield from rest

@@ -1,0 +1,265 @@
+"""Workers that an operator wants for something else: emptied, stopped, and given back.
+
+Owns the drains under way and those that are done, which keep their workers out of service until `resume`.  Never moves
+a request: the scheduler does, from `WorkerDraining` on; never ends a process: the supervisor does.
+
+    drain ──► DRAINING ──empty, or its worker died, or the deadline──► STOPPING ──► DRAINED
+                 │  ▲ it has a request that no other worker could ever hold: at the deadline it says so and goes on
+                 └──────────────── resume, from any of them ────────────────► back in service
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from melld.control.messages import Drained, DrainOutcome, Resumed
+from melld.driver.driver import Driver
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.process import WorkerProcess
+from melld.engine.fleet.supervisor import Place
+from melld.errors import IllegalTransition, MelldError, UnknownWorker
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events
+from melld.scheduler.roster import OPEN_STATES
+from melld.scheduler.state import WorkerState
+
+log = logging.getLogger("melld.drain")
+
+
+class LastWorker(MelldError):
+    """Without it nobody would serve."""
+
+    status = 409
+    code = "last_worker"
+
+    def __init__(self, worker: str, others: Sequence[str]) -> None:
+        rest = f" ({'; '.join(others)})" if others else ""
+        super().__init__(f"{worker} is the last worker that takes requests{rest}: it cannot be drained")
+
+
+class DrainState(enum.StrEnum):
+    """Where a drain stands."""
+
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    DRAINED = "drained"
+
+
+DRAIN_TRANSITIONS: Mapping[tuple[DrainState, str], DrainState] = {
+    (DrainState.DRAINING, "stop"): DrainState.STOPPING,
+    (DrainState.STOPPING, "stopped"): DrainState.DRAINED,
+}
+
+
+class Drain:
+    """One worker's drain, and what has become of the requests that were there."""
+
+    def __init__(self, worker: WorkerId, began_s: float) -> None:
+        self.worker = worker
+        self.state = DrainState.DRAINING
+        self.began_s = began_s
+        self.total_s: float | None = None
+        self.left: set[RequestId] = set()
+        self.moved = 0
+        self.ended = 0
+        self.restarted = 0
+        self.stuck = ""
+        self.resumed = False
+        self.answer = asyncio.Event()
+        """There is something to tell those who wait: drained, stuck at the deadline, or resumed."""
+        self.deadline: asyncio.TimerHandle | None = None
+        self.stopping: asyncio.Task[None] | None = None
+
+    def step(self, event: str) -> None:
+        """Go on to the next state."""
+        after = DRAIN_TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise IllegalTransition("drain", self.worker, self.state, event)
+        self.state = after
+
+    def report(self, now_s: float) -> Drained:
+        """How far it is."""
+        outcome = DrainOutcome.DRAINED if self.state is DrainState.DRAINED else DrainOutcome.DRAINING
+        if self.resumed:
+            outcome = DrainOutcome.RESUMED
+        elif self.stuck:
+            outcome = DrainOutcome.STUCK
+        return Drained(
+            worker=self.worker,
+            outcome=outcome,
+            total_s=round(now_s - self.began_s if self.total_s is None else self.total_s, 3),
+            moved=self.moved,
+            ended=self.ended,
+            restarted=self.restarted,
+            left=len(self.left),
+            reason=self.stuck,
+        )
+
+
+class Drains:
+    """All drains of one fleet."""
+
+    def __init__(self, driver: Driver, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self.by_worker: dict[WorkerId, Drain] = {}
+        self._driver = driver
+        self._fleet = fleet
+        self._clock = clock
+        driver.taps.append(self._heard)
+
+    async def drain(self, worker: WorkerId, wait: bool, deadline_s: float | None) -> Drained:
+        """Take the worker out of service; said again, tell how far that is.
+
+        Raises:
+            UnknownWorker: nobody is called so.
+            LastWorker: no other worker takes requests.
+        """
+        place = self._place(worker)
+        drain = self.by_worker.get(worker)
+        if drain is None:
+            drain = self._begin(place)
+        if deadline_s is not None and drain.state is DrainState.DRAINING:
+            if drain.deadline is not None:
+                drain.deadline.cancel()
+            drain.stuck = ""
+            drain.answer.clear()
+            drain.deadline = asyncio.get_running_loop().call_later(deadline_s, self._force, drain)
+        if wait:
+            await drain.answer.wait()
+        return drain.report(self._clock())
+
+    async def resume(self, worker: WorkerId) -> Resumed:
+        """Take the worker into service again, and start its process if there is none.
+
+        Raises:
+            UnknownWorker: nobody is called so.
+        """
+        place = self._place(worker)
+        drain = self.by_worker.pop(worker, None)
+        if drain is not None:
+            if drain.deadline is not None:
+                drain.deadline.cancel()
+            drain.resumed = drain.state is not DrainState.DRAINED
+            drain.answer.set()
+            if drain.stopping is not None:
+                await drain.stopping
+        if worker in self.by_worker:  # it was drained anew meanwhile
+            return Resumed(worker=worker, was_drained=True, started=False)
+        if worker in self._driver.scheduler.cluster.workers:
+            self._driver.handle(events.WorkerResumed(self._clock(), worker=worker))
+        started = place.process is None
+        self._fleet.start_worker(worker)
+        if drain is not None or started:
+            log.info("%s is in service again", worker)
+        return Resumed(worker=worker, was_drained=drain is not None, started=started)
+
+    async def close(self) -> None:
+        """The daemon ends: so do the tasks."""
+        tasks = [drain.stopping for drain in self.by_worker.values() if drain.stopping is not None]
+        for drain in self.by_worker.values():
+            if drain.deadline is not None:
+                drain.deadline.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- how it goes -------------------------------------------------------------------------------------------------
+
+    def _place(self, worker: WorkerId) -> Place:
+        places = self._fleet.supervisor.places
+        if worker not in places:
+            raise UnknownWorker(worker, list(places))
+        return places[worker]
+
+    def _begin(self, place: Place) -> Drain:
+        worker = place.slot.worker
+        self._refuse_last(worker)
+        drain = self.by_worker[worker] = Drain(worker, self._clock())
+        drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
+        log.info("%s is drained of %d requests", worker, len(drain.left))
+        if not self._fleet.is_ready(worker):  # nothing of it has begun
+            self._fleet.withdraw(worker)
+        elif worker in self._driver.scheduler.cluster.workers:
+            self._driver.handle(events.WorkerDraining(self._clock(), worker=worker))
+        self._stop_if_empty(drain)
+        return drain
+
+    def _refuse_last(self, worker: WorkerId) -> None:
+        known, others = self._driver.scheduler.cluster.workers, []
+        for place in self._fleet.supervisor.places.values():
+            other = place.slot.worker
+            if other == worker:
+                continue
+            there = known.get(other)
+            if there is not None and there.state in OPEN_STATES and there.offered_slots > 0:
+                return
+            drain = self.by_worker.get(other)
+            others.append(f"{other}: {drain.state if drain else place.detail or 'starting'}")
+        raise LastWorker(worker, others)
+
+    def _heard(self, event: events.AnyEvent, _commands: Sequence[events.AnyCommand]) -> None:
+        for drain in self.by_worker.values():
+            if drain.state is not DrainState.DRAINED:
+                self._note(drain, event)
+
+    def _note(self, drain: Drain, event: events.AnyEvent) -> None:
+        match event:
+            case events.MoveCommitted(request=request) if request in drain.left:
+                if event.destination != drain.worker:
+                    drain.left.remove(request)
+                    drain.moved += 1
+            case events.MoveCommitted(destination=destination) if destination == drain.worker:
+                drain.left.add(event.request)  # it was on its way here when the drain began
+            case events.RequestFinished(request=request) if request in drain.left:
+                drain.left.remove(request)
+                drain.ended += 1
+            case events.WorkerDown(worker=worker) if worker == drain.worker:
+                drain.restarted += len(drain.left)
+                drain.left.clear()
+            case events.EpochStarted():
+                pass
+            case _:
+                return
+        self._stop_if_empty(drain)
+
+    def _stop_if_empty(self, drain: Drain) -> None:
+        """The scheduler withdraws a worker when it has let go of it; of one that is not up it knows nothing."""
+        worker = self._driver.scheduler.cluster.workers.get(drain.worker)
+        if drain.state is DrainState.DRAINING and (worker is None or worker.state is WorkerState.WITHDRAWN):
+            self._stop(drain)
+
+    def _force(self, drain: Drain) -> None:
+        """The deadline: those that are left go on elsewhere from their tokens, as after a worker's death.
+
+        They wait ahead of all others where there is no room now.  Where one could never be held by any other worker,
+        nothing is forced: it would wait for ever.
+        """
+        if drain.state is not DrainState.DRAINING:
+            return
+        cluster = self._driver.scheduler.cluster
+        known = [cluster.requests[name] for name in drain.left if name in cluster.requests]
+        too_large = [one for one in known if not cluster.could_hold(one.kv_bytes)]
+        if too_large:
+            drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
+            log.warning("%s is not drained at its deadline: %s", drain.worker, drain.stuck)
+            drain.answer.set()
+        else:
+            self._stop(drain)
+
+    def _stop(self, drain: Drain) -> None:
+        drain.step("stop")
+        if drain.deadline is not None:
+            drain.deadline.cancel()
+        drain.stuck = ""
+        process = self._fleet.supervisor.places[drain.worker].process
+        self._fleet.stop_worker(drain.worker, stay_out=True)
+        ending = self._wait_ended(drain, process)
+        drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")
+
+    async def _wait_ended(self, drain: Drain, process: WorkerProcess | None) -> None:
+        if process is not None:
+            await process.wait_ended()
+        drain.step("stopped")
+        drain.total_s = self._clock() - drain.began_s
+        drain.answer.set()
+        log.info("%s", drain.report(self._clock()).in_words())

@@ -1,0 +1,276 @@
+"""Carries migrations out: the table's actions go to the workers, their answers, losses and deadlines to the table.
+
+Owns the migrations under way, the links between workers, and the timers.  Decides nothing: `migration` does; moves no
+bytes: workers do.
+
+    driver, operator ──start──► Executor ──commands──► fleet ──► workers
+          ▲ MoveCommitted, MoveAborted     ◄──answers, deaths, ended requests──┘
+"""
+
+import asyncio
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melld.driver.report import MoveMeters, MoveReport, report_of
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import Buffer
+from melld.errors import MelldError
+from melld.ids import RequestId, WorkerId
+from melld.migrate import messages as say
+from melld.migrate.migration import Action, Finish, HandOver, Migration, Tell, Wish
+from melld.migrate.snapshot import MoveRefused, Refusal, Via
+from melld.migrate.table import MoveState, Outcome, Sign
+from melld.scheduler import events
+
+log = logging.getLogger("melld.migration")
+GAP_S = 30.0
+"""How long a report waits for the first token after a hand-over."""
+
+
+class NoLink(MelldError):
+    """KV cannot be copied between these workers."""
+
+    status = 409
+    code = "no_link"
+
+    def __init__(self, source: str, destination: str, why: str) -> None:
+        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}")
+
+
+class Move:
+    """One migration under way, and who waits for its end."""
+
+    def __init__(self, migration: Migration) -> None:
+        self.migration = migration
+        self.snapshot: list[bytes] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.gap_s: float | None = None
+        self.ended = asyncio.Event()
+        self.told = asyncio.Event()
+        """Ended, and the client's gap is known where there is one."""
+
+    @property
+    def link(self) -> tuple[WorkerId, WorkerId]:
+        """From where to where."""
+        return self.migration.wish.source, self.migration.wish.destination
+
+
+class Executor:
+    """All migrations of one fleet."""
+
+    def __init__(
+        self, fleet: Fleet, clock: Callable[[], float], meters: MoveMeters, max_moves_per_link: int = 4
+    ) -> None:
+        self.moves: dict[RequestId, Move] = {}
+        self._fleet = fleet
+        self._clock = clock
+        self._meters = meters
+        self._max_moves_per_link = max_moves_per_link
+        self._links: dict[tuple[WorkerId, WorkerId], str] = {}  # "" once it is open, else why it is not
+        self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
+        self._by_number: dict[int, Move] = {}
+        self._gaps: dict[RequestId, Move] = {}
+        self._numbers = 0
+        fleet.moves = self
+
+    # -- asked for ---------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        request: RequestId,
+        destination: WorkerId,
+        via: Via | None = None,
+        bytes_per_s: float = 0.0,
+        paced_s: float = 0.0,
+    ) -> Move:
+        """Begin to move a request; `via` None: its KV if that can be, else its tokens.
+
+        `bytes_per_s`, `paced_s`: see `Wish`.
+
+        Raises:
+            MoveRefused: it is not on a worker, or on its way already.
+            NoLink: KV is asked for, and cannot be copied there.
+        """
+        live = self._fleet.live.get(request)
+        if live is None or live.worker is None:
+            raise MoveRefused(request, Refusal.UNKNOWN)
+        if request in self.moves:
+            raise MoveRefused(request, Refusal.ALREADY_LEAVING)
+        why_not = self.check_link(request, destination, via)
+        self._numbers += 1
+        wish = Wish(
+            move=self._numbers,
+            request=request,
+            source=live.worker,
+            destination=destination,
+            via=Via.TOKENS if why_not else via,
+            lease=self._fleet.new_lease(request),
+            bytes_per_s=bytes_per_s,
+            paced_s=paced_s,
+        )
+        move = Move(Migration(wish, self._clock()))
+        self.moves[request] = self._by_number[wish.move] = move
+        self._queues.setdefault(move.link, collections.deque()).append(move)
+        self._start_queued(move.link)
+        return move
+
+    def check_link(self, request: RequestId, destination: WorkerId, via: Via | None) -> str:
+        """Why KV cannot be copied to there from where the request is; empty if it can.
+
+        Raises:
+            NoLink: KV is asked for all the same.
+        """
+        source = self._fleet.live[request].worker
+        if source is None:
+            raise MoveRefused(request, Refusal.UNKNOWN)
+        why_not = self._links.get((source, destination), "there is no link")
+        if why_not and via is Via.KV:
+            raise NoLink(source, destination, why_not)
+        return why_not
+
+    async def report(self, move: Move) -> MoveReport:
+        """What came of it, once it has ended and the client has had its next token."""
+        await move.ended.wait()
+        try:
+            await asyncio.wait_for(move.told.wait(), GAP_S)
+        except TimeoutError:
+            log.warning("no token of %s in %.0f s since it was moved", move.migration.wish.request, GAP_S)
+        return report_of(move.migration, move.gap_s)
+
+    # -- told by the fleet -------------------------------------------------------------------------------------------
+
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
+        """Have it and each of its siblings open one another's KV memory."""
+        for other, theirs in self._fleet.ready.items():
+            if other != worker:
+                self._open(worker, ready.kv_handle, other)
+                self._open(other, theirs.kv_handle, worker)
+
+    def worker_lost(self, worker: WorkerId) -> None:
+        """End, or roll back, what it took part in, and have nobody hold its memory."""
+        self._links = {link: state for link, state in self._links.items() if worker not in link}
+        for move in list(self._by_number.values()):
+            source, destination = move.link
+            if worker == source:
+                self._happened(move, Sign.SOURCE_LOST)
+            elif worker == destination:
+                self._happened(move, Sign.DESTINATION_LOST)
+        for other in self._fleet.ready:
+            if other != worker:
+                self._fleet.send(other, wire.CloseLink(peer=worker))
+
+    def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
+        """An answer of a worker."""
+        if isinstance(message, wire.LinkOpened):
+            self._links[WorkerId(message.peer), worker] = message.failure
+            what = f"by {message.transport}" if not message.failure else f"is not open: {message.failure}"
+            log.info("KV from %s to %s %s", message.peer, worker, what)
+            return
+        move = self._by_number.get(message.move)
+        if move is None:
+            return
+        if isinstance(message, say.RequestFrozen):
+            move.snapshot = payload
+        self._act(move, move.migration.answered(message, self._clock()))
+
+    def request_ended(self, request: RequestId) -> None:
+        """Its migration, if any, is for nothing."""
+        if (move := self.moves.get(request)) is not None:
+            self._happened(move, Sign.GONE)
+        if (waiting := self._gaps.pop(request, None)) is not None:
+            waiting.told.set()
+
+    def went_on(self, request: RequestId, gap_s: float) -> None:
+        """The client has seen the gap."""
+        if (move := self._gaps.pop(request, None)) is not None:
+            move.gap_s = gap_s
+            self._meters.gap(move.migration.via, gap_s)
+            move.told.set()
+
+    # -- the table's actions -----------------------------------------------------------------------------------------
+
+    def _happened(self, move: Move, sign: Sign) -> None:
+        if move.migration.state is not MoveState.ENDED:
+            self._act(move, move.migration.happened(sign, self._clock()))
+
+    def _late(self, move: Move, number: int) -> None:
+        if move.migration.number == number:
+            self._happened(move, Sign.LATE)
+
+    def _act(self, move: Move, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Tell():
+                    self._tell(move, action)
+                case HandOver():
+                    if (earlier := self._gaps.get(move.migration.wish.request)) is not None:
+                        earlier.told.set()
+                    self._gaps[move.migration.wish.request] = move
+                    self._commit(move, action.lease)
+                case Finish():
+                    self._finish(move, action.outcome)
+
+    def _commit(self, move: Move, lease: int) -> None:
+        """Change the owner in the fleet and in the scheduler together: nothing can come between."""
+        wish, via = move.migration.wish, str(move.migration.via)
+        self._fleet.hand_over(wish.request, wish.destination, lease)
+        self._fleet.tell(
+            events.MoveCommitted(self._clock(), request=wish.request, destination=wish.destination, via=via)
+        )
+
+    def _tell(self, move: Move, tell: Tell) -> None:
+        if move.timer is not None:
+            move.timer.cancel()
+        loop = asyncio.get_running_loop()
+        move.timer = loop.call_later(tell.deadline_s, self._late, move, move.migration.number)
+        payload: list[Buffer] = []
+        match tell.command:
+            case say.ReserveBlocks() | say.WarmRequest():
+                live = self._fleet.live[move.migration.wish.request]
+                payload = [live.core_request, msgspec.msgpack.encode(live.output_token_ids)]
+                self._fleet.reserve(live.request, tell.worker, tell.command.token_capacity)
+            case say.AttachRequest():
+                payload = list(move.snapshot)
+        self._fleet.send(tell.worker, tell.command, payload)
+
+    def _finish(self, move: Move, outcome: Outcome) -> None:
+        migration, wish = move.migration, move.migration.wish
+        if move.timer is not None:
+            move.timer.cancel()
+        move.snapshot = []
+        del self._by_number[wish.move]
+        del self.moves[wish.request]
+        self._queues[move.link] = collections.deque(other for other in self._queues[move.link] if other is not move)
+        self._fleet.ledger.release(wish.destination, wish.request)
+        if self._gaps.get(wish.request) is not move:
+            move.told.set()
+        move.ended.set()
+        self._meters.ended(migration, outcome)
+        # A policy may ask again and again for what cannot be carried at all.
+        never_began = outcome is Outcome.REFUSED and migration.number <= 1
+        log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
+        if outcome is not Outcome.COMMITTED:
+            self._fleet.tell(
+                events.MoveAborted(self._clock(), request=wish.request, reason=outcome, destination=wish.destination)
+            )
+        self._start_queued(move.link)
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    def _open(self, source: WorkerId, handle: bytes, destination: WorkerId) -> None:
+        self._links[source, destination] = "the link is not open yet" if handle else "its KV memory cannot be shared"
+        if handle:
+            self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
+
+    def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
+        under_way = [move for move in self._by_number.values() if move.link == link]
+        free = self._max_moves_per_link - sum(move.migration.state is not MoveState.QUEUED for move in under_way)
+        queue = self._queues[link]
+        while queue and free > 0:
+            free -= 1
+            self._happened(queue.popleft(), Sign.STARTED)

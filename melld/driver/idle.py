@@ -1,0 +1,67 @@
+"""Puts workers that are not needed to rest: asks the rule, several times a second, and does what it says.
+
+Owns the looking.  `scheduler.idle` decides; the fleet acts.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from melld.control.status import WorkerState
+from melld.driver.driver import Driver
+from melld.engine.fleet.fleet import Fleet
+from melld.ids import WorkerId
+from melld.scheduler.idle import Idle, IdleSettings, WorkerAtRest
+
+log = logging.getLogger("melld.idle")
+LOOK_S = 0.25
+
+
+class IdleWorkers:
+    """The workers of one fleet that have nothing to do."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, settings: IdleSettings, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._cluster = driver.scheduler.cluster
+        self._clock = clock
+        self._idle = Idle(settings)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Once."""
+        at_rest = []
+        in_use = 0
+        for place in self._fleet.supervisor.places.values():
+            worker = place.slot.worker
+            known = self._cluster.workers.get(worker)
+            if known is None or not place.is_ready:
+                continue
+            if self._is_in_use(worker):
+                in_use += 1
+            else:
+                at_rest.append(WorkerAtRest(worker, known.rank, place.state is WorkerState.ASLEEP, place.wake_s))
+        rest = self._idle.look(in_use, at_rest, self._clock())
+        for worker in rest.sleep:
+            log.info("%s sleeps: it is not needed", worker)
+            self._fleet.supervisor.sleep(worker)
+        for worker in rest.stop:
+            wake_s = self._fleet.supervisor.places[worker].wake_s
+            log.info("%s ends: it is not needed; its last start took %.1f s", worker, wake_s)
+            self._fleet.stop_worker(worker)
+
+    def outlook(self, worker: WorkerId) -> str:
+        """When a sleeping worker's process will end, in words; empty where that is not in sight."""
+        ending = self._idle.endings.get(worker)
+        if ending is None or math.isinf(ending.at_s):
+            return ""
+        kept = ", kept as it was needed again soon of late" if ending.kept else ""
+        return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
+
+    def _is_in_use(self, worker: WorkerId) -> bool:
+        return worker in self._cluster.active or worker in self._cluster.draining

@@ -1,0 +1,95 @@
+"""What is told of a migration when it has ended: its report, its log line, its metrics.
+
+Owns the words and the buckets.  Changes nothing.
+"""
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from melld.migrate.migration import Migration
+from melld.migrate.snapshot import Via
+from melld.migrate.table import Outcome
+
+GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One migration, from its beginning to its end."""
+
+    move: int
+    request: str
+    source: str
+    destination: str
+    via: Via
+    outcome: Outcome
+    reason: str
+    """Why it was not carried out; empty when it was."""
+    rounds: int
+    """Copies that moved blocks, the last one, after the freeze, included."""
+    blocks: int
+    copied_bytes: int
+    copy_s: float
+    """Seconds in which bytes moved."""
+    total_s: float
+    gap_s: float | None
+    """Between the last token before and the first one after, as the daemon saw them; null if there was none."""
+    story: tuple[str, ...]
+
+    def line(self) -> str:
+        """For the log."""
+        gap = "" if self.gap_s is None else f", gap {self.gap_s * 1e3:.1f} ms"
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"move {self.move} of {self.request} {self.source} -> {self.destination} via {self.via}: "
+            f"{self.outcome}{why}; {self.rounds} rounds, {self.blocks} blocks, {self.copied_bytes} bytes "
+            f"in {self.copy_s * 1e3:.2f} ms{gap}; {'; '.join(self.story)}"
+        )
+
+
+def report_of(migration: Migration, gap_s: float | None) -> MoveReport:
+    """The report of a migration that has ended."""
+    wish, outcome = migration.wish, migration.outcome
+    assert outcome is not None, migration.told()
+    return MoveReport(
+        move=wish.move,
+        request=wish.request,
+        source=wish.source,
+        destination=wish.destination,
+        via=migration.via,
+        outcome=outcome,
+        reason=migration.reason,
+        rounds=migration.rounds,
+        blocks=migration.copied_blocks,
+        copied_bytes=migration.copied_bytes,
+        copy_s=migration.copy_s,
+        total_s=migration.story[-1][0] - migration.began_s,
+        gap_s=gap_s,
+        story=migration.told(),
+    )
+
+
+class MoveMeters:
+    """The metrics of migrations."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        ways = ["via"]
+        self._ended = Counter("melld_migrations", "Migrations that ended.", [*ways, "outcome"], registry=registry)
+        self._bytes = Counter("melld_migration_bytes", "Bytes of KV copied.", registry=registry)
+        self._copy_s = Counter("melld_migration_copy_seconds", "Seconds in which KV was copied.", registry=registry)
+        self._gap_s = Histogram(
+            "melld_migration_gap_seconds",
+            "Between a moved request's last token before and first token after.",
+            ways,
+            buckets=GAP_BUCKETS_S,
+            registry=registry,
+        )
+
+    def ended(self, migration: Migration, outcome: Outcome) -> None:
+        """Count a migration."""
+        self._ended.labels(migration.via, outcome).inc()
+        self._bytes.inc(migration.copied_bytes)
+        self._copy_s.inc(migration.copy_s)
+
+    def gap(self, via: Via, gap_s: float) -> None:
+        """A client has waited so long."""
+        self._gap_s.labels(via).observe(gap_s)

@@ -1,0 +1,39 @@
+"""What a fleet asks of those around it: of vLLM's encoding, and of whoever runs the migrations.
+
+Owns the two contracts.  The fleet imports neither: it is given both.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from melld.engine.wire import messages as wire
+from melld.ids import RequestId, WorkerId
+
+
+class Codec(Protocol):
+    """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
+
+    def encode_request(self, core_request: Any) -> bytes:
+        """An `EngineCoreRequest`, whole, with its images."""
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
+        """An `EngineCoreOutputs` of that worker."""
+
+
+class MoveKeeper(Protocol):
+    """Who runs the migrations, and is told what concerns them."""
+
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
+        """A worker can be moved to and from."""
+
+    def worker_lost(self, worker: WorkerId) -> None:
+        """It is gone.  Said before its requests are given to others."""
+
+    def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
+        """A worker's answer to a command of a migration, or of a link."""
+
+    def request_ended(self, request: RequestId) -> None:
+        """It has ended, or its client has left.  The worker that owns it frees it of its own accord."""
+
+    def went_on(self, request: RequestId, gap_s: float) -> None:
+        """The first output since it was handed over, so long after the last one before."""

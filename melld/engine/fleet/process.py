@@ -1,0 +1,211 @@
+"""One worker process as the daemon sees it: its birth from the template, its wire, what it prints, its end.
+
+Owns one process, one socket and one pipe.  Knows the frames, not what they mean.
+
+    STARTING ──ready──► READY ──stop──► STOPPING ──ended──► ENDED        any of them ──ended──► ENDED
+"""
+
+import asyncio
+import collections
+import enum
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from melld.engine.fleet.fate import Fate, end_in_words
+from melld.engine.fleet.template import Lines, Template
+from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
+from melld.errors import IllegalTransition
+
+log = logging.getLogger("melld.worker")
+MAX_LOG_LINES = 40
+PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
+"""A bar as tqdm draws it: vLLM's and Hugging Face's, of what they load, download or compile."""
+
+
+class ProcessState(enum.StrEnum):
+    """Where a worker process stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+_TRANSITIONS: dict[tuple[ProcessState, str], ProcessState] = {
+    (ProcessState.STARTING, "ready"): ProcessState.READY,
+    (ProcessState.STARTING, "stop"): ProcessState.STOPPING,
+    (ProcessState.READY, "stop"): ProcessState.STOPPING,
+    (ProcessState.STOPPING, "ready"): ProcessState.STOPPING,
+    (ProcessState.STOPPING, "stop"): ProcessState.STOPPING,
+    **{(state, "ended"): ProcessState.ENDED for state in ProcessState if state is not ProcessState.ENDED},
+}
+
+
+class WorkerEnded(msgspec.Struct, frozen=True):
+    """A worker process is gone.  `reason` is one line for people; `expected` when it was asked to end.
+
+    `from_outside`: what it ran has not ended it (`process_fate`).
+    """
+
+    worker: str
+    reason: str
+    expected: bool
+    was_ready: bool
+    from_outside: bool = False
+
+
+class WorkerProcess:
+    """A worker and its wire.  `on_message(message, payload)` and `on_end(ended)` are called on the event loop."""
+
+    def __init__(
+        self,
+        spec: wire.WorkerSpec,
+        template: Template,
+        on_message: Callable[[Any, list[bytes]], None],
+        on_end: Callable[[WorkerEnded], None],
+    ) -> None:
+        self.spec = spec
+        self.state = ProcessState.STARTING
+        self.pid = 0
+        """0 until the template has forked it."""
+        self._stage = ""
+        self._progress = ""
+        self.forked_s = 0.0
+        """When that was, by the loop's clock."""
+        self._template = template
+        self._on_message = on_message
+        self._on_end = on_end
+        self._failure: wire.WorkerFailed | None = None
+        self._lines = Lines(self._printed)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
+        self._transport: asyncio.Transport | None = None
+        self._ended = asyncio.Event()
+        self._fate = Fate()
+
+    async def start(self) -> None:
+        """Have the process made.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
+
+        Must run on the daemon's main thread: the kernel ties the template's life to the thread that made it.
+        """
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        loop = asyncio.get_running_loop()
+        try:
+            self._birth = self._template.spawn(self.spec, (theirs.fileno(), write_end), self._forked, self._exited)
+        finally:
+            theirs.close()
+            os.close(write_end)
+        os.set_blocking(read_end, False)
+        self._log = os.fdopen(read_end, "rb", 0)
+        await loop.connect_read_pipe(lambda: self._lines, self._log)
+        self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
+
+    def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
+        """Write a frame; dropped when the process is gone (its end is told by `on_end`)."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(encode_frame(message, payload))
+
+    def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
+        """Ask it to end, at once: it is not ready any more.  What is returned waits for the end, and kills if need be.
+
+        One that still loads has nothing to put in order.
+        """
+        if self.state is ProcessState.STARTING:
+            deadline_s = 0.0
+        if self.state is not ProcessState.ENDED:
+            self._step("stop")
+            self.send(wire.StopWorker())
+        return self._wait_or_kill(deadline_s)
+
+    async def _wait_or_kill(self, deadline_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._ended.wait(), deadline_s)
+        except TimeoutError:
+            self.kill()
+            await self._ended.wait()
+
+    async def wait_ended(self) -> None:
+        """Return when it is gone, and its end has been told."""
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
+        if self.state is not ProcessState.ENDED:
+            self._fate.about_to_kill(self.pid)
+            self._template.kill(self._birth)
+
+    @property
+    def doing(self) -> str:
+        """What it does until it is ready, in words; then nothing."""
+        if self.state is not ProcessState.STARTING:
+            return ""
+        if not self.pid:
+            return "importing PyTorch and vLLM (takes a while the first time)"
+        return f"{self._stage} ({self._progress})" if self._progress else self._stage
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last of what it printed."""
+        return tuple(self._last_lines)
+
+    def _step(self, event: str) -> None:
+        after = _TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise IllegalTransition("worker", self.spec.worker, self.state, event, self.last_lines)
+        self.state = after
+
+    def _received(self, message: Any, payload: list[bytes]) -> None:
+        if isinstance(message, wire.WorkerReady):
+            self._step("ready")
+        elif isinstance(message, wire.WorkerLoading):
+            self._stage, self._progress = message.stage, ""
+            return
+        elif isinstance(message, wire.WorkerFailed):
+            self._failure = message
+            for line in message.traceback.splitlines():
+                log.debug("%s: %s", self.spec.worker, line)
+        if self.state is not ProcessState.ENDED:
+            self._on_message(message, payload)
+
+    def _printed(self, line: str) -> None:
+        self._last_lines.append(line)
+        if (progress := PROGRESS.match(line)) is not None:
+            self._progress = f"{progress[1]} {progress[2]} %"
+        log.debug("%s: %s", self.spec.worker, line)
+
+    def _forked(self, pid: int) -> None:
+        self.pid = pid
+        self.forked_s = asyncio.get_running_loop().time()
+
+    def _exited(self, exit_code: int | None, cause: str) -> None:
+        expected = self.state is ProcessState.STOPPING
+        was_ready = self.state is ProcessState.READY
+        self._step("ended")
+        if self._transport is not None:
+            self._transport.close()
+        self._lines.read_rest(self._log)
+        self._ended.set()
+        from_outside = self._fate.is_from_outside(exit_code)
+        self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready, from_outside))
+
+    def _reason(self, exit_code: int | None) -> str:
+        if self._failure is not None:
+            return self._failure.reason.splitlines()[0]
+        return end_in_words(exit_code, self._fate.killer, self._last_lines)
+
+
+class _Wire(asyncio.Protocol):
+    def __init__(self, received: Callable[[Any, list[bytes]], None]) -> None:
+        self._decoder = FrameDecoder(wire.ToDaemon)
+        self._received = received
+
+    def data_received(self, data: bytes) -> None:
+        for message, payload in self._decoder.feed(data):
+            self._received(message, payload)

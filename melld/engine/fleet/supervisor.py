@@ -1,0 +1,309 @@
+"""Keeps one worker process per device as it should be: starts, stops, wakes, restarts the dead, fences the hung.
+
+Owns the processes and their back-off.  Never knows a request: the fleet does.  `supervisor_place` has the lifecycle.
+
+    a worker that dies                      restarted after 1, 2, 4 ... 60 s, until one has worked for `steady_after_s`
+    one that dies while loading, in a row   given up after `MAX_FAILED_STARTS`
+    one that answers no ping                killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
+    one whose step never ends               killed after `step_timeout_s`
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from melld.config import HealthConfig
+from melld.control.status import WorkerState
+from melld.engine.fleet.place import Place, Slot
+from melld.engine.fleet.process import ProcessState, WorkerEnded, WorkerProcess
+from melld.engine.fleet.template import Template
+from melld.engine.wire import messages as wire
+from melld.errors import MelldError
+from melld.ids import WorkerId
+
+__all__ = ["Place", "Slot", "Supervisor", "WorkerStartFailed"]
+
+log = logging.getLogger("melld.supervisor")
+PING_INTERVAL_S = 1.0
+PINGS_AT_LEAST = 4
+"""So many are unanswered before a worker counts as hung, however short its time is."""
+STOP_DEADLINE_S = 5.0
+
+
+class WorkerStartFailed(MelldError):
+    """No worker could be started when the daemon was: this one and its reason were the first."""
+
+    def __init__(self, worker: str, device: str, reason: str) -> None:
+        super().__init__(f"worker {worker} on {device} could not start: {reason}")
+        self.worker = worker
+        self.device = device
+        self.reason = reason
+
+    def because_of(self, option: str | None) -> "WorkerStartFailed":
+        """The same, with the key of the configuration to look at."""
+        hint = f" (see [model.vllm] {option})" if option else ""
+        return WorkerStartFailed(self.worker, self.device, self.reason + hint)
+
+
+class Listener(Protocol):
+    """Who is told; on the event loop."""
+
+    def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
+        """A frame came."""
+
+    def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
+        """The process is gone; nothing more comes from it."""
+
+    def worker_steadied(self, slot: Slot) -> None:
+        """It has worked for long enough since its last death."""
+
+
+class Supervisor:
+    """All places."""
+
+    def __init__(self, slots: Sequence[Slot], listener: Listener, health: HealthConfig) -> None:
+        self.places = {slot.worker: Place(slot) for slot in slots}
+        self._listener = listener
+        self._health = health
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] | None = None
+        self._steadying: dict[WorkerId, asyncio.TimerHandle] = {}
+        self._first_start: asyncio.Future[None] | None = None
+        self._first_failure: WorkerStartFailed | None = None
+        self._stopping = False
+        self.on_change: Callable[[], None] = lambda: None
+        first = slots[0].spec
+        self.template = Template(first.device_kind, first.environment)
+
+    async def start(self) -> None:
+        """Start every worker; returns when one is ready, and each other one is too or has failed: that is tried again.
+
+        Raises:
+            WorkerStartFailed: none of them became ready; all have been stopped.
+        """
+        self._first_start = asyncio.get_running_loop().create_future()
+        try:
+            for place in self.places.values():
+                await self._spawn(place)
+            await self._first_start
+        except WorkerStartFailed:
+            await self.stop()
+            raise
+        finally:
+            self._first_start = None
+
+    async def stop(self) -> None:
+        """End every worker; returns when none is left."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for timer in self._steadying.values():
+            timer.cancel()
+        processes = [place.process for place in self.places.values() if place.process is not None]
+        for place in self.places.values():
+            if place.process is not None and place.state is not WorkerState.STOPPING:
+                place.step("stop")
+        await asyncio.gather(*(process.stop(STOP_DEADLINE_S) for process in processes))
+        self.template.stop()
+
+    # -- one worker, on purpose -------------------------------------------------------------------------------------
+
+    def start_worker(self, worker: WorkerId) -> None:
+        """Start the process of a worker that was stopped, is being stopped, or was given up; else nothing.
+
+        Returns at once: `WorkerReady`, or the process's end, reaches the listener.
+        """
+        place = self.places[worker]
+        place.stays_out = False
+        if self._stopping:
+            return
+        if place.given_up:
+            place.forgive()
+        elif place.state not in (WorkerState.STOPPED, WorkerState.STOPPING):
+            return
+        place.step("start")
+        if place.process is None:
+            self._own(self._spawn(place), f"start {worker}")
+        self.on_change()
+
+    def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
+        """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
+
+        Returns at once, and from now on the worker is not ready; `WorkerEnded`, `expected`, reaches the listener.
+        `stay_out`: an operator wants it so; only `start_worker` ends that.
+        """
+        place = self.places[worker]
+        place.stays_out = place.stays_out or stay_out
+        if place.state in (WorkerState.STOPPING, WorkerState.STOPPED):
+            return
+        had_failed = place.state is WorkerState.FAILED
+        place.step("stop")
+        place.detail = ""
+        if place.process is not None:
+            self._own(place.process.stop(STOP_DEADLINE_S), f"stop {worker}")
+        elif not had_failed:  # it was about to be started
+            place.step("ended")
+        self.on_change()
+
+    def sleep(self, worker: WorkerId) -> None:
+        """It is not needed now.  Its process stays as it is until `stop_worker`."""
+        place = self.places[worker]
+        if place.state is WorkerState.READY:
+            place.step("sleep")
+
+    def wake(self, worker: WorkerId) -> None:
+        """It is needed: at once if its process is warm, else as soon as it is ready."""
+        place = self.places[worker]
+        if place.state is WorkerState.ASLEEP:
+            place.step("wake")
+        elif not (place.given_up or place.stays_out):
+            self.start_worker(worker)
+
+    def process(self, worker: WorkerId) -> WorkerProcess | None:
+        """The process in that place if it is ready."""
+        place = self.places[worker]
+        process = place.process
+        return process if process is not None and process.state is ProcessState.READY else None
+
+    def _own(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = self._broken or asyncio.get_running_loop().create_future()
+            if not self._broken.done():
+                self._broken.set_exception(error)
+
+    async def _spawn(self, place: Place) -> None:
+        if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
+            return  # it is wanted no longer, or was started meanwhile
+        place.process = WorkerProcess(
+            place.slot.spec,
+            self.template,
+            lambda message, payload: self._said(place, message, payload),
+            lambda ended: self._ended(place, ended),
+        )
+        place.unanswered = 0
+        try:
+            await place.process.start()
+        except OSError as error:  # no file descriptors, no memory for a process: that may pass
+            reason = f"no process could be made for it: {error}"
+            self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False, was_ready=False))
+        self.on_change()
+
+    def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
+        place.unanswered = 0
+        if isinstance(message, wire.Pong):
+            self._judge_step(place, message)
+            return
+        if isinstance(message, wire.WorkerReady):
+            if place.process is None or place.process.state is not ProcessState.READY:
+                return  # it became ready while it was being ended
+            place.step("ready")
+            place.failed_starts = 0
+            place.detail = ""
+            place.wake_s = asyncio.get_running_loop().time() - place.process.forked_s
+            if place.setbacks:
+                after_s = self._health.steady_after_s
+                timer = asyncio.get_running_loop().call_later(after_s, self._steadied, place)
+                self._steadying[place.slot.worker] = timer
+            level = logging.INFO if place.has_been_ready else logging.DEBUG  # of the first start the daemon tells
+            what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
+            log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
+            is_first = not self._anybody_was_ready
+            place.has_been_ready = True
+            for failed in self.places.values() if is_first else ():  # until now it was not known that it can be served
+                if failed.state is WorkerState.FAILED:
+                    self._restart(failed)
+        self._listener.worker_said(place.slot, message, payload)
+        if isinstance(message, wire.WorkerReady):
+            self._check_first_start()
+            self.on_change()
+
+    def _steadied(self, place: Place) -> None:
+        place.forgive()
+        self._listener.worker_steadied(place.slot)
+
+    def _ended(self, place: Place, ended: WorkerEnded) -> None:
+        place.process = None
+        if (timer := self._steadying.pop(place.slot.worker, None)) is not None:
+            timer.cancel()
+        if ended.expected:
+            place.step("ended")
+        else:
+            place.died(ended.was_ready)
+            place.detail = ended.reason
+            self._first_failure = self._first_failure or WorkerStartFailed(
+                ended.worker, place.slot.device, ended.reason
+            )
+            log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
+        self._listener.worker_ended(place.slot, ended)
+        self._check_first_start()
+        if not self._stopping and place.state is WorkerState.FAILED and self._anybody_was_ready:
+            self._restart(place)
+        elif not self._stopping and place.state is WorkerState.WAKING:
+            self._own(self._spawn(place), f"start {ended.worker}")
+        self.on_change()
+
+    @property
+    def _anybody_was_ready(self) -> bool:
+        return any(place.has_been_ready for place in self.places.values())
+
+    def _check_first_start(self) -> None:
+        waiting, places = self._first_start, self.places.values()
+        if waiting is None or waiting.done():
+            return
+        if not all(place.has_been_ready or place.setbacks for place in places):
+            return
+        if any(place.is_ready for place in places):
+            waiting.set_result(None)
+        elif not self._anybody_was_ready:
+            assert self._first_failure is not None
+            waiting.set_exception(self._first_failure)
+
+    def _restart(self, place: Place) -> None:
+        if place.given_up:
+            place.detail = f"given up after {place.failed_starts} failed starts: {place.detail}"
+            log.error("%s: %s", place.slot.worker, place.detail)
+            return
+        place.restarts += 1
+        self._own(self._start_again(place), f"restart {place.slot.worker}")
+
+    async def _start_again(self, place: Place) -> None:
+        await asyncio.sleep(place.back_off_s)
+        if place.state is WorkerState.FAILED and not place.given_up:
+            place.step("start")
+            await self._spawn(place)
+
+    # -- hung workers -----------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Look for hung workers, for ever.
+
+        Raises:
+            Exception: what a task of the supervisor's has failed of.
+        """
+        interval_s = min(PING_INTERVAL_S, self._health.ping_timeout_s / PINGS_AT_LEAST)
+        allowed = round(self._health.ping_timeout_s / interval_s)
+        self._broken = self._broken or asyncio.get_running_loop().create_future()
+        while True:
+            await asyncio.wait({self._broken}, timeout=interval_s)
+            if self._broken.done():
+                self._broken.result()
+            for place in self.places.values():
+                if place.process is None or not place.is_ready:
+                    continue
+                if place.unanswered >= allowed:
+                    log.error("%s answers no ping for %.0f s: killed", place.slot.worker, self._health.ping_timeout_s)
+                    place.process.kill()
+                place.unanswered += 1
+                place.process.send(wire.Ping())
+
+    def _judge_step(self, place: Place, pong: wire.Pong) -> None:
+        if pong.busy_s > self._health.step_timeout_s and place.process is not None:
+            log.error("%s is in one step for %.0f s: killed", place.slot.worker, pong.busy_s)
+            place.process.kill()

@@ -1,0 +1,224 @@
+"""The template process as the daemon sees it: started before the first worker, and again when it has died.
+
+Owns that process and the births that it was asked for.  Knows nothing of what a worker says.
+`melld.engine.worker.template` is what runs in it.
+"""
+
+import asyncio
+import collections
+import contextlib
+import io
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from melld.engine.fleet.fate import Fate, end_in_words
+from melld.engine.wire import messages as wire
+from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
+
+log = logging.getLogger("melld.template")
+MAX_LOG_LINES = 40
+ENDING_S = 0.2
+"""How long a process may take from closing its wire to its end."""
+BEGIN = (
+    "import sys; sys.path[:] = {path!r}; from melld.engine.worker.template import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+)
+
+
+class Birth:
+    """A worker that was asked for: its process id once it is there."""
+
+    def __init__(
+        self, number: int, on_forked: Callable[[int], None], on_exited: Callable[[int | None, str], None]
+    ) -> None:
+        self.number = number
+        self.pid = 0
+        self.on_forked = on_forked
+        self.on_exited = on_exited
+
+
+class Template:
+    """Makes worker processes.  On the event loop's thread, which must be the main one."""
+
+    def __init__(self, device_kind: str, environment: Mapping[str, str]) -> None:
+        self._device_kind = device_kind
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._births: dict[int, Birth] = {}
+        self._unwanted: set[int] = set()
+        self._numbers = 0
+        self._fate = Fate()
+        self._lines = Lines(self._printed)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the template itself; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Begin the imports, if there is no template: they take seconds, and a worker is forked when they are done."""
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, write_end = os.pipe()
+        with theirs:
+            code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter
+                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), self._device_kind],
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+            )
+        os.close(write_end)
+        ours.setblocking(False)
+        self._control = ours
+        self._fate = Fate()
+        self._last_lines.clear()
+        os.set_blocking(read_end, False)
+        self._lines, self._log = Lines(self._printed), os.fdopen(read_end, "rb", 0)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, self._readable)
+        reading = loop.create_task(loop.connect_read_pipe(lambda: self._lines, self._log), name="template's log")
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def spawn(
+        self,
+        spec: wire.WorkerSpec,
+        descriptors: tuple[int, int],
+        on_forked: Callable[[int], None],
+        on_exited: Callable[[int | None, str], None],
+        program: Program = "main",
+    ) -> Birth:
+        """Have a worker made, or what `program` says; `descriptors` (its wire, its log) may be closed afterwards.
+
+        `on_forked(pid)`, then `on_exited(exit_code, cause)`: `cause` is "" when the exit code says all that is known.
+        """
+        self.start()
+        assert self._control is not None
+        self._numbers += 1
+        birth = self._births[self._numbers] = Birth(self._numbers, on_forked, on_exited)
+        packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
+        assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` tells
+            socket.send_fds(self._control, [packet], descriptors)
+        return birth
+
+    def kill(self, birth: Birth) -> None:
+        """End a worker now; one that is not there yet counts as ended, and is killed when it comes."""
+        if birth.number not in self._births:
+            return
+        if birth.pid:
+            _kill(birth.pid)
+            return
+        del self._births[birth.number]
+        self._unwanted.add(birth.number)
+        asyncio.get_running_loop().call_soon(birth.on_exited, -signal.SIGKILL, "")
+
+    def stop(self) -> None:
+        """End the template, and with it whatever it has made."""
+        if self._process is not None:
+            self._process.kill()
+            self._lost()
+
+    def _readable(self) -> None:
+        assert self._control is not None
+        try:
+            packet = self._control.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._lost()
+            return
+        message = msgspec.msgpack.decode(packet, type=FromTemplate)
+        match message:
+            case WorkerForked():
+                self._forked(message)
+            case WorkerExited():
+                self._unwanted.discard(message.number)
+                birth = self._births.pop(message.number, None)
+                if birth is not None:
+                    birth.on_exited(message.exit_code, "")
+
+    def _forked(self, message: WorkerForked) -> None:
+        if message.number in self._unwanted:
+            _kill(message.pid)
+            return
+        birth = self._births[message.number]
+        birth.pid = message.pid
+        birth.on_forked(message.pid)
+
+    def _lost(self) -> None:
+        """It is gone, and the kernel kills its children; the next `spawn` starts another."""
+        assert self._control is not None
+        assert self._process is not None
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        code = self._end()
+        self._process = self._control = None
+        births, self._births = self._births, {}
+        self._unwanted.clear()
+        cause = f"its template process {end_in_words(code, self._fate.killer, self._last_lines)}"
+        if births:
+            log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
+        for birth in births.values():
+            if birth.pid:
+                _kill(birth.pid)
+            birth.on_exited(None, cause)
+
+    def _end(self) -> int:
+        """Its exit code: it has closed its wire, and so is ending already, or else is ended now."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._lines.read_rest(self._log)
+        return code
+
+    def _printed(self, line: str) -> None:
+        self._last_lines.append(line)
+        log.debug("template: %s", line)
+
+
+def _kill(pid: int) -> None:
+    """End a worker; one that has ended is gone before the template's word of it is read."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Lines(asyncio.Protocol):
+    """What a process prints, line by line."""
+
+    def __init__(self, printed: Callable[[str], None]) -> None:
+        self._printed = printed
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._rest[-4096:]
+        for line in lines:
+            if text := line.decode(errors="replace").strip():
+                self._printed(text)
+
+    def read_rest(self, pipe: io.FileIO) -> None:
+        """Read what is left: the process has ended, and its last line says why."""
+        with contextlib.suppress(OSError, ValueError):  # for now there is no more; or the pipe is closed
+            while data := os.read(pipe.fileno(), 1 << 16):
+                self.data_received(data)
+        self.data_received(b"\n")

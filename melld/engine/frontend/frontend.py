@@ -1,0 +1,304 @@
+"""vLLM's input and output processors and its serving classes over the fleet, unchanged.
+
+Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
+above it see one engine.  Runs in the daemon and never opens a CUDA context: only the workers touch a device.
+"""
+
+import asyncio
+import contextlib
+import copy
+import json
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import State
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.tasks import SupportedTask
+from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
+from vllm.v1.engine import (
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequest,
+    logprobs,
+)
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor import Executor
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+from melld.config import SERVED_MODEL_NAME, Config
+from melld.engine.arguments import async_engine_args, engine_config
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.frontend.caller import caller
+from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.token_texts import TokenTexts
+from melld.engine.vllm_options import FRONTEND_OPTIONS
+from melld.errors import MelldError
+
+# vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
+GENERATES: tuple[SupportedTask, ...] = ("generate",)
+
+
+class EngineCodec:
+    """vLLM's encoding of requests and outputs, for the fleet."""
+
+    def __init__(self) -> None:
+        self._encoder = MsgpackEncoder(size_threshold=sys.maxsize)
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+
+    def encode_request(self, core_request: EngineCoreRequest) -> bytes:
+        """The request, whole: tensors, which vLLM would keep apart from the rest, lie within."""
+        [encoded] = self._encoder.encode(core_request)
+        return bytes(encoded)
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> EngineCoreOutputs:
+        """The outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""
+        outputs: EngineCoreOutputs = self._decoder.decode(buffers)
+        outputs.engine_index = engine_index
+        return outputs
+
+
+class _Resources:
+    """What `AsyncLLM` asks its client's resources: a fleet is never dead, its workers come back."""
+
+    engine_dead = False
+
+
+class FleetClient(EngineCoreClient):
+    """The fleet as the one engine that `AsyncLLM` knows."""
+
+    def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...], vocabulary: int) -> None:
+        self._fleet = fleet
+        self._supported_tasks = supported_tasks
+        self._vocabulary = vocabulary
+        self.resources = _Resources()
+        self.engine_ranks_managed = list(range(len(fleet.supervisor.places)))
+        fleet.codec = EngineCodec()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing: the daemon ends the workers."""
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model can do, as the workers have said."""
+        return self._supported_tasks
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Raises `RequestTooLarge` for one that fits no worker, `QueueFull` when too many wait, and see `Caller`."""
+        called = caller()
+        called.take_prompt_logprobs(self._prompt_logprobs(request))
+        self._fleet.admit(request, called.client)
+        called.admitted.set()
+
+    def _prompt_logprobs(self, request: EngineCoreRequest) -> int:
+        """Count the logprobs of the prompt: of each token its own, and the most likely ones'."""
+        params = request.sampling_params
+        if params is None or params.prompt_logprobs is None:
+            return 0
+        most_likely = self._vocabulary if params.prompt_logprobs < 0 else params.prompt_logprobs
+        return len(request.prompt_token_ids or ()) * (most_likely + 1)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Frees the requests at once."""
+        self._fleet.abort(request_ids)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next step's outputs of any worker."""
+        outputs: EngineCoreOutputs = await self._fleet.outputs.get()
+        return outputs
+
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """On every worker; True when all could."""
+        return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
+
+    async def reset_mm_cache_async(self) -> None:
+        """On every worker."""
+        await self._fleet.call_all("reset_mm_cache")
+
+    async def reset_encoder_cache_async(self) -> None:
+        """On every worker."""
+        await self._fleet.call_all("reset_encoder_cache")
+
+    async def is_sleeping_async(self) -> bool:
+        """Never as a whole: a sleeping worker is woken by an arrival."""
+        return False
+
+    async def is_scheduler_paused_async(self) -> bool:
+        """Never."""
+        return False
+
+
+class OutputsStopped(MelldError):
+    """An error of vLLM's ended its reading of outputs, which it does not begin again: no request would be answered."""
+
+    def __init__(self) -> None:
+        super().__init__("vLLM has stopped to read the workers' outputs, its log says why")
+
+
+class Frontend(AsyncLLM):
+    """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor.
+
+    What a client wants its output constrained to reaches no compiler in this process: `judges` rule on it, whichever
+    field it came in, and `input_processor` takes it as it then is.
+    """
+
+    def __init__(self, judges: Judges, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.judges = judges
+        self.input_processor.structured_outputs_config = None
+        backend_xgrammar.validate_xgrammar_grammar = _look_only
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
+        """See `AsyncLLM`.
+
+        Raises:
+            ConstraintRefused: the output cannot be constrained as `params` say.
+        """
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            ruled = await self.judges.judge(msgspec.msgpack.encode(params.structured_outputs), caller().client)
+            params = copy.copy(params)
+            params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
+        return await super().add_request(request_id, prompt, params, *arguments, **more)
+
+    async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
+        try:
+            await super()._add_request(request, *arguments)
+        except BaseException:
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
+
+    async def learn_token_texts(self) -> None:
+        """Have log-probabilities told with texts that are known, soon after the start all of them."""
+        if self.tokenizer is not None:
+            texts = TokenTexts(convert_ids_list_to_tokens)
+            logprobs.convert_ids_list_to_tokens = texts
+            await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
+
+    async def watch_outputs(self) -> None:
+        """Wait for as long as vLLM takes the workers' outputs.
+
+        Raises:
+            OutputsStopped: it has ended, having told why in its log and to the calls under way.
+        """
+        self._run_output_handler()
+        assert self.output_handler is not None
+        await asyncio.wait({self.output_handler})
+        raise OutputsStopped
+
+    def fail_request(self, request: str, error: MelldError) -> None:
+        """End a running request with this error, which whoever reads its outputs gets raised."""
+        state = self.output_processor.request_states.get(request)
+        if state is not None and state.queue is not None:
+            state.queue.put(error)
+
+
+def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
+    """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
+    named = engine_arguments | {SERVED_MODEL_NAME: list(config.model.names)}  # the label of vLLM's metrics
+    return engine_config(async_engine_args(config.model.path, named))
+
+
+def _look_only(sampling_params: SamplingParams) -> None:
+    """Stand in for vLLM's validation where it would run a compiler on the event loop.
+
+    That is while it parses a request, and where it asks whether a constraint can be joined with that of tools: no is
+    always safe, the constraint then stands alone.
+    """
+    params = sampling_params.structured_outputs
+    if params is None:
+        return
+    if params.grammar is not None and grammar_is_likely_lark(params.grammar):
+        raise VLLMValidationError("a Lark grammar is not joined with tools")
+    check_json_nesting(params.json)
+    schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+    if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+        raise VLLMValidationError("the schema has features that xgrammar lacks")
+
+
+def make_frontend(fleet: Fleet, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
+    """The engine client for vLLM's serving classes.  The workers must be ready; needs a running event loop."""
+    spec = next(iter(fleet.supervisor.places.values())).slot.spec
+    judges = Judges(fleet.supervisor.template, spec, constraint_cpu_s)
+    ready = next(iter(fleet.ready.values()))
+    _sync(
+        vllm_config,
+        [msgspec.msgpack.decode(r.ready_response, type=EngineCoreReadyResponse) for r in fleet.ready.values()],
+    )
+    client = FleetClient(fleet, tuple(ready.supported_tasks), vllm_config.model_config.get_vocab_size())
+    with _client_made_by(client):
+        frontend = Frontend(
+            judges,
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=True,
+            log_requests=False,
+        )
+    fleet.on_failed = frontend.fail_request
+    return frontend
+
+
+async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, arguments: Namespace) -> None:
+    """Build all that serves, over a client of nobody's, and drop it: raises what vLLM would raise in earnest."""
+    tasks = GENERATES if vllm_config.model_config.runner_type == "generate" else ()
+    with _client_made_by(client):
+        frontend = AsyncLLM(
+            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
+        )
+    try:
+        await init_app_state(frontend, State(), arguments, tasks)
+    finally:
+        frontend.shutdown()
+
+
+@contextlib.contextmanager
+def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
+    """`AsyncLLM` makes its client with a static method: the one place where ours can take its room."""
+    made_by_vllm = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)  # type: ignore[method-assign]
+
+
+def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:
+    """What the workers settled when they started (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
+    first = responses[0]
+    vllm_config.model_config.max_model_len = min(response.max_model_len for response in responses)
+    cache = vllm_config.cache_config
+    cache.num_gpu_blocks = sum(response.num_gpu_blocks for response in responses)
+    cache.block_size = first.block_size
+    cache.mamba_block_size = first.mamba_block_size
+    cache.effective_attention_block_size = first.effective_attention_block_size
+    cache.kv_cache_size_tokens = first.kv_cache_size_tokens
+    cache.kv_cache_max_concurrency = first.kv_cache_max_concurrency
+
+
+def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
+    """The namespace that `vllm serve` would have had for its API; raises what vLLM raises for bad values."""
+    options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
+    ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
+    arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
+    arguments.served_model_name = list(config.model.names)
+    validate_parsed_serve_args(arguments)
+    return arguments
+
+
+async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
+    """vLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
+    state = State()
+    await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
+    return state

@@ -1,0 +1,66 @@
+"""One judge as the daemon sees it: its birth from the template, its wire, its end.
+
+Owns one process and one socket.  `melld.engine.worker.judge` is what runs in it.  What it prints goes
+nowhere: it may hold what a client has written.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from melld.engine.fleet.template import Template
+from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import FrameDecoder, encode_frame
+from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict
+
+
+class JudgeProcess(asyncio.Protocol):
+    """`on_ready`, `on_verdict` and `on_end` are called on the event loop; nothing comes after `on_end(exit_code)`."""
+
+    def __init__(
+        self,
+        on_ready: Callable[["JudgeProcess"], None],
+        on_verdict: Callable[["JudgeProcess", Verdict, list[bytes]], None],
+        on_end: Callable[["JudgeProcess", int | None], None],
+    ) -> None:
+        self._on_ready = on_ready
+        self._on_verdict = on_verdict
+        self._on_end = on_end
+        self._decoder = FrameDecoder(FromJudge)
+        self._transport: asyncio.Transport | None = None
+
+    async def start(self, template: Template, spec: wire.WorkerSpec) -> None:
+        """Have the process made.  Returns at once; `on_ready` or `on_end` follows."""
+        ours, theirs = socket.socketpair()
+        silence = os.open(os.devnull, os.O_WRONLY)
+        self._template = template
+        try:
+            descriptors = (theirs.fileno(), silence)
+            self._birth = template.spawn(spec, descriptors, lambda _: None, self._exited, "judge")
+        finally:
+            theirs.close()
+            os.close(silence)
+        self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+
+    def ask(self, constraint: bytes, cpu_s: float) -> None:
+        """Hand it a constraint; `on_verdict` or `on_end` follows."""
+        assert self._transport is not None
+        self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
+
+    def kill(self) -> None:
+        """End it now."""
+        self._template.kill(self._birth)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for message, payload in self._decoder.feed(data):
+            if isinstance(message, JudgeReady):
+                self._on_ready(self)
+            else:
+                self._on_verdict(self, message, payload)
+
+    def _exited(self, exit_code: int | None, _cause: str) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._on_end(self, exit_code)

@@ -1,0 +1,106 @@
+"""Have vLLM build its configuration and its front end without a worker, so that what it refuses is told at once.
+
+Owns the one line that a user reads instead of vLLM's traceback.  Starts nothing and touches no device.
+"""
+
+import asyncio
+import contextlib
+import logging
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from pydantic import ValidationError
+from transformers.utils.chat_template_utils import _compile_jinja_template
+from vllm.config import VllmConfig
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from melld.config import Config
+from melld.engine.arguments import engine_arguments
+from melld.engine.frontend.frontend import rehearse_frontend, serving_arguments, vllm_config_of
+from melld.engine.vllm_options import named_option
+from melld.errors import ConfigError, MelldError
+
+log = logging.getLogger(__name__)
+LONGEST_REASON = 400
+
+
+def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
+    """vLLM's configuration and its serving arguments, with which a front end could be built.  Takes seconds.
+
+    Raises:
+        ConfigError: vLLM refuses an option, or the model's files.
+    """
+    with told_in_one_line(config):
+        engine = engine_arguments(config, device_kind)
+        vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+        if arguments.chat_template is not None:
+            _compile_jinja_template(load_chat_template(arguments.chat_template))
+        asyncio.run(rehearse_frontend(_Nobody(), vllm_config, arguments))
+        return vllm_config, arguments
+
+
+class _Nobody(EngineCoreClient):
+    """An engine that never says anything."""
+
+    engine_ranks_managed = (0,)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """There is nothing to end."""
+
+    async def get_output_async(self) -> NoReturn:  # type: ignore[override]
+        """None comes."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@contextlib.contextmanager
+def told_in_one_line(config: Config) -> Iterator[None]:
+    """Raise what vLLM refuses as a `ConfigError` that names the key; the traceback is for `--log-level debug`."""
+    try:
+        yield
+    except MelldError:
+        raise
+    except Exception as error:  # vLLM refuses with errors of any kind
+        log.debug("vLLM refuses the configuration", exc_info=True)
+        raise refusal(error, {key.replace("-", "_"): value for key, value in config.model.vllm.items()}) from error
+
+
+def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
+    """One line about the option, of those given, that the error is about."""
+    field, words = _said(error)
+    key = _key(field, words, options)
+    reason = words if not field or field == key else f"{field}: {words}"
+    reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."
+    if key is not None:
+        return ConfigError(f"[model.vllm] {key}", reason)
+    return ConfigError("[model.vllm]" if options else "[model] path", reason)
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    """The field that pydantic names, if it was pydantic, and the words."""
+    if isinstance(error, TemplateError):
+        return "chat_template", f"is no Jinja template: {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else ""
+        return field, " ".join(str(first["msg"]).removeprefix("Value error, ").split())
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return "", " ".join(text.removeprefix("Error: ").split()) or type(error).__name__
+
+
+def _key(field: str, words: str, options: Mapping[str, Any]) -> str | None:
+    """The option whose value is quoted, else the one that is named first, else whose value is named, else the only."""
+    if field in options:
+        return field
+    for key, value in options.items():
+        if f"'{value}'" in words:
+            return key
+    if (named := named_option(words, options)) is not None:
+        return named
+    for key, value in options.items():
+        if (isinstance(value, str) and value and value in words) or (isinstance(value, dict) and field in value):
+            return key
+    return next(iter(options)) if len(options) == 1 else None

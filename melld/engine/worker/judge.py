@@ -1,0 +1,145 @@
+"""The judge process: compiles what a client wants its output constrained to, before any worker hears of it.
+
+Owns nothing that lasts, so that it can be killed at any moment: by the kernel when a constraint takes too much CPU time
+or memory or overflows the compiler's stack, by the daemon when the client has left.  It validates and compiles with the
+workers' configuration, tokenizer and compilers; what passes here compiles there in about the same time.  The compiled
+grammar is not handed on: written out it is up to a hundred times larger and slower to read than to compile.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from setproctitle import setproctitle
+
+from melld.engine.frontend.schema import Budget, check_schema
+from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import FrameDecoder
+from melld.engine.wire.judge import MEMORY_BYTES, JudgeConstraint, JudgeReady, Verdict
+from melld.engine.worker.grammar_backends import GrammarBackends
+from melld.engine.worker.start import die_with_parent
+from melld.engine.worker.writer import write_frame
+from melld.errors import MelldError
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
+
+READ_BYTES = 1 << 18
+
+
+def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
+    """Begin here, forked from the template as a worker is (`worker.main`); `log` is a descriptor to print to."""
+    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
+    die_with_parent(spec.parent_pid)
+    setproctitle("melld: judge")
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(spec.environment | {"VLLM_XGRAMMAR_CACHE_MB": "1"})  # a verdict tells what a worker will need
+    judge = Judge(spec)
+    _limit_memory()
+    write_frame(connection, JudgeReady())
+    frames = FrameDecoder(JudgeConstraint)
+    while data := connection.recv(READ_BYTES):
+        for asked, payload in frames.feed(data):
+            write_frame(connection, *judge.judge(asked, payload[0]))
+    os._exit(0)
+
+
+class Judge:
+    """Judges one constraint after the other."""
+
+    def __init__(self, spec: wire.WorkerSpec) -> None:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        from melld.engine.arguments import async_engine_args, engine_config
+
+        self._config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
+        self._tokenizer = cached_tokenizer_from_config(model_config=self._config.model_config)
+        self._backends = GrammarBackends(self._config, self._tokenizer)
+        if self._config.structured_outputs_config.backend in ("auto", "xgrammar"):
+            self._backends.get("xgrammar")
+
+    def judge(self, asked: JudgeConstraint, constraint: bytes) -> tuple[Verdict, list[bytes]]:
+        """The verdict, and the constraint as a worker must compile it."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        began_s = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, asked.cpu_s)  # its signal, SIGPROF, ends the process
+        try:
+            params = msgspec.msgpack.decode(constraint, type=StructuredOutputsParams)
+            for schema in _schemas(params):
+                check_schema(schema, "", Budget())
+            self._validate(params)
+            left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+            backend = self._backends.get(params._backend or "")  # noqa: SLF001  vLLM's own way to name it
+            signal.setitimer(signal.ITIMER_PROF, left_s)
+            self._compile(backend, params)
+        except MemoryError:
+            os._exit(1)  # in what state the compiler is left, nobody knows
+        except MelldError as error:
+            return Verdict(refusal=str(error), code=error.code), []
+        except Exception as error:  # noqa: BLE001  whatever a compiler says of a client's text is the client's to hear
+            return Verdict(refusal=_one_line(error), code="invalid_grammar"), []
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return Verdict(cpu_s=time.process_time() - began_s), [msgspec.msgpack.encode(params)]
+
+    def _validate(self, params: "StructuredOutputsParams") -> None:
+        """As vLLM does; chooses the compiler (`params._backend`), and puts the constraint in its terms."""
+        from vllm.sampling_params import SamplingParams
+
+        wanted = SamplingParams(structured_outputs=params)
+        config = self._config
+        wanted._validate_structured_outputs(config.model_config, config.structured_outputs_config, self._tokenizer)  # noqa: SLF001
+
+    def _compile(self, backend: Any, params: "StructuredOutputsParams") -> None:
+        """Compile, and find the tokens that may come first: some compilers do all their work there."""
+        from vllm.v1.structured_output.request import get_structured_output_key
+
+        grammar = backend.compile_grammar(*get_structured_output_key(params))
+        mask = backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(mask, 0)
+        if not mask.any():
+            raise ValueError("no text fulfils it")
+
+
+def _schemas(params: "StructuredOutputsParams") -> Iterator[object]:
+    """Every JSON schema of the constraint, parsed."""
+    if params.json is not None:
+        yield _parsed(params.json)
+    if params.structural_tag is None:
+        return
+    waiting = [_parsed(params.structural_tag)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            found = [part[name] for name in ("schema", "json_schema") if name in part]
+            yield from found
+            waiting.extend(inner for inner in part.values() if not any(inner is schema for schema in found))
+        elif isinstance(part, list):
+            waiting.extend(part)
+
+
+def _parsed(text: object) -> Any:
+    return json.loads(text) if isinstance(text, str) else text
+
+
+def _one_line(error: Exception) -> str:
+    """The reason without the place in the compiler's source that it begins with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (" ".join(lines) or type(error).__name__)[:1000]
+
+
+def _limit_memory() -> None:
+    status = Path("/proc/self/status").read_text()
+    data_bytes = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+    most = data_bytes + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

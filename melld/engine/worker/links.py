@@ -1,0 +1,158 @@
+"""A worker's links to its siblings' KV memory: one per sibling process while it lives, each with its copying thread.
+
+Owns the links.  `open`, `tried` and `close` are for the engine thread; what is slow about them runs on other threads.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.faults import FaultPoints, SpoiltLink
+from melld.engine.worker.residency.memory import KvMemory
+from melld.engine.worker.residency.residency import Residency
+from melld.errors import MelldError
+from melld.migrate.transports import choose
+from melld.migrate.transports.copies import Copies, CopyDone
+from melld.migrate.transports.layout import UnsupportedLayout
+from melld.migrate.transports.transport import Puller, TransportFailed
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+log = logging.getLogger("melld.worker")
+
+TRIAL_BLOCKS = 8
+
+
+def share_memory(engine: "EngineCore") -> tuple[KvMemory | None, bytes]:
+    """The engine's KV memory and its handle for siblings; None and nothing where it cannot be shared."""
+    try:
+        memory = KvMemory(engine)
+        return memory, choose.export(memory.tensors, memory.layout)
+    except (UnsupportedLayout, TransportFailed) as error:
+        log.warning("KV cannot be copied to or from this worker, its requests move by their tokens: %s", error)
+        return None, b""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """`wire.OpenLink` with its payload."""
+
+    peer: str
+    handle: bytes
+
+
+class LinkTried(msgspec.Struct, frozen=True):
+    """The attempt to open a link has ended; `opened` (`choose.OpenedLink`) is None when it failed."""
+
+    peer: str
+    number: int
+    scratch: list[int]
+    opened: Any
+    failure: str
+
+
+class LinkOpener:
+    """How this worker's links are made: over which memory, under which rules, and with which faults (tests')."""
+
+    def __init__(self, memory: KvMemory | None, rules: wire.CopyRules, faults: FaultPoints) -> None:
+        self._memory = memory
+        self._rules = rules
+        self._faults = faults
+
+    def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
+        """The best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
+
+        Raises:
+            MelldError: there is none.
+            msgspec.ValidationError, OSError, RuntimeError: so the handle, the system or torch would have it.
+        """
+        if self._memory is None:
+            raise TransportFailed("links", "this worker's KV memory cannot be shared")
+        return choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
+
+    def puller(self, opened: choose.OpenedLink) -> Puller:
+        """What pulls over it."""
+        link = opened.link
+        if self._faults and self._memory is not None:
+            link = SpoiltLink(link, self._memory.region, self._faults)
+        return Puller(link, bytes_per_s=self._rules.bytes_per_s, checksum=self._rules.checksum)
+
+
+class Links:
+    """By sibling.  `wake` hands a fact to the engine thread; `say` a message to the daemon."""
+
+    def __init__(
+        self,
+        opener: LinkOpener,
+        residency: Residency,
+        wake: Callable[[Any], None],
+        say: Callable[[Any], None],
+    ) -> None:
+        self._opener = opener
+        self._residency = residency
+        self._wake = wake
+        self._say = say
+        self._copies: dict[str, Copies] = {}
+        self._numbers = itertools.count(1)
+        self._tries: dict[str, int] = {}  # the number of the latest try, by sibling that lives
+        self._ended = threading.Event()
+
+    def to(self, peer: str) -> Copies | None:
+        """The copies over the link to this sibling, if there is one."""
+        return self._copies.get(peer)
+
+    def open(self, peer: str, handle: bytes) -> None:
+        """Begin to open a link: `LinkTried` follows."""
+        self.close(peer)
+        scratch = self._residency.borrow_scratch(TRIAL_BLOCKS)
+        number = self._tries[peer] = next(self._numbers)
+        _beside(f"open {peer}", lambda: self._try(peer, number, handle, scratch))
+
+    def close(self, peer: str) -> None:
+        """That sibling's process is gone: give its memory up, also where a link to it is only being opened."""
+        self._tries.pop(peer, None)
+        if (copies := self._copies.pop(peer, None)) is not None:
+            _beside(f"close {peer}", copies.close)
+
+    def _try(self, peer: str, number: int, handle: bytes, scratch: list[int]) -> None:
+        opened, failure = None, ""
+        try:
+            opened = self._opener.open(handle, scratch)
+        except (MelldError, msgspec.ValidationError, OSError, RuntimeError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        self._wake(LinkTried(peer, number, scratch, opened, failure))
+
+    def watch(self) -> None:
+        """Have `wait` wait for a copy that ends from now on."""
+        self._ended.clear()
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when a copy has ended, or when it takes too long."""
+        self._ended.wait(deadline_s)
+
+    def _copied(self, done: CopyDone) -> None:
+        self._wake(done)
+        self._ended.set()
+
+    def tried(self, tried: LinkTried) -> None:
+        """Take the link into use, unless that process of the sibling's is gone by now."""
+        self._residency.return_scratch(tried.scratch)
+        if self._tries.get(tried.peer) != tried.number:
+            if tried.opened is not None:
+                _beside(f"close {tried.peer}", tried.opened.link.close)
+            return
+        if tried.opened is None:
+            self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
+            return
+        self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), self._copied, tried.peer)
+        transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
+        self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))
+
+
+def _beside(name: str, work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()

@@ -1,0 +1,172 @@
+"""The worker process: one vLLM engine on one device, stepping in a loop of its own.
+
+Owns the engine and the order of what happens to it.  Four threads:
+
+    reader   wire -> frames -> line; answers pings                                `worker_reader`
+    preparer line -> vLLM requests -> inbox                                       `worker_preparer`
+    engine   inbox between two steps, then one step, then its results -> outbox   the main thread, here
+    writer   outbox -> MessagePack -> wire                                        `worker_writer`
+
+so that nothing is serialised on the step path, and a ping waits for nothing.  The worker ends when one of them fails.
+The only process that imports vLLM's engine; loading this file does not (an environment comes first).
+"""
+
+import ctypes
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from setproctitle import setproctitle
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.faults import VARIABLE, FaultPoints
+from melld.engine.worker.start import build_engine, die_with_parent, ready_of, vital, warm_up
+from melld.engine.worker.writer import write_frame
+
+IDLE_S = 1.0
+"""A worker without requests for so long gives memory back."""
+
+
+def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
+    """Where the process begins, forked from the template (`worker_template`).
+
+    Args:
+        spec_bytes: a `wire.WorkerSpec` as MessagePack.
+        connection: this side of the wire.
+        log: the file descriptor of a pipe: whatever the process prints, its libraries and a dying interpreter included.
+    """
+    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
+    die_with_parent(spec.parent_pid)
+    setproctitle(f"melld: worker {spec.worker}")
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then ends us in good order
+    os.environ.update(spec.environment)
+    if spec.device_kind == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
+    worker = None
+    try:
+        worker = Worker(spec, connection)
+        worker.serve()
+    except Exception as error:  # noqa: BLE001  the task boundary of the process: told to the daemon, then the end
+        failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        if worker is None:
+            write_frame(connection, failed)
+        else:
+            worker.say_last(failed)
+        os._exit(1)
+    os._exit(0)  # not through vLLM's and torch's destructors, which can hang
+
+
+class Worker:
+    """One engine and its loop."""
+
+    def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
+        FaultPoints(os.environ.get(VARIABLE), spec.worker).reach("starting")
+        started = time.monotonic()
+        self._engine, response = build_engine(spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)))
+        from melld.engine.worker.parts import make_parts
+
+        self._parts = parts = make_parts(self._engine, spec, connection)
+        self._stopping = False
+        self._handlers = self._handlers_of()
+        write_frame(connection, wire.WorkerLoading("making its first token"))
+        warm_up(self._engine)
+        load_s = time.monotonic() - started
+        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.kv_handle, response, load_s))
+
+    def serve(self) -> None:
+        """Step until told to stop.  Returns when everything said has been written."""
+        inbox, writer = self._parts.inbox, self._parts.writer
+        for name, work in (("reader", self._parts.reader.read), ("preparer", self._parts.preparer.run)):
+            threading.Thread(target=vital(work), name=name, daemon=True).start()
+        writer.start()
+        while not self._stopping:
+            while not inbox.empty():
+                self._handle(inbox.get())
+            if self._engine.scheduler.has_requests() or self._engine.batch_queue:
+                self._step()
+            else:
+                self._parts.reporter.report(None, 0.0)
+                self._handle(self._wait())
+        writer.finish()
+
+    def say_last(self, message: msgspec.Struct) -> None:
+        """Write it behind everything that was said before, not into the middle of that."""
+        self._parts.writer.say(message)
+        self._parts.writer.finish()
+
+    def _wait(self) -> Any:
+        """The next of the inbox.  Meanwhile the kernel gets what glibc keeps of tensors of many sizes."""
+        try:
+            return self._parts.inbox.get(timeout=IDLE_S)
+        except queue.Empty:
+            ctypes.CDLL(None).malloc_trim(0)  # takes up to 0.1 s
+            return self._parts.inbox.get()
+
+    def _handlers_of(self) -> dict[type, Callable[[Any], None]]:
+        """Who handles what the inbox holds."""
+        from melld.engine.worker.links import LinkTried, Opening
+        from melld.engine.worker.requests import Admitted, Resumed
+        from melld.migrate.transports.copies import CopyDone
+
+        requests, links, moves = self._parts.requests, self._parts.links, self._parts.moves
+        return {
+            Admitted: requests.admit,
+            Resumed: requests.resume,
+            wire.AbortRequests: self._abort,
+            wire.CallUtility: self._call,
+            wire.StopWorker: self._stop,
+            wire.MeasurePrefill: self._parts.profiler.measure_prefill,
+            wire.MeasureLink: self._parts.profiler.measure_link,
+            Opening: lambda opening: links.open(opening.peer, opening.handle),
+            wire.CloseLink: lambda gone: links.close(gone.peer),
+            LinkTried: links.tried,
+            CopyDone: self._copied,
+            **dict.fromkeys(moves.handlers, moves.handle),
+        }
+
+    def _handle(self, message: Any) -> None:
+        self._handlers[type(message)](message)
+
+    def _abort(self, abort: wire.AbortRequests) -> None:
+        self._parts.requests.abort(abort)
+        self._parts.grammars.forget(abort.requests)
+
+    def _copied(self, done: Any) -> None:
+        if not self._parts.profiler.copied(done):
+            self._parts.moves.copied(done)
+            self._parts.requests.resume_deferred()
+
+    def _call(self, call: wire.CallUtility) -> None:
+        try:
+            result = getattr(self._engine, call.method)(*call.arguments)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._parts.writer.say(wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"))
+        else:
+            self._parts.writer.say(wire.UtilityDone(call=call.call, result=result))
+
+    def _stop(self, _stop: wire.StopWorker) -> None:
+        self._stopping = True
+
+    def _step(self) -> None:
+        parts, began_s = self._parts, time.monotonic()
+        parts.pulse.in_step(began_s)
+        outputs, executed = self._engine.step_fn()
+        self._engine.post_step(model_executed=executed)
+        step_s = time.monotonic() - began_s
+        parts.pulse.stepped()
+        mine = (outputs or {}).get(0)
+        parts.moves.after_step(mine)
+        parts.reporter.report(mine, step_s)
+        parts.moves.after_report()
+        parts.faults.reach("step")
+        if not executed and self._engine.scheduler.has_requests():
+            time.sleep(0.001)  # only requests that wait for a grammar: let the thread that compiles it have the GIL

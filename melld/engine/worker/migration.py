@@ -1,0 +1,273 @@
+"""A worker's part in migrations: each command of `migrate/migration_messages` carried out, and answered once.
+
+Owns what this worker has promised: rooms kept, copies under way, requests that come to rest.  For the engine thread,
+between two steps.  Never decides: the daemon does; never touches vLLM: `engine/residency` does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from melld.engine.worker.faults import FaultPoints
+from melld.engine.worker.links import Links
+from melld.engine.worker.migration_book import Attaching, Book, Expected, Job
+from melld.engine.worker.migration_order import CommandOrder
+from melld.engine.worker.residency.residency import Residency, Stillness
+from melld.errors import MelldError
+from melld.migrate import messages as say
+from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, Via
+from melld.migrate.transports.copies import CopyDone
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+
+LAST_COPY_S = 0.003
+"""How long the next step waits for a frozen request's last blocks, so that it can take the request along."""
+
+
+class Moves:
+    """The migrations that this worker takes part in.  `answer(message, payload)` goes to the daemon."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        links: Links,
+        book: Book,
+        faults: FaultPoints,
+        answer: Callable[[Any, Sequence[bytes]], None],
+    ) -> None:
+        self.warming: dict[str, Expected] = {}
+        self._residency = residency
+        self._links = links
+        self._book = book
+        self._faults = faults
+        self._answer = answer
+        self._order = CommandOrder()
+        self._plans: dict[str, CopyPlan] = {}
+        self._jobs: dict[str, Job] = {}
+        self._settling: dict[str, say.FreezeRequest | say.ThawRequest] = {}
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            say.DescribeRequest: self._describe,
+            Expected: self._expect,
+            say.CopyBlocks: self._copy,
+            say.FreezeRequest: self._freeze,
+            Attaching: self._attach,
+            say.ReleaseRequest: self._release,
+            say.ThawRequest: self._thaw,
+            say.CancelReservation: self._cancel,
+        }
+
+    def handle(self, command: Any) -> None:
+        """Carry the command out; what cannot be done is answered so.  What comes twice, or too late, is not heard."""
+        told: say.MoveCommand = getattr(command, "command", command)
+        if not self._order.is_next(told.request, told.move, told.number):
+            return
+        try:
+            self.handlers[type(command)](command)
+        except MelldError as error:
+            self._refuse(told, error)
+
+    def _refuse(self, command: say.MoveCommand, error: MelldError) -> None:
+        self._answer(refusal(command, error), ())
+
+    # -- beside the steps -------------------------------------------------------------------------------------------
+
+    def after_step(self, outputs: "EngineCoreOutputs | None") -> None:
+        """Take what concerns migrations alone out of the step's outputs, and go on where it was waited for."""
+        if self.warming:
+            for request in self._residency.take_warmed(outputs):
+                expected = self.warming.pop(request)
+                self._faults.reach("warmed")
+                try:
+                    self._reserve(expected)
+                except (MoveRefused, NoRoom) as error:
+                    self._refuse(expected.command, error)
+
+    def after_report(self) -> None:
+        """Once the step's outputs are on their way: answer for the requests that have come to rest with them."""
+        for request, command in list(self._settling.items()):
+            self._settled(request, command, self._residency.stillness(request))
+
+    def forget(self, requests: Sequence[str]) -> None:
+        """These requests are here no more: their blocks are free, and nobody waits for an answer about them."""
+        for request in requests:
+            self.warming.pop(request, None)
+            self._plans.pop(request, None)
+            self._settling.pop(request, None)
+        self._residency.abort(requests)
+        for request in requests:
+            self._book.left(request)
+
+    def is_written(self, request: str) -> bool:
+        """Whether a pull still writes into room of this request."""
+        return any(job.command.request == request for job in self._jobs.values())
+
+    # -- the source -------------------------------------------------------------------------------------------------
+
+    def _describe(self, command: say.DescribeRequest) -> None:
+        facts = self._residency.facts(command.request)
+        refusals = {via: self._residency.refusal(command.request, via) for via in Via}
+        self._faults.reach("described")
+        described = say.RequestDescribed(
+            **_names(command),
+            num_tokens=facts.num_tokens,
+            block_ids=facts.full_block_ids,
+            block_epoch=facts.block_epoch,
+            refusals={via: refusal.value for via, refusal in refusals.items() if refusal is not None},
+        )
+        self._answer(described, ())
+
+    def _freeze(self, command: say.FreezeRequest) -> None:
+        self._faults.reach("freezing")
+        stillness = self._residency.freeze(command.request, command.via)
+        self._settling[command.request] = command
+        self._settled(command.request, command, stillness)
+
+    def _settled(self, request: str, command: say.FreezeRequest | say.ThawRequest, stillness: Stillness) -> None:
+        if stillness is Stillness.IN_FLIGHT:
+            return
+        del self._settling[request]
+        if isinstance(command, say.ThawRequest):
+            if stillness is Stillness.SETTLED:
+                self._residency.thaw(request)
+            self._answer(say.RequestThawed(**_names(command)), ())
+        elif stillness is Stillness.ENDED:
+            self._answer(say.CommandFailed(**_names(command), reason="it has ended"), ())
+        else:
+            self._faults.reach("frozen")
+            snapshot = self._residency.snapshot(request)
+            frozen = say.RequestFrozen(**_names(command), num_tokens=snapshot.num_tokens)
+            self._answer(frozen, (snapshot.encode(),))
+
+    def _thaw(self, command: say.ThawRequest) -> None:
+        self._faults.reach("thawing")
+        if command.request in self._settling:
+            self._settling[command.request] = command
+            return
+        if command.request in self._residency.frozen:
+            self._residency.thaw(command.request)
+        self._answer(say.RequestThawed(**_names(command)), ())
+
+    def _release(self, command: say.ReleaseRequest) -> None:
+        self._faults.reach("releasing")
+        if command.request in self._residency.frozen:
+            self._residency.release(command.request)
+            self._book.left(command.request)
+        self._answer(say.RequestReleased(**_names(command)), ())
+
+    # -- the destination --------------------------------------------------------------------------------------------
+
+    def _expect(self, expected: Expected) -> None:
+        request = expected.command.request
+        warm = isinstance(expected.command, say.WarmRequest)
+        if warm and self._plans.pop(request, None):  # once more: what was computed stays in the prefix cache
+            self._residency.cancel(request)
+        if warm and self._residency.warm(expected.core_request, expected.output_token_ids):
+            self.warming[request] = expected
+        else:
+            self._reserve(expected)
+
+    def _reserve(self, expected: Expected) -> None:
+        reservation = self._residency.reserve(expected.arrival, expected.command.token_capacity)
+        self._plans[expected.command.request] = CopyPlan(reservation)
+        self._faults.reach("reserved")
+        reserved = say.RoomReserved(
+            **_names(expected.command),
+            blocks=sum(len(group) for group in reservation.block_ids),
+            reused_blocks=reservation.reused_blocks,
+        )
+        self._answer(reserved, ())
+
+    def _copy(self, command: say.CopyBlocks) -> None:
+        if not self._pull(command, command.block_ids, command.block_epoch, command.token_capacity, None):
+            self._answer(say.BlocksCopied(**_names(command), blocks=0, nbytes=0, copy_s=0.0), ())
+
+    def _attach(self, attaching: Attaching) -> None:
+        command, snapshot = attaching.command, attaching.snapshot
+        if command.via is Via.KV:
+            self._links.watch()
+            if self._pull(command, snapshot.block_ids, snapshot.block_epoch, snapshot.num_tokens, attaching):
+                self._links.wait(LAST_COPY_S)
+                return
+        self._enter(attaching, 0, 0, 0.0)
+
+    def _pull(
+        self,
+        command: Any,
+        block_ids: say.BlockIds,
+        block_epoch: int,
+        token_capacity: int,
+        attaching: Attaching | None,
+    ) -> bool:
+        """Begin to copy what is missing.  False when nothing is."""
+        request = command.request
+        plan = self._plans.get(request)
+        copies = self._links.to(command.source)
+        if plan is None or copies is None:
+            raise MelldError(f"no room is kept for {request}" if plan is None else f"no link to {command.source}")
+        pairs, places = plan.missing(block_ids, block_epoch, self._residency.grow(request, token_capacity))
+        if not pairs.source:
+            return False
+        self._faults.reach("copying")
+        name = f"{command.move}.{command.number}"
+        self._jobs[name] = Job(command, places, block_epoch, attaching)
+        self._residency.copy_began(request)
+        bytes_per_s = getattr(command, "bytes_per_s", 0.0)
+        copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None, bytes_per_s=bytes_per_s)
+        return True
+
+    def copied(self, done: CopyDone) -> None:
+        """A pull has ended, well or not."""
+        job = self._jobs.pop(done.job)
+        command = job.command
+        self._residency.copy_ended(command.request)
+        self._faults.reach("copied")
+        plan = self._plans.get(command.request)
+        if done.failure is not None:
+            self._answer(say.CopyFailed(**_names(command), reason=done.failure), ())
+            return
+        if done.pulled is None or plan is None:
+            self._answer(say.CommandFailed(**_names(command), reason="it was called off"), ())
+            return
+        plan.copied(job.places, job.block_epoch)
+        pulled = done.pulled
+        if job.attaching is None:
+            copied = say.BlocksCopied(
+                **_names(command), blocks=pulled.blocks, nbytes=pulled.nbytes, copy_s=pulled.copy_s
+            )
+            self._answer(copied, ())
+            return
+        try:
+            self._enter(job.attaching, pulled.blocks, pulled.nbytes, pulled.copy_s)
+        except (MoveRefused, NoRoom) as error:
+            self._refuse(command, error)
+
+    def _enter(self, attaching: Attaching, blocks: int, nbytes: int, copy_s: float) -> None:
+        command = attaching.command
+        self._faults.reach("attaching")
+        self._residency.attach(attaching.snapshot, command.via)
+        self._plans.pop(command.request, None)
+        self._book.came(command.request, command.lease)
+        self._faults.reach("attached")
+        attached = say.RequestAttached(**_names(command), blocks=blocks, nbytes=nbytes, copy_s=copy_s)
+        self._answer(attached, ())
+
+    def _cancel(self, command: say.CancelReservation) -> None:
+        self._faults.reach("cancelling")
+        if self._book.leases.get(command.request, command.lease) != command.lease:
+            self._answer(say.ReservationCancelled(**_names(command)), ())  # it was cancelled, and has come back since
+            return
+        for name, job in self._jobs.items():
+            if job.command.request == command.request and (copies := self._links.to(job.command.source)):
+                copies.cancel(name)
+        self.forget([command.request])
+        self._answer(say.ReservationCancelled(**_names(command)), ())
+
+
+def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
+    """The answer that it was not done."""
+    reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
+    return say.CommandFailed(**_names(command), reason=reason)
+
+
+def _names(command: Any) -> dict[str, Any]:
+    return {"move": command.move, "number": command.number, "request": command.request}

@@ -1,0 +1,93 @@
+"""A worker's parts, put together: what stands around the engine, in the order in which they need each other.
+
+Owns the wiring; runs nothing.  Loading this loads torch: it comes after the process has its environment.
+"""
+
+import os
+import queue
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.faults import VARIABLE, FaultPoints
+from melld.engine.worker.grammars import Grammars
+from melld.engine.worker.links import LinkOpener, Links, share_memory
+from melld.engine.worker.migration import Moves
+from melld.engine.worker.migration_book import Book
+from melld.engine.worker.preparer import Preparer
+from melld.engine.worker.profile import Profiler
+from melld.engine.worker.pulse import Pulse
+from melld.engine.worker.reader import Reader, Received
+from melld.engine.worker.report import StepReporter
+from melld.engine.worker.requests import Requests
+from melld.engine.worker.residency.block_tables import BlockReporter
+from melld.engine.worker.residency.residency import Residency
+from melld.engine.worker.start import block_bytes_of
+from melld.engine.worker.writer import Writer
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+
+class Parts(NamedTuple):
+    """One worker's."""
+
+    inbox: "queue.SimpleQueue[Any]"
+    """What the engine thread is to handle between two steps."""
+    reader: Reader
+    preparer: Preparer
+    writer: Writer
+    pulse: Pulse
+    faults: FaultPoints
+    grammars: Grammars
+    links: Links
+    moves: Moves
+    requests: Requests
+    profiler: Profiler
+    reporter: StepReporter
+    block_bytes: int
+    kv_handle: bytes
+
+
+def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
+    """All of them, around this engine."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    line: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    writer, pulse, book = Writer(connection), Pulse(), Book()
+    faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
+    memory, kv_handle = share_memory(engine)
+    block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
+    residency = Residency(engine, block_bytes)
+    links = Links(LinkOpener(memory, spec.copy_rules, faults), residency, inbox.put, writer.say)
+    moves = Moves(residency, links, book, faults, writer.say)
+    return Parts(
+        inbox=inbox,
+        reader=Reader(connection, engine, line, writer.say, lambda: pulse.pong(len(book.leases))),
+        preparer=Preparer(line, _request_maker(engine), residency, inbox, writer.say),
+        writer=writer,
+        pulse=pulse,
+        faults=faults,
+        grammars=Grammars(engine.structured_output_manager),
+        links=links,
+        moves=moves,
+        requests=Requests(engine, residency, moves, book, faults, writer.say),
+        profiler=Profiler(engine, residency, links, lambda: not inbox.empty(), writer.say, pulse.in_step),
+        reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
+        block_bytes=block_bytes,
+        kv_handle=kv_handle,
+    )
+
+
+def _request_maker(engine: "EngineCore") -> Callable[[list[bytes]], Any]:
+    """Makes what vLLM's scheduler takes of what the daemon's vLLM has encoded."""
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    decoder = MsgpackDecoder(EngineCoreRequest)
+
+    def request_of(payload: list[bytes]) -> Any:
+        request, _ = engine.preprocess_add_request(decoder.decode(payload))
+        return request
+
+    return request_of

@@ -1,0 +1,92 @@
+"""The users' requests on a worker: how they enter its engine, anew or from their tokens, and how they leave it early.
+
+Owns those that wait until a migration that was called off writes no more.  For the engine thread, between two steps.
+Those that arrive by a migration: `worker_migration`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.faults import FaultPoints
+from melld.engine.worker.migration import Moves
+from melld.engine.worker.migration_book import Book
+from melld.engine.worker.residency.residency import Arrival, Residency
+from melld.migrate.snapshot import MoveRefused, RequestSnapshot
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """A request that the reader has made ready for the scheduler (`vllm.v1.request.Request`)."""
+
+    request: Any
+    lease: int
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """A request that the reader has made ready to go on here."""
+
+    arrival: Arrival
+    snapshot: RequestSnapshot
+    lease: int
+
+
+class Requests:
+    """The requests of one engine.  `say` takes what the daemon is told."""
+
+    def __init__(
+        self,
+        engine: "EngineCore",
+        residency: Residency,
+        moves: Moves,
+        book: Book,
+        faults: FaultPoints,
+        say: Callable[[Any], None],
+    ) -> None:
+        self._engine = engine
+        self._residency = residency
+        self._moves = moves
+        self._book = book
+        self._faults = faults
+        self._say = say
+        self._deferred: list[Resumed] = []
+
+    def admit(self, admitted: Admitted) -> None:
+        """It begins here."""
+        self._book.came(admitted.request.request_id, admitted.lease)
+        self._engine.add_request(admitted.request)
+
+    def resume(self, resumed: Resumed) -> None:
+        """It goes on here from its tokens, now or as soon as it can."""
+        request = resumed.snapshot.request
+        if self._moves.is_written(request):  # a migration to here that was called off: its blocks are not free yet
+            self._deferred.append(resumed)
+            return
+        self._clear(request)
+        try:
+            self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
+        except MoveRefused as error:
+            self._say(wire.RequestRejected(request=request, reason=str(error)))
+        else:
+            self._book.came(request, resumed.lease)
+            self._faults.reach("resumed")
+
+    def resume_deferred(self) -> None:
+        """A copy has ended: those that waited for it may go on."""
+        deferred, self._deferred = self._deferred, []
+        for resumed in deferred:
+            self.resume(resumed)
+
+    def abort(self, abort: wire.AbortRequests) -> None:
+        """Forget them, wherever they stand."""
+        self._deferred = [resumed for resumed in self._deferred if resumed.snapshot.request not in abort.requests]
+        self._moves.forget(abort.requests)
+
+    def _clear(self, request: str) -> None:
+        """Forget what a migration that was called off has left here of the request: it comes again, in another way."""
+        if request in self._book.leases or request in (*self._residency.expected, *self._residency.frozen):
+            self._moves.forget([request])

@@ -1,0 +1,276 @@
+"""The destination's half of residency: room is taken for a request, its state is rebuilt there, it decodes on.
+
+Owns reservations and the requests built for them.  Never copies bytes; never evicts a running request to make room.
+
+A reservation holds real blocks, found first in this worker's own prefix cache (those need no copy), then fresh.  A move
+by tokens takes the same room, and computes what it did not find in the cache.  `prepare` is thread-safe and slow (block
+hashes, grammar); the rest is quick and for the engine thread.
+"""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.worker.residency.departure import PREFILL_STATS
+from melld.engine.worker.residency.runner import Runner
+from melld.migrate.snapshot import MoveRefused, NoRoom, Refusal, RequestSnapshot, Reservation, Via
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+
+class Arrival(msgspec.Struct):
+    """A request built for this engine, which its scheduler does not know yet."""
+
+    request: Any
+    reused_tokens: int = 0
+    token_capacity: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id that vLLM knows the request by."""
+        return str(self.request.request_id)
+
+
+def prepare_arrival(engine: "EngineCore", core_request: bytes, output_token_ids: list[int]) -> Arrival:
+    """Build the request with the tokens that it has so far.  Touches no scheduler: for any thread.
+
+    Waits for the grammar of a structured output to be compiled, and has it accept the tokens again.
+
+    Raises:
+        MoveRefused: the grammar cannot be built here, or does not accept the tokens.
+    """
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    decoded = MsgpackDecoder(EngineCoreRequest).decode(core_request)
+    request, _ = engine.preprocess_add_request(decoded)
+    _await_grammar(request)
+    arrival = Arrival(request)
+    append_tokens(engine, arrival, output_token_ids)
+    return arrival
+
+
+def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list[int]) -> None:
+    """Bring the request up to these output tokens, of which it may have the first already.
+
+    Raises:
+        MoveRefused: they do not continue what it has, or its grammar does not accept them.
+    """
+    request = arrival.request
+    known = len(request.output_token_ids)
+    if list(request.output_token_ids) != output_token_ids[:known]:
+        raise MoveRefused(arrival.request_id, Refusal.INCOMPATIBLE)
+    missing = output_token_ids[known:]
+    if not request.use_structured_output:
+        request.append_output_token_ids(missing)
+        return
+    for token in missing:  # one at a time, as they came: the end of a reasoning part is seen in the token's context
+        request.append_output_token_ids(token)
+        if not engine.structured_output_manager.accept_tokens(request, [token]):
+            raise MoveRefused(arrival.request_id, Refusal.GRAMMAR)
+
+
+def _await_grammar(request: "Request") -> None:
+    from concurrent.futures import Future
+
+    structured = request.structured_output_request
+    if structured is None:
+        return
+    pending = structured._grammar  # noqa: SLF001  its public face does not wait
+    if isinstance(pending, Future):
+        pending.exception()
+    if structured.grammar is None or isinstance(structured.grammar, Exception):
+        raise MoveRefused(request.request_id, Refusal.GRAMMAR)
+
+
+class Arrivals:
+    """The reservations of one engine."""
+
+    def __init__(self, engine: "EngineCore", runner: Runner, engine_name: str) -> None:
+        self._engine = engine
+        self._scheduler: Any = engine.scheduler
+        self._runner = runner
+        self._name = engine_name
+        self._reserved: dict[str, Arrival] = {}
+        self._written: set[str] = set()
+        self._given_up: dict[str, Arrival] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._reserved
+
+    def lingers(self, request_id: str) -> bool:
+        """Whether cancelled room of this request is still written into, so that it cannot be reserved anew."""
+        return request_id in self._given_up
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._reserved))
+
+    @property
+    def free_slots(self) -> int:
+        """Places in the running batch that nobody has, and that no reservation counts on."""
+        scheduler = self._scheduler
+        expected = len(self._reserved) + len(self._given_up)
+        taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + expected
+        return int(scheduler.max_num_active_reqs) - taken
+
+    def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
+        """Take room for `token_capacity` tokens (at least for those that the request has).
+
+        Raises:
+            NoRoom: too few free blocks, or no place in the batch; nothing is taken.
+        """
+        manager, request = self._scheduler.kv_cache_manager, arrival.request
+        capacity = self._within_model(max(token_capacity, request.num_tokens))
+        if self.free_slots < 1:
+            raise self._no_room(arrival, capacity)
+        blocks, reused_tokens, _ = manager.get_computed_blocks(request)
+        if partial := reused_tokens % self._scheduler.block_size:  # only whole blocks: nothing to be copied on write
+            reused_tokens -= partial
+            blocks = manager.truncate_computed_blocks(blocks, reused_tokens)
+        taken = manager.allocate_slots(
+            request,
+            capacity - reused_tokens,
+            num_new_computed_tokens=reused_tokens,
+            new_computed_blocks=blocks,
+            delay_cache_blocks=True,
+        )
+        if taken is None:
+            raise self._no_room(arrival, capacity)
+        arrival.reused_tokens, arrival.token_capacity = reused_tokens, capacity
+        self._reserved[arrival.request_id] = arrival
+        return self._reservation(arrival)
+
+    def grow(self, request_id: str, token_capacity: int) -> Reservation:
+        """Take more room, for `token_capacity` tokens in all.
+
+        Raises:
+            NoRoom: too few free blocks; what was reserved before still is.
+        """
+        arrival = self._reserved[request_id]
+        capacity = self._within_model(token_capacity)
+        if capacity > arrival.token_capacity:
+            manager = self._scheduler.kv_cache_manager
+            if manager.allocate_slots(arrival.request, capacity, delay_cache_blocks=True) is None:
+                raise self._no_room(arrival, capacity)
+            arrival.token_capacity = capacity
+        return self._reservation(arrival)
+
+    def attach(self, snapshot: RequestSnapshot, via: Via) -> None:
+        """Let the request decode on from its snapshot, in the room that was reserved for it.
+
+        `Via.KV`: every block of the snapshot that was not reused here holds the source's bytes.  `Via.TOKENS`: what was
+        not reused is computed again.
+
+        Raises:
+            MoveRefused: the snapshot is of another model or does not continue the request.
+            NoRoom: it has outgrown the reservation.  In both cases the reservation stands; cancel it.
+        """
+        arrival = self._reserved.get(snapshot.request)
+        if arrival is None:
+            raise MoveRefused(snapshot.request, Refusal.UNKNOWN)
+        assert snapshot.request not in self._written, f"{snapshot.request} is still being copied"
+        self._check(snapshot)
+        self.grow(snapshot.request, snapshot.num_tokens)
+        append_tokens(self._engine, arrival, snapshot.output_token_ids)
+        del self._reserved[snapshot.request]
+        valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
+        request = arrival.request
+        request.num_computed_tokens = valid
+        self._scheduler.kv_cache_manager.cache_blocks(request, valid)
+        # With blocks already its own, a look into the prefix cache would find them a second time.
+        request.skip_reading_prefix_cache |= valid == 0
+        _restore(request, snapshot, valid)
+        self._enter(request, snapshot)
+
+    def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
+        """Queue the request by its tokens alone, without room kept for it: it waits until the scheduler finds some.
+
+        Raises:
+            MoveRefused: the snapshot is of another model or does not continue the request.
+        """
+        self._check(snapshot)
+        append_tokens(self._engine, arrival, snapshot.output_token_ids)
+        _restore(arrival.request, snapshot, 0)
+        self._enter(arrival.request, snapshot)
+
+    def copy_began(self, request_id: str) -> None:
+        """Another thread writes into the reserved blocks from now on."""
+        self._written.add(request_id)
+
+    def copy_ended(self, request_id: str) -> None:
+        """It does no more.  Room that was cancelled meanwhile is free only now."""
+        self._written.discard(request_id)
+        if arrival := self._given_up.pop(request_id, None):
+            self._scheduler.kv_cache_manager.free(arrival.request)
+
+    def cancel(self, request_id: str) -> None:
+        """Give the reserved room back, as soon as nobody writes into it."""
+        arrival = self._reserved.pop(request_id)
+        if request_id in self._written:
+            self._given_up[request_id] = arrival
+        else:
+            self._scheduler.kv_cache_manager.free(arrival.request)
+
+    def _within_model(self, tokens: int) -> int:
+        return min(tokens, int(self._scheduler.max_model_len))
+
+    def _check(self, snapshot: RequestSnapshot) -> None:
+        if snapshot.engine and snapshot.engine != self._name:
+            raise MoveRefused(snapshot.request, Refusal.INCOMPATIBLE)
+
+    def _enter(self, request: "Request", snapshot: RequestSnapshot) -> None:
+        """Show the request to the scheduler, and to the runner what the scheduler will not tell it."""
+        from vllm.v1.request import RequestStatus
+
+        scheduler, request_id = self._scheduler, request.request_id
+        if request.num_output_tokens or snapshot.generator_state is not None:
+            request.status = RequestStatus.PREEMPTED
+            blocks = scheduler.kv_cache_manager.get_block_ids(request_id)
+            self._runner.admit(request, blocks, snapshot.generator_state)
+        # It may have been here before, and left since the last step.
+        scheduler.finished_req_ids.discard(request_id)
+        scheduler.prev_step_scheduled_req_ids.discard(request_id)
+        scheduler.requests[request_id] = request
+        if request.num_computed_tokens == 0 and request.num_output_tokens:
+            scheduler.waiting.prepend_request(request)  # it was running: not behind those that never have
+        else:
+            scheduler._enqueue_waiting_request(request)  # noqa: SLF001
+
+    def _reservation(self, arrival: Arrival) -> Reservation:
+        ids = self._scheduler.kv_cache_manager.get_block_ids(arrival.request_id)
+        return Reservation(
+            request=arrival.request_id,
+            block_ids=tuple(tuple(group) for group in ids),
+            reused_blocks=arrival.reused_tokens // self._scheduler.block_size,
+            token_capacity=arrival.token_capacity,
+        )
+
+    def _no_room(self, arrival: Arrival, tokens: int) -> NoRoom:
+        needed = -(-tokens // self._scheduler.block_size)
+        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return NoRoom(arrival.request_id, needed, free, self.free_slots)
+
+
+def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -> None:
+    """Carry over what is told to the client once, so that it is told neither twice nor never."""
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
+    from vllm.v1.metrics.stats import PrefillStats
+
+    params = request.sampling_params
+    if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
+        # Told with the first token.  The V2 runner would collect them again if the prompt is computed again.
+        request.sampling_params = copy.copy(params)
+        request.sampling_params.prompt_logprobs = None
+    request.events = [EngineCoreEvent(EngineCoreEventType(kind), at) for kind, at in snapshot.events]
+    request.num_preemptions = snapshot.num_preemptions
+    if snapshot.prefill_stats is None:
+        request.prefill_stats = None
+    elif any(snapshot.prefill_stats):  # a prefill has begun: what it found cached stays what it was
+        request.prefill_stats = PrefillStats(**dict(zip(PREFILL_STATS, snapshot.prefill_stats, strict=True)))
+        if valid_tokens == 0:
+            request.num_preemptions += 1  # the scheduler leaves the statistics of a repeated prefill alone
+    elif valid_tokens:
+        request.prefill_stats.set(request.num_prompt_tokens, valid_tokens, 0)

@@ -1,0 +1,117 @@
+"""The model runner's share of a request: what each of vLLM's two runners keeps, and how it is told of an arrival.
+
+Owns the only lines that touch a runner.  Never touches the scheduler.
+
+    V1 (vllm.v1.worker.gpu_model_runner; all of the CPU): a CachedRequestState per request, with its sampling generator,
+        outlives the request's absence from the batch.  A request that arrives with tokens needs one made for it.
+    V2 (vllm.v1.worker.gpu; the default with Triton): a slot per request, rebuilt from the scheduler's output
+        (`prefill_token_ids`) whenever a request comes back; sampling draws from seed and position, without a state.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from melld.engine.worker.residency.generator import RewindableGenerator, make_generators_rewindable
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+
+class Runner(Protocol):
+    """What `Residency` asks of a model runner."""
+
+    holds_slot_while_away: bool
+    """Whether a request that is taken off must be reported as preempted, for its slot to be given to another."""
+
+    def generator_state(self, request_id: str) -> bytes | None:
+        """The state of the request's sampling generator, if this runner keeps one for it."""
+
+    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+        """Let the runner know a request that the scheduler will present as resumed."""
+
+
+class RunnerV1:
+    """The runner of vllm.v1.worker.gpu_model_runner (and its CPU subclass)."""
+
+    holds_slot_while_away = False
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        if runner.device.type == "cpu":
+            make_generators_rewindable(runner)
+
+    def generator_state(self, request_id: str) -> bytes | None:
+        """See `Runner`.  Empty for a request that is not seeded, or has never run here."""
+        state = self._runner.requests.get(request_id)
+        if state is None or state.generator is None:
+            return None
+        return bytes(state.generator.get_state().numpy().tobytes())
+
+    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+        """See `Runner`."""
+        from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+        state = CachedRequestState(
+            req_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            mm_features=request.mm_features,
+            sampling_params=request.sampling_params,
+            generator=self._generator(generator_state, request),
+            block_ids=block_ids,
+            num_computed_tokens=request.num_computed_tokens,
+            output_token_ids=list(request.output_token_ids),
+            lora_request=request.lora_request,
+        )
+        if self._runner.uses_mrope:
+            self._runner._init_mrope_positions(state)  # noqa: SLF001  the runner's own way for a new request
+        self._runner.requests[request.request_id] = state
+
+    def _generator(self, state: bytes | None, request: "Request") -> torch.Generator | None:
+        from vllm.sampling_params import SamplingType
+
+        params = request.sampling_params
+        if params is None or params.sampling_type != SamplingType.RANDOM_SEED:
+            return None
+        device = self._runner.device
+        generator = RewindableGenerator() if device.type == "cpu" else torch.Generator(device=device)
+        if state is None:  # the tokens alone survived: the draws so far are known by their number
+            generator.manual_seed(params.seed)
+            skip_draws(generator, request.num_output_tokens)
+        else:
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return generator
+
+
+class RunnerV2:
+    """The runner of vllm.v1.worker.gpu.model_runner."""
+
+    holds_slot_while_away = True
+
+    def generator_state(self, request_id: str) -> bytes | None:  # noqa: ARG002
+        """None: the draws of this runner depend on seed and position alone."""
+        return None
+
+    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+        """Nothing to do: the scheduler's output carries all tokens of a request that comes back."""
+
+
+def skip_draws(generator: torch.Generator, draws: int) -> None:
+    """Bring a fresh generator to where it stands after `draws` sampled tokens.
+
+    The CPU sampler draws one integer a token (vllm.v1.sample.ops.topk_topp_sampler, `forward_cpu`); a draw of a CUDA
+    generator is four steps of its offset (as the runner counts them when it takes one back).
+    """
+    if generator.device.type == "cuda":
+        generator.set_offset(4 * draws)
+        return
+    for _ in range(draws):
+        torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
+
+
+def runner_of(engine: "EngineCore") -> Runner:
+    """The adapter for the runner inside this engine (uniproc executor)."""
+    scheduler: Any = engine.scheduler
+    executor: Any = engine.model_executor
+    return RunnerV2() if scheduler.use_v2_model_runner else RunnerV1(executor.driver_worker.worker.model_runner)

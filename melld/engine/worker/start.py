@@ -1,0 +1,149 @@
+"""A worker's first minute: its engine is built, and shown to work.
+
+Owns what is done once.  Runs on the worker's main thread, before its loop.
+"""
+
+import ctypes
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.own_request import add_own_request
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent is gone, whatever killed it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def vital(work: Callable[[], None]) -> Callable[[], None]:
+    """A thread's work without which the process would live on and serve nobody: it ends with it.
+
+    The daemon tells the last line of the traceback, and starts another worker.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  the boundary of the thread
+            traceback.print_exc()
+            os._exit(1)
+
+    return run
+
+
+def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[EngineCore, bytes]":
+    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon.
+
+    `tell` hears how far that is.
+    """
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+    from vllm.v1.executor import Executor
+
+    from melld.engine.arguments import async_engine_args, engine_config
+    from melld.engine.worker.alone import open_no_ports
+
+    open_no_ports()
+    config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
+    executor = _telling(Executor.get_class(config), tell)
+    tell("loading the model")
+    engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
+    _remove_rendezvous(engine)
+    # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
+    engine.engine_index = 0
+    engine.frontend_stats_publish_address = None
+    response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
+    return engine, msgspec.msgpack.encode(response)
+
+
+def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[Executor]":
+    """The same executor; it says what vLLM asks of it."""
+
+    class Telling(executor):  # type: ignore[misc, valid-type]
+        def determine_available_memory(self) -> Any:
+            tell("measuring its memory")
+            return super().determine_available_memory()
+
+        def initialize_from_config(self, kv_cache_configs: Any) -> None:
+            tell("making its KV cache")
+            super().initialize_from_config(kv_cache_configs)
+
+        def compile_or_warm_up_model(self) -> Any:
+            tell("compiling and warming up")
+            return super().compile_or_warm_up_model()
+
+    return Telling
+
+
+def _remove_rendezvous(engine: "EngineCore") -> None:
+    """Remove the file by which the processes of one engine find each other: here it is one, and vLLM would leave it."""
+    place = engine.model_executor.driver_worker.worker.distributed_init_method
+    if place.startswith("file://"):
+        Path(place.removeprefix("file://")).unlink(missing_ok=True)
+
+
+def warm_up(engine: "EngineCore") -> None:
+    """Produce a real token: readiness means nothing less."""
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+
+    tasks = engine.get_supported_tasks()
+    generates = "generate" in tasks
+    parameters = SamplingParams(max_tokens=1, temperature=0.0) if generates else PoolingParams(task=tasks[0])
+    add_own_request(engine, "warm-up", [1, 2, 3, 4], parameters)
+    finished = False
+    while engine.scheduler.has_requests() or engine.batch_queue:
+        outputs, executed = engine.step_fn()
+        engine.post_step(model_executed=executed)
+        for output in outputs[0].outputs if outputs and 0 in outputs else ():
+            finished = finished or output.finish_reason is not None
+    if not finished:
+        raise RuntimeError("the engine ran out of work without having produced a token")
+
+
+def ready_of(
+    engine: "EngineCore", block_bytes: int, kv_handle: bytes, response: bytes, load_s: float
+) -> wire.WorkerReady:
+    """What the daemon is told when the worker can be used."""
+    config = engine.vllm_config
+    kv_cache = engine.scheduler.kv_cache_config
+    return wire.WorkerReady(
+        pid=os.getpid(),
+        total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
+        block_tokens=config.cache_config.block_size,
+        block_bytes=block_bytes,
+        kv_handle=kv_handle,
+        max_model_tokens=config.model_config.max_model_len,
+        max_requests=config.scheduler_config.max_num_seqs,
+        supported_tasks=list(engine.get_supported_tasks()),
+        vllm_version=_vllm_version(),
+        load_s=load_s,
+        ready_response=response,
+    )
+
+
+def block_bytes_of(engine: "EngineCore") -> int:
+    """The bytes of one block of all layers; 0 for a model without a KV cache."""
+    kv_cache = engine.scheduler.kv_cache_config
+    return int(sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // max(1, kv_cache.num_blocks))
+
+
+def _vllm_version() -> str:
+    from vllm.version import __version__
+
+    return str(__version__)

@@ -1,0 +1,161 @@
+"""The template process: it has imported what every worker needs, and forks one whenever the daemon asks.
+
+Owns the imports and its children.  It makes no CUDA context and no thread: either would be broken in a child.  It reads
+no model and holds no request.
+
+    daemon ──SpawnWorker + 2 descriptors──► template ──fork──► worker.main
+           ◄──WorkerForked, WorkerExited──┘
+
+The kernel kills the template when the daemon is gone, and the workers when the template is gone, whatever the cause.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+from setproctitle import setproctitle
+
+from melld.engine.wire import messages as wire
+from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.worker.start import die_with_parent
+
+# For a child that has to import everything itself.
+ANEW = (
+    "import socket, sys; sys.path[:] = {path!r}; from melld.engine.worker.{program} import main; "
+    "main(bytes.fromhex(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))"
+)
+# What a worker imports before and while it loads a model.  A name that a version of vLLM lacks costs a worker the time
+# to import its successor, and nothing else.
+IMPORTS = (
+    "torch",
+    "torch._dynamo",
+    "torch.multiprocessing.reductions",
+    "transformers",
+    "vllm.engine.arg_utils",
+    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.model_loader",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.structured_output",
+    "vllm.v1.worker.worker_base",
+    "melld.engine.worker.main",
+    "melld.engine.worker.judge",
+    "melld.engine.worker.parts",
+)
+IMPORTS_OF_KIND = {
+    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.v1.attention.backends.cpu_attn"),
+    "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"),
+}
+
+
+def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
+    """Where the process begins, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon; workers inherit this
+    die_with_parent(daemon_pid)
+    setproctitle("melld: template of the workers")
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    gc.disable()
+    preload(device_kind)
+    gc.collect()
+    gc.freeze()  # what lives now lives for ever: no child's collector looks at these pages, and so copies them
+    gc.enable()
+    Template(control).serve()
+
+
+def preload(device_kind: str) -> None:
+    """Import all of it, without a CUDA context and without a thread."""
+    for name in (*IMPORTS, *IMPORTS_OF_KIND[device_kind]):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+def has_one_thread() -> bool:
+    """Whether a fork of this process takes all of it along: a child has the thread that forked and no other."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def may_use_gpu() -> bool:
+    """In a child: whether the parent has kept away from CUDA."""
+    import torch
+
+    return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
+
+
+class Template:
+    """The loop: asks come in, children end, both are told."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, tuple[int, int]] = {}  # descriptor of the child's end: its number and pid
+
+    def serve(self) -> None:
+        """Until the daemon closes its end; the children end with this process."""
+        self._selector.register(self._control, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+                    if not packet:
+                        return
+                    self._fork(msgspec.msgpack.decode(packet, type=SpawnWorker), descriptors)
+                else:
+                    self._reap(key.fd)
+
+    def _fork(self, asked: SpawnWorker, descriptors: list[int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        spec = msgspec.structs.replace(asked.spec, parent_pid=os.getpid())
+        is_whole = has_one_thread()
+        pid = os.fork()
+        if pid == 0:
+            self._become(asked.program, spec, descriptors, is_whole)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        end = os.pidfd_open(pid)
+        self._children[end] = (asked.number, pid)
+        self._selector.register(end, selectors.EVENT_READ)
+        self._tell(WorkerForked(number=asked.number, pid=pid))
+
+    def _become(self, program: Program, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
+        """In the child; never returns."""
+        try:
+            self._selector.close()
+            self._control.close()
+            for end in self._children:
+                os.close(end)
+            told = msgspec.msgpack.encode(spec)
+            if not is_whole or not may_use_gpu():  # what was imported made a thread or a context: slower, and right
+                for descriptor in descriptors:
+                    os.set_inheritable(descriptor, True)
+                code = ANEW.format(path=sys.path, program=program)
+                os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), *map(str, descriptors)])  # noqa: S606
+            module = importlib.import_module(f"melld.engine.worker.{program}")
+            module.main(told, socket.socket(fileno=descriptors[0]), descriptors[1])
+        except BaseException:  # noqa: BLE001  a child must never go on as a second template
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self, end: int) -> None:
+        number, pid = self._children.pop(end)
+        self._selector.unregister(end)
+        os.close(end)
+        _, status = os.waitpid(pid, 0)
+        self._tell(WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: FromTemplate) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the daemon is gone: so are we, at once
+            self._control.send(msgspec.msgpack.encode(message))

@@ -1,0 +1,57 @@
+"""Load balancing after Llumnix (Sun et al., OSDI 2024): worst fit, then moves from the least free to the most free.
+
+A worker's freeness is F = (M - sum of V) / B: free bytes per request that shares them, here as a share of the
+capacity.  At each epoch workers below one threshold are paired, lowest with highest, with workers above another;
+each pair moves its smallest request.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.fit import WorstFit
+from melld.scheduler.state import Request, Worker
+
+
+class BalanceSettings(msgspec.Struct, frozen=True):
+    """Freeness, in shares of the capacity per request, below which a worker sends and above which one receives."""
+
+    source_below: float = 0.01
+    destination_above: float = 0.04
+
+
+SMALL_TRIGGER = BalanceSettings()
+LARGE_TRIGGER = BalanceSettings(source_below=0.03, destination_above=0.06)
+
+
+class LoadBalance(WorstFit):
+    """Worst fit with pairwise balancing at each epoch."""
+
+    name: ClassVar[str] = "load-balance"
+
+    def __init__(self, cluster: Cluster, settings: BalanceSettings = SMALL_TRIGGER) -> None:
+        super().__init__(cluster)
+        self.settings = settings
+
+    def epoch(self) -> None:
+        """Pair the lowest with the highest; one move per pair."""
+        ranked = sorted((freeness(worker), worker.order, worker) for worker in self.cluster.active.values())
+        for (low, _, source), (high, _, destination) in zip(ranked, reversed(ranked), strict=True):
+            if low >= self.settings.source_below or high <= self.settings.destination_above:
+                return
+            request = smallest_movable(source)
+            if request is not None and self.cluster.fits(destination, request.kv_bytes):
+                self.cluster.assign(request, destination, "balance")
+
+
+def freeness(worker: Worker) -> float:
+    """F of Llumnix over the capacity, moves in flight reckoned as done; an empty worker is wholly free."""
+    staying = worker.count - worker.leaving
+    return worker.settled_free_bytes / max(worker.capacity_bytes, 1) / max(staying, 1)
+
+
+def smallest_movable(worker: Worker) -> Request | None:
+    """The request that costs least to move."""
+    running = [request for request in worker.requests.values() if request.is_movable]
+    return min(running, key=lambda request: (request.kv_bytes, request.sequence), default=None)

@@ -1,0 +1,278 @@
+"""Who is planned where, seen as MELL sees it: items in bins, and the bins of each class in order.
+
+Owns items, bins and the orders of bins that the rules ask for.  Bytes are the Cluster's: a bin adds to its worker
+only what is planned and not yet carried out.  Never decides, never records a command.
+
+    Request ∈ Item ∈ Bin ─1:1─ Worker        a bin's class is that of its largest item
+"""
+
+from collections.abc import Iterator
+
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
+from melld.scheduler.policies.mell.items import Item, halves
+from melld.scheduler.policies.mell.ladder import Ladder
+from melld.scheduler.state import Request, Worker, WorkerState
+
+
+class Book:
+    """Items, bins, and the orders of bins."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.limits = Limits.of(max(cluster.largest_capacity_bytes(), 1))
+        self.item_of: dict[Request, Item] = {}
+        self.bins: dict[Worker, Bin] = {}
+        self.vacant: dict[Bin, None] = {}  # awake, nothing planned for them
+        self.open: dict[SizeClass, dict[Bin, None]] = {S: {}, M: {}, T: {}}
+        self.by_free: dict[SizeClass, Ladder[Bin]] = {T: Ladder(), S: Ladder(), M: Ladder(), L: Ladder()}
+        self.by_order: dict[SizeClass, Ladder[Bin]] = {T: Ladder(), S: Ladder(), M: Ladder(), L: Ladder()}
+        self.single: Ladder[Bin] = Ladder()  # L without a partner, by the room beside the L
+        self.by_smallest: Ladder[Bin] = Ladder()  # S- and M-bins, by their smallest S or M that may be moved
+        self.open_groups: Ladder[Item] = Ladder()
+        self._touched: dict[Bin, None] = {}
+        self._orders = 0
+
+    # ---- asking
+
+    def free_bytes(self, bin_: Bin) -> int:
+        """Bytes that the plan leaves free one horizon ahead."""
+        worker = bin_.worker
+        count = worker.count + bin_.planned_count
+        used_bytes = worker.used_bytes + bin_.planned_bytes
+        return worker.capacity_bytes - used_bytes - count * self.cluster.ahead_bytes
+
+    def room_beside_bytes(self, bin_: Bin) -> int:
+        """Bytes for an S or M if the T in its way leave; while moves take time, T cannot make way."""
+        return self.free_bytes(bin_) + (bin_.t_bytes if self.cluster.settings.instant_moves else 0)
+
+    def free_slots(self, bin_: Bin) -> int:
+        """Requests that the plan leaves slots for."""
+        return bin_.worker.slots - bin_.worker.count - bin_.planned_count
+
+    def latest(self, klass: SizeClass, besides: Bin | None = None) -> Bin | None:
+        """The most recently activated bin of the class, other than `besides`."""
+        self.settle_orders()
+        for bin_ in self.by_order[klass].downwards():
+            if bin_ is not besides:
+                return bin_
+        return None
+
+    def reckoned(self, request: Request) -> int:
+        """The size of a request one horizon ahead, but never more than a worker: alone it needs no horizon."""
+        kv_bytes = request.kv_bytes
+        return max(kv_bytes, min(kv_bytes + self.cluster.ahead_bytes, self.limits.capacity_bytes))
+
+    # ---- items
+
+    def new_item(self, request: Request) -> Item:
+        """An item of its own for the request: a group of one if it is tiny and may be moved.  It is in no bin yet."""
+        reckoned_bytes = self.reckoned(request)
+        item = Item(self._next_order(), grouped=reckoned_bytes <= self.limits.tiny_bytes and not request.pinned)
+        item.add(request, reckoned_bytes, self.limits)
+        self.item_of[request] = item
+        return item
+
+    def join(self, request: Request, group: Item) -> None:
+        """The tiny request becomes a member of the group."""
+        group.add(request, self.reckoned(request), self.limits)
+        self.item_of[request] = group
+        self.regroup(group)
+
+    def forget(self, request: Request, was_moving: bool = False) -> tuple[Item, Bin]:
+        """The request has ended or is to be planned anew.  Returns the item and the bin that it was of."""
+        item = self.item_of.pop(request)
+        bin_ = item.bin
+        assert bin_ is not None, request.id
+        item.remove(request)
+        item.moving -= was_moving
+        if item.sizes:
+            self.regroup(item)
+        else:
+            self.take_out(item)
+        self.touch(bin_)
+        return item, bin_
+
+    def put_in(self, item: Item, bin_: Bin) -> None:
+        """The item is planned for the bin."""
+        assert item.bin is None
+        item.bin = bin_
+        bin_.items[item] = None
+        self.regroup(item)
+        self.touch(bin_)
+
+    def take_out(self, item: Item) -> None:
+        """The item is planned for no bin."""
+        bin_ = item.bin
+        assert bin_ is not None
+        del bin_.items[item]
+        bin_.lives += not bin_.items
+        item.bin = None
+        self.open_groups.discard(item)
+        if bin_.open_group is item:
+            bin_.open_group = None
+        self.touch(bin_)
+
+    def split_off(self, item: Item, requests: list[Request]) -> Item:
+        """These members of the item become an item of their own in the same bin (no longer grouped if one outgrew)."""
+        bin_ = item.bin
+        assert bin_ is not None
+        grouped = item.grouped and item.sizes[requests[0]] <= self.limits.tiny_bytes
+        part = Item(self._next_order(), grouped)
+        for request in requests:
+            part.add(request, item.remove(request), self.limits)
+            self.item_of[request] = part
+        item.moving -= part.moving
+        self.put_in(part, bin_)
+        if item.sizes:
+            self.regroup(item)
+        else:
+            self.take_out(item)
+        return part
+
+    def regroup(self, item: Item) -> None:
+        """Keep the groups of a bin as they should be: none above C/4, at most one open."""
+        bin_ = item.bin
+        if bin_ is None or not item.grouped:
+            return
+        if item.reckoned_bytes > self.limits.t_bytes:
+            self.open_groups.discard(item)
+            if bin_.open_group is item:
+                bin_.open_group = None
+            self.split_off(item, halves(item))
+            return
+        if item.reckoned_bytes > self.limits.tiny_bytes:
+            self.open_groups.discard(item)
+            if bin_.open_group is item:
+                bin_.open_group = None
+            return
+        other = bin_.open_group
+        if other is not None and other is not item:
+            self._merge(item, other)
+            return
+        bin_.open_group = item
+        self.open_groups.put(item, item.reckoned_bytes)
+
+    def _merge(self, item: Item, other: Item) -> None:
+        """Two open groups of one bin become one."""
+        for request, size in item.sizes.items():
+            other.add(request, size, self.limits)
+            self.item_of[request] = other
+        item.sizes.clear()
+        self.take_out(item)
+        self.regroup(other)
+
+    # ---- bins
+
+    def bin_of(self, worker: Worker) -> Bin:
+        """The worker's bin."""
+        bin_ = self.bins.get(worker)
+        if bin_ is None:
+            bin_ = self.bins[worker] = Bin(worker)
+        return bin_
+
+    def touch(self, bin_: Bin) -> None:
+        """What is derived from the bin's items or sums may have changed."""
+        self._touched[bin_] = None
+
+    def settle_orders(self) -> None:
+        """Bring the orders up to date: a change costs nothing until somebody asks."""
+        if not self._touched:
+            return
+        touched, self._touched = self._touched, {}
+        for bin_ in touched:
+            self.derive(bin_)
+
+    def derive(self, bin_: Bin) -> None:
+        """Work out what follows from the bin's items, and its place in every order."""
+        large = None
+        partner = False
+        weight = t_bytes = 0
+        smallest = None
+        klass = TINY
+        for item in bin_.items:
+            kind = item.klass
+            klass = max(klass, kind)
+            if kind is T:
+                if not item.is_fixed:
+                    t_bytes += item.reckoned_bytes
+                continue
+            weight += WEIGHT_SIXTHS[kind]
+            if kind is L:
+                large = item
+            else:
+                partner = True
+                if not item.is_fixed and (smallest is None or item.reckoned_bytes < smallest):
+                    smallest = item.reckoned_bytes
+        bin_.large = large
+        bin_.has_partner = partner
+        bin_.weight_sixths = weight
+        bin_.t_bytes = t_bytes
+        bin_.smallest_bytes = smallest
+        self._file(bin_, klass if bin_.worker.state is WorkerState.ACTIVE else TINY)
+
+    def _file(self, bin_: Bin, klass: SizeClass) -> None:
+        if klass is not bin_.klass:
+            self._unfile(bin_)
+            bin_.klass = klass
+            if klass is not TINY:
+                bin_.order = self._next_order()
+                self.by_order[klass].put(bin_, bin_.order)
+        if klass is TINY:
+            self._file_vacant(bin_)
+            return
+        self.vacant.pop(bin_, None)
+        free_bytes = self.free_bytes(bin_)
+        self.by_free[klass].put(bin_, free_bytes)
+        if klass is L:
+            self._file_single(bin_)
+        elif klass is T:
+            self._mark_open(bin_, T, not self.limits.is_filled(free_bytes))
+        else:
+            self._mark_open(bin_, klass, bin_.weight_sixths < FULL_SIXTHS)
+            if bin_.smallest_bytes is None:
+                self.by_smallest.discard(bin_)
+            else:
+                self.by_smallest.put(bin_, bin_.smallest_bytes)
+
+    def _file_vacant(self, bin_: Bin) -> None:
+        if bin_.worker.state is WorkerState.ACTIVE and not bin_.items:
+            self.vacant[bin_] = None
+        else:
+            self.vacant.pop(bin_, None)
+
+    def _file_single(self, bin_: Bin) -> None:
+        if bin_.has_partner:
+            self.single.discard(bin_)
+        else:
+            self.single.put(bin_, self.room_beside_bytes(bin_))
+
+    def _mark_open(self, bin_: Bin, klass: SizeClass, is_open: bool) -> None:
+        if is_open:
+            self.open[klass][bin_] = None
+        else:
+            self.open[klass].pop(bin_, None)
+
+    def _unfile(self, bin_: Bin) -> None:
+        klass = bin_.klass
+        if klass is TINY:
+            self.vacant.pop(bin_, None)
+            return
+        self.by_order[klass].discard(bin_)
+        self.by_free[klass].discard(bin_)
+        if klass is L:
+            self.single.discard(bin_)
+            return
+        self.open[klass].pop(bin_, None)
+        if klass is not T:
+            self.by_smallest.discard(bin_)
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
+
+    def items(self) -> Iterator[Item]:
+        """Every item, in the order of its bins."""
+        for bin_ in self.bins.values():
+            yield from bin_.items

@@ -1,0 +1,295 @@
+"""`mell-plus`: migrate for the near future instead of for size classes.
+
+Owns three decisions, made from present sizes and the growth observed of late (no length is predicted):
+
+    life of a worker = free bytes / bytes per second that its requests add: seconds until it overflows if nobody leaves
+
+    dispatch   the tightest worker that keeps a life; else the longest-lived that fits; else one request is pushed
+               aside; else a worker is woken
+    overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
+               if nothing fits, a third worker makes room first; else a worker is woken.  Where that move comes too
+               late, the smallest request leaves as well; where no single departure is enough (the worker has lost
+               capacity), the largest leave that others take.  A lone request leaves for a larger worker
+    drain      when the whole load fits on fewer workers, one with few requests is emptied, all or nothing
+
+Late is right: a move is made at the last look before an overflow and not earlier, because departures, which nobody
+foresees, make many moves needless.  Candidates are the k tightest that fit and the k roomiest: O(k n + log N) a
+decision, for n requests on a worker.
+
+Pushing aside, and a third worker that makes room, are two moves of which the second needs the first to be over: they
+are made only where moves are instant, in the paper's time slots, and never by the daemon.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import ClassVar
+
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.plus.drain import plan_drain
+from melld.scheduler.policies.plus.lifetime import Lifetimes
+from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
+from melld.scheduler.policies.plus.settings import BALANCED, PlusSettings
+from melld.scheduler.policy import Policy
+from melld.scheduler.state import Request, Worker
+
+WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
+LEAVERS = 8  # the most requests that leave one worker in an epoch
+
+Move = tuple[Request, Worker]
+Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
+
+
+class MellPlus(Policy):
+    """See the module."""
+
+    name: ClassVar[str] = "mell-plus"
+
+    def __init__(self, cluster: Cluster, settings: PlusSettings = BALANCED) -> None:
+        super().__init__(cluster)
+        self.settings = self._settings = settings
+        self.outlook = Outlook(cluster)
+        self.lifetimes = Lifetimes()
+
+    # ---- dispatch
+
+    def allocate(self, request: Request, cause: str) -> bool:
+        """See `Policy.allocate`."""
+        worker = (
+            self._lasting(request)
+            or self._pushed_aside(request)
+            or self.spare(request.kv_bytes, cause)
+            or self._fitting(request)
+        )
+        if worker is not None:
+            self.cluster.assign(request, worker, cause)
+        return worker is not None
+
+    def _lasting(self, request: Request) -> Worker | None:
+        """The tightest that then lives long enough, else the longest-lived of those that take the request."""
+        outlook, size, limit = self.outlook, request.kv_bytes, self.settings.candidates
+        enough_s = self.settings.dispatch_life_s
+        ample_bytes = size + int(2 * self.cluster.growth.bytes_per_s * enough_s)
+        for worker in islice(self.cluster.room.tightest(ample_bytes), 2 * limit):
+            lasts = worker is not request.worker and outlook.life_s(worker, size, 1) >= enough_s
+            if lasts and worker.count and outlook.takes(worker, size):
+                return worker
+        best: Worker | None = None
+        best_s = 0.0
+        for worker in outlook.roomiest(limit):
+            life_s = outlook.life_s(worker, size, 1)
+            if life_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
+                best, best_s = worker, life_s
+        return best
+
+    def _fitting(self, request: Request) -> Worker | None:
+        """Any worker with room at all: better than to wait."""
+        for worker in self.cluster.room.tightest(request.kv_bytes):
+            if worker is not request.worker and self.cluster.fits(worker, request.kv_bytes):
+                return worker
+        return None
+
+    def _pushed_aside(self, request: Request) -> Worker | None:
+        """A worker that one of its requests has just left for this one; only where moves are instant."""
+        if not self.cluster.settings.instant_moves:
+            return None
+        best_s, best = self.settings.push_life_s, None
+        for score_s, leaver, taker, source in self._asides(request):
+            if score_s > best_s:
+                best_s, best = score_s, (leaver, taker, source)
+            if score_s >= self.settings.enough_life_s:
+                break
+        if best is None:
+            return None
+        leaver, taker, source = best
+        self.cluster.assign(leaver, taker, "pushed aside")
+        return source
+
+    def _asides(self, request: Request) -> Iterator[tuple[float, Request, Worker, Worker]]:
+        """Life after, who could leave, whither, and the worker that would then have room for the request."""
+        life_s, size = self.outlook.life_s, request.kv_bytes
+        for source in self.outlook.roomiest(self.settings.candidates):
+            room_bytes = self.cluster.room_bytes(source)
+            for leaver in movable(source) if source is not request.worker else ():
+                change_bytes = size - leaver.kv_bytes
+                source_s = life_s(source, change_bytes)
+                if size - source.frees_bytes(leaver.kv_bytes) > room_bytes or source_s <= self.settings.push_life_s:
+                    continue
+                for taker in self.outlook.tightest(leaver.kv_bytes, self.settings.candidates, source):
+                    if taker is not request.worker:
+                        yield min(source_s, life_s(taker, leaver.kv_bytes, 1)), leaver, taker, source
+
+    # ---- overload and drain
+
+    def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002
+        """See `Policy.departed`."""
+        self.lifetimes.ended(self.cluster.now_s - request.placed_s)
+
+    def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: ARG002
+        """See `Policy.moved`."""
+        if request.worker is destination and destination.ready_s <= request.moved_s:  # else it waited for a start
+            self.outlook.moves.took(request.kv_bytes, self.cluster.now_s - request.moved_s)
+
+    def epoch(self) -> None:
+        """Cure what overflows before the next look, then try to do with fewer workers."""
+        self.settings = self._settings.at_pace(self.lifetimes.pace)
+        outlook = self.outlook
+        outlook.next_epoch()
+        for worker in [worker for worker in self.cluster.active.values() if outlook.overdue(worker)]:
+            self._hurry(worker)
+        overloaded = [worker for worker in self.cluster.active.values() if outlook.overloaded(worker)]
+        overloaded.sort(key=lambda worker: (outlook.life_s(worker), worker.order))
+        for worker in overloaded:
+            self._relieve(worker)
+        self._drain()
+
+    def _hurry(self, worker: Worker) -> None:
+        """The smallest request, which is the soonest gone, leaves before those that are on their way.
+
+        Nobody is woken for it: that would take too long.
+        """
+        requests = movable(worker)
+        if requests and worker.count - worker.leaving > 1:
+            smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
+            if (move := self._best_move(worker, [smallest])) is not None:
+                self.cluster.assign(*move, "overload", 0.0)
+
+    def _relieve(self, worker: Worker) -> None:
+        for _ in range(LEAVERS):
+            requests = self.outlook.in_time(worker, movable(worker))
+            if not requests or not self.outlook.overloaded(worker):
+                return
+            urgency_s = max(self.outlook.life_s(worker), 0.0)
+            if worker.count - worker.leaving > 1:
+                if not self._let_one_leave(worker, requests, urgency_s):
+                    return
+            elif (move := self._larger_home(worker, requests[0])) is not None:
+                self.cluster.assign(*move, "overload", urgency_s)
+
+    def _let_one_leave(self, worker: Worker, requests: list[Request], urgency_s: float) -> bool:
+        move = self._best_move(worker, requests)
+        if move is None and (chain := self._best_chain(worker, requests)) is not None:
+            self.cluster.assign(chain[0], chain[1], "make room", urgency_s)
+            move = chain[2], chain[3]
+        if move is None:
+            largest_first = sorted(requests, key=lambda request: (-request.kv_bytes, request.sequence))
+            move = self._some_relief(worker, largest_first) or self._woken(largest_first)
+        if move is None:
+            return False
+        self.cluster.assign(*move, "overload", urgency_s)
+        return True
+
+    def _larger_home(self, worker: Worker, request: Request) -> Move | None:
+        """Where a lone request lives longer than it could here."""
+        roomiest = self.outlook.roomiest(self.settings.relief_candidates)
+        larger = [one for one in self._takers(request, worker, roomiest) if one.capacity_bytes > worker.capacity_bytes]
+        taker = max(larger, key=lambda one: self.outlook.life_s(one, request.kv_bytes, 1), default=None)
+        if taker is None:
+            taker = self.spare(max(request.kv_bytes, worker.capacity_bytes + 1), "overload")
+        return None if taker is None else (request, taker)
+
+    def _some_relief(self, worker: Worker, largest_first: list[Request]) -> Move | None:
+        """The largest request that another takes, where no single departure is enough."""
+        outlook, largest = self.outlook, largest_first[0]
+        if outlook.life_s(worker, -largest.kv_bytes, -1) >= outlook.look_s(worker):
+            return None
+        for request in largest_first:
+            for taker in outlook.tightest(request.kv_bytes, 1, worker):
+                return request, taker
+        return None
+
+    def _woken(self, largest_first: list[Request]) -> Move | None:
+        """The largest request for which a worker can be woken; nobody else is while one that was has yet to start."""
+        if any(worker.wake_s for worker in self.cluster.active.values()):
+            return None
+        for request in largest_first:
+            if (spare := self.spare(request.kv_bytes, "overload")) is not None:
+                return request, spare
+        return None
+
+    def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
+        """The one request and its taker after which both live longest, less the price of a large one.
+
+        Life with a taker that the request would reach too late is worth nothing.
+        """
+        life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
+        roomiest = self.outlook.roomiest(self.settings.relief_candidates)
+        price_s = self.settings.price_s / max(worker.largest_capacity_bytes, 1)
+        best_s, best = -float("inf"), None
+        for request in requests:
+            size = request.kv_bytes
+            worker_s = min(life_s(worker, -size, -1), max(enough_s, look_s))
+            if worker_s < look_s or worker_s - price_s * size <= best_s:
+                continue
+            for taker in self._takers(request, worker, roomiest):
+                score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size
+                if not self.outlook.arrives_in_time(request, taker):
+                    score_s -= enough_s
+                if score_s > best_s:
+                    best_s, best = score_s, (request, taker)
+        return best
+
+    def _best_chain(self, worker: Worker, requests: list[Request]) -> Chain | None:
+        """One leaves a middle worker for a last one so that one from here fits there; only where moves are instant."""
+        if not self.cluster.settings.instant_moves:
+            return None
+        life_s = self.outlook.life_s
+        best_s, best = self.settings.chain_life_s, None
+        sources_s = [(request, life_s(worker, -request.kv_bytes, -1)) for request in requests]
+        for middle in self.outlook.roomiest(self.settings.relief_candidates):
+            room_bytes = self.cluster.room_bytes(middle)
+            for first in movable(middle) if middle is not worker else ():
+                freed_bytes = middle.frees_bytes(first.kv_bytes)
+                for last in self.outlook.tightest(first.kv_bytes, self.settings.relief_candidates, middle):
+                    last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0
+                    for second, source_s in sources_s if last_s > best_s else ():
+                        change_bytes = second.kv_bytes - first.kv_bytes
+                        score_s = min(last_s, source_s, life_s(middle, change_bytes))
+                        if score_s > best_s and second.kv_bytes - freed_bytes <= room_bytes:
+                            best_s, best = score_s, (first, last, second, middle)
+                if best_s >= self.settings.enough_life_s:
+                    return best
+        return best
+
+    def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterator[Worker]:
+        """Candidates for the request: those where it fits most tightly, then those of `roomiest` that take it."""
+        outlook, size = self.outlook, request.kv_bytes
+        yield from outlook.tightest(size, self.settings.relief_candidates, source)
+        for worker in roomiest:
+            if worker is not source and outlook.takes(worker, size):
+                yield worker
+
+    def _drain(self) -> None:
+        """Empty workers of few requests as long as the rest would not be fuller than it may be.
+
+        A worker that is empty, or about to be, is not counted as room.  Growth until the next look counts as used:
+        `takes` keeps that room free, so what is fuller wakes a worker again.
+        It is not known before any growth was seen; where moves are instant, that does no harm.
+        """
+        settings = self.settings
+        if not self.cluster.growth.bytes_per_s and not self.cluster.settings.instant_moves:
+            return
+        kept = [one for one in self.cluster.active.values() if one.count and not leaves_wholly(one)]
+        capacity_bytes = sum(worker.capacity_bytes for worker in kept)
+        used_bytes = sum(self.outlook.bytes_ahead(worker) for worker in kept)
+        smallest_bytes = min((worker.capacity_bytes for worker in kept), default=0)
+        for _ in range(1 + len(kept) // WORKERS_PER_DRAIN):
+            if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
+                return
+            emptied = self._drain_one()
+            if emptied is None:
+                return
+            capacity_bytes -= emptied.capacity_bytes
+
+    def _drain_one(self) -> Worker | None:
+        def cost(worker: Worker) -> tuple[int, int, int]:
+            return (worker.count, worker.used_bytes, worker.order)
+
+        occupied = [worker for worker in self.cluster.active.values() if worker.count > worker.leaving]
+        for worker in heapq.nsmallest(self.settings.drain_attempts, occupied, key=cost):
+            plan = plan_drain(worker, self.outlook, self.settings.drain_life_s, self.settings.candidates)
+            for request, taker in plan or ():
+                self.cluster.assign(request, taker, "drain")
+            if plan:
+                return worker
+        return None

@@ -1,0 +1,115 @@
+"""How much one call may ask for: no way to write a number in JSON gets past a limit, on any route."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from melld.api.answers import Refusal
+from melld.api.guards.work import asked_priority, check_work
+from melld.config import ServerConfig
+from tests.api.http_client import MODEL, chat, completion, request
+from tests.serve.daemon_process import DaemonProcess
+
+LIMITS = ServerConfig(max_choices=8, max_prompts_per_call=8, max_stop_strings=2)
+
+
+class Completion(BaseModel):
+    """The fields of vLLM's CompletionRequest that are limited, with their types."""
+
+    model_config = ConfigDict(extra="allow")
+    prompt: list[int] | list[list[int]] | str | list[str] | None = None
+    prompt_embeds: bytes | list[bytes] | None = None
+    n: int = 1
+    priority: int = 0
+    bad_words: list[str] = []
+
+
+class Response(BaseModel):
+    """vLLM's ResponsesRequest knows no `n`: it takes the field, and does nothing with it."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def refused(asked: BaseModel, least_priority: int | None = None) -> str | None:
+    """The field that is refused."""
+    try:
+        check_work(asked, LIMITS, least_priority)
+    except Refusal as refusal:
+        return refusal.answer.param
+    return None
+
+
+def in_every_type(number: int) -> list[str]:
+    """A number in each way of writing it that pydantic may take for one."""
+    ways = [str(number), f"{number}.0", f"{number}e0", f'"{number}"', f'"{number}.0"', f'" {number} "']
+    return ways + {0: ["false", '"false"'], 1: ["true", '"true"']}.get(number, [])
+
+
+@given(number=st.integers(-3, 12) | st.integers(-(2**53), 2**53), name=st.sampled_from(["n", "priority"]))
+def test_a_limit_holds_however_its_number_is_written(number: int, name: str) -> None:
+    """`200.0` is 200 to vLLM, so it is 200 to the limit; what is within the limit passes in every form too."""
+    for text in in_every_type(number):
+        try:
+            asked = Completion.model_validate(json.loads(f'{{"priority": 2, "{name}": {text}}}'))
+        except ValidationError:
+            continue  # vLLM does not take it for a number either
+        beyond = number > 8 if name == "n" else number < 2
+        assert refused(asked, 2) == (name if beyond else None), text
+
+
+@pytest.mark.parametrize(("text", "priority"), [("5", 5), ('"5"', 5), ("5.0", 5), ("true", 1), ("5.5", 0), ("[]", 0)])
+def test_the_line_is_asked_with_the_priority_that_the_request_will_have(text: str, priority: int) -> None:
+    """Under overload a request is sent away by the priority that it would wait with."""
+    assert asked_priority(json.loads(f'{{"priority": {text}}}')) == priority
+    assert asked_priority({}) == 0
+
+
+def test_prompts_in_any_form_are_counted() -> None:
+    """Strings, lists of tokens and embeddings are prompts alike, and each has its choices."""
+    assert refused(Completion(prompt=["x"] * 9)) == "prompt"
+    assert refused(Completion(prompt=[[1]] * 9)) == "prompt"
+    assert refused(Completion(prompt_embeds=[b""] * 9)) == "prompt_embeds"
+    assert refused(Completion(prompt=["x"] * 5, prompt_embeds=[b""] * 5)) == "prompt"
+    assert refused(Completion(prompt=["x"] * 3, n=4)) == "n"
+    assert refused(Completion(prompt=list(range(9)), n=8)) is None
+    assert refused(Completion(bad_words=["x"] * 3)) == "bad_words"
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_a_field_that_the_route_does_not_know_is_let_be(value: Any) -> None:
+    """It has no effect, so it may hold anything, and breaks nothing."""
+    assert refused(Response(n=value, priority=value, prompt=value, stop=value), 0) is None
+
+
+MESSAGES = chat()["messages"]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat(),
+    "/v1/completions": completion(),
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/v1/messages": chat(),
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
+    "/v1/embeddings": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+KNOW_CHOICES = ("/v1/chat/completions", "/v1/completions")
+KNOW_PRIORITY = (*KNOW_CHOICES, "/v1/responses")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_limits_hold_on_every_route(strict: DaemonProcess, path: str) -> None:
+    """One small call cannot ask for two hundred answers, nor push in before others, in any type of JSON."""
+    described = json.loads(request(strict.url, "GET", "/openapi.json").body)["paths"]
+    assert {name for name, methods in described.items() if "post" in methods} == ROUTES.keys()
+    for name, number, knowing in (("n", 200, KNOW_CHOICES), ("priority", -1000, KNOW_PRIORITY)):
+        for text in in_every_type(number):
+            body = json.dumps(ROUTES[path])[:-1] + f', "{name}": {text}}}'
+            answer = request(strict.url, "POST", path, body.encode())
+            if path in knowing:
+                assert (answer.status, answer.json()["error"]["param"]) == (400, name), (text, answer.body)
+            else:
+                assert answer.status in (200, 400), (text, answer.body)

@@ -1,0 +1,96 @@
+"""Write docs/status-schema.md: `python -m tests.control.schema_text > docs/status-schema.md`.
+
+The Structs' own docstrings and comments are the documentation; this lays them out.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import types
+import typing
+from enum import EnumMeta
+
+import msgspec
+
+from melld.control.status import (
+    SCHEMA,
+    DaemonState,
+    DaemonStatus,
+    MoveStatus,
+    MovingState,
+    Phase,
+    RequestStatus,
+    WorkerState,
+    WorkerStatus,
+)
+from tests.cli.plausible import STATUS
+
+STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus)
+WORDS = (DaemonState, WorkerState, Phase, MovingState)
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+INTRODUCTION = f"""\
+# What `melld status --json` prints
+
+`melld status --json` prints one JSON object, described here: schema {SCHEMA}. With `--watch` it prints one a line,
+twice a second. The same object is the answer to `GET /status` on the control socket, a Unix socket in the runtime
+directory (`/run/melld` for the system's service, else see [operating.md](operating.md)):
+
+    curl --unix-socket /run/melld/control.sock http://melld/status
+
+Within one schema number fields may be added, and words to the lists of states; a field is neither removed nor renamed
+nor given another meaning. A value that is not known is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms`
+milliseconds, `_w` watts, `_c` degrees Celsius. Exit codes: 0 printed, 1 the daemon gave no status, 2 bad usage, 3 no
+daemon to talk to.
+"""
+
+
+def schema_text() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, *(_struct(kind) for kind in STRUCTS), *(_words(kind) for kind in WORDS)]
+    example = msgspec.json.format(msgspec.json.encode(STATUS), indent=2).decode()
+    return "\n".join([*parts, f"## An example\n\n```json\n{example}\n```\n"])
+
+
+def _struct(kind: type[msgspec.Struct]) -> str:
+    described = _descriptions(kind)
+    rows = [
+        f"| `{field.name}` | {_type_text(field.type)} | {described[field.name]} |"
+        for field in msgspec.structs.fields(kind)
+    ]
+    return "\n".join(
+        [f"## {kind.__name__}\n", f"{kind.__doc__}\n", "| field | type | meaning |", "|---|---|---|", *rows, ""]
+    )
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """The docstring under each field."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _type_text(kind: object) -> str:
+    """The type in JSON's words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_type_text(part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return f"array of {_type_text(typing.get_args(kind)[0])}"
+    if kind in JSON_TYPES:
+        return JSON_TYPES[kind]
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def _words(kind: EnumMeta) -> str:
+    """An enumeration with the comment behind each of its words."""
+    comments = dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
+    rows = [f"| `{word.value}` | {comments[word.value]} |" for word in kind]
+    return "\n".join([f"## {kind.__name__}\n", f"{kind.__doc__}\n", "| word | meaning |", "|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")  # noqa: T201

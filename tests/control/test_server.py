@@ -1,0 +1,342 @@
+"""The control socket: who may reach it, who holds it, and what it answers, over real sockets."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvloop
+from aiohttp import web
+
+from melld.control.client import ControlClient, ControlRefused, NoDaemon
+from melld.control.messages import CONTROL_SOCKET, Reload, Reloaded
+from melld.control.runtime_directory import ControlSocket, DaemonRunning, open_control_socket, runtime_directory
+from melld.control.server import Operation, serve_control
+from melld.control.status import DaemonStatus
+from melld.errors import ConfigError, RequestTooLarge
+from tests.cli.plausible import STATUS
+from tests.control.control_daemon import Operated
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A runtime directory that is not there yet; its name is short, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="melld-") as parent:
+        yield Path(parent) / "run"
+
+
+class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation with something to say, as later ones have."""
+
+    request: str
+    worker: str
+
+
+async def reload(_asked: Reload) -> Reloaded:
+    return Reloaded(applied=("server.drain_s",), needs_restart=("model.path",))
+
+
+async def bad_reload(_asked: Reload) -> Reloaded:
+    raise ConfigError("melld.toml", "[server.port] Expected `int`")
+
+
+async def move(asked: Move) -> Move:
+    raise RequestTooLarge(asked.request, 2048, 1024)
+
+
+async def mistaken(_asked: Reload) -> Reloaded:
+    raise ZeroDivisionError
+
+
+@pytest.fixture
+async def served(directory: Path) -> AsyncIterator[Operated]:
+    """A control socket that answers in the test's own event loop."""
+    context = Operated(STATUS, {"reload": Operation(Reload, reload), "move": Operation(Move, move)})
+    with open_control_socket(directory) as control:
+        async with serve_control(context, control):
+            yield context
+
+
+async def test_the_status_comes_through_as_it_was_given(served: Operated, directory: Path) -> None:
+    """Scripts read facts: nothing is lost or renamed between the daemon and its operator."""
+    text = await asyncio.to_thread(ControlClient([directory]).status)
+    assert msgspec.json.decode(text, type=DaemonStatus) == STATUS
+
+
+def test_only_its_own_user_can_reach_it(directory: Path) -> None:
+    """Whoever can open the socket commands the daemon, so nobody else may, whatever the umask and from the start."""
+    before = os.umask(0)
+    try:
+        with open_control_socket(directory) as control:
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+async def test_an_operation_takes_and_gives_structs(served: Operated, directory: Path) -> None:
+    """Drain and migrate will join the table as reload did, without new plumbing."""
+    text = await asyncio.to_thread(ControlClient([directory]).operate, "reload", Reload())
+    assert msgspec.json.decode(text, type=Reloaded) == Reloaded(
+        applied=("server.drain_s",), needs_restart=("model.path",)
+    )
+
+
+async def test_an_operation_that_joins_later_is_found(served: Operated, directory: Path) -> None:
+    """The table may grow while the daemon starts."""
+    served.operations["again"] = Operation(Reload, reload)
+    text = await asyncio.to_thread(ControlClient([directory]).operate, "again", Reload())
+    assert b"applied" in text
+
+
+@pytest.mark.parametrize(
+    ("operation", "message", "http_status", "code", "why"),
+    [
+        ("fly", Reload(), 404, "unknown_operation", "no operation 'fly'; there are: bad-reload, move, reload"),
+        ("move", Reload(), 400, "bad_request", "missing required field `request`"),
+        ("reload", Move("a", "b"), 400, "bad_request", "unknown field `request`"),
+        ("bad-reload", Reload(), 400, "config_error", "melld.toml: [server.port] Expected `int`"),
+        ("move", Move("r1", "w1"), 400, "request_too_large", "request r1 needs 2048 bytes"),
+        ("move", Move("r" * 70_000, "w1"), 413, "internal_error", "answered 413"),
+    ],
+)
+async def test_what_was_not_done_is_answered_with_why(
+    served: Operated,
+    directory: Path,
+    operation: str,
+    message: msgspec.Struct,
+    http_status: int,
+    code: str,
+    why: str,
+) -> None:
+    """An operator sees one line that says what to do, and the daemon goes on."""
+    served.operations["bad-reload"] = Operation(Reload, bad_reload)
+    with pytest.raises(ControlRefused) as refused:
+        await asyncio.to_thread(ControlClient([directory]).operate, operation, message)
+    assert (refused.value.http_status, refused.value.reason.code) == (http_status, code)
+    assert why in str(refused.value)
+    assert await asyncio.to_thread(ControlClient([directory]).status)
+
+
+async def test_a_mistake_of_ours_is_told_and_logged(
+    served: Operated, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator is sent to the log, which has the traceback."""
+    served.operations["mistaken"] = Operation(Reload, mistaken)
+    with pytest.raises(ControlRefused, match="its log says why"):
+        await asyncio.to_thread(ControlClient([directory]).operate, "mistaken", Reload())
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
+async def test_a_client_that_leaves_in_the_middle_is_no_fault(
+    served: Operated, directory: Path, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    """An operator who presses Ctrl-C leaves no traceback in the log, and the next one is answered."""
+    begun = asyncio.Event()
+    read = web.BaseRequest.read
+
+    async def told(request: web.BaseRequest) -> bytes:
+        begun.set()
+        return await read(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(web.BaseRequest, "read", told)
+        _, writer = await asyncio.open_unix_connection(str(directory / CONTROL_SOCKET))
+        writer.write(b"POST /reload HTTP/1.1\r\nHost: melld\r\n" + body)
+        await asyncio.wait_for(begun.wait(), 20)
+        writer.close()
+        await writer.wait_closed()
+        assert await asyncio.to_thread(ControlClient([directory]).status)
+    assert caplog.records == []
+
+
+async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> None:
+    """A daemon that hangs does not hang its operator; and it is not said to be gone."""
+    never = asyncio.Event()
+
+    async def hang(_asked: Reload) -> Reloaded:
+        await never.wait()
+        return Reloaded()
+
+    served.operations["hang"] = Operation(Reload, hang)
+    with pytest.raises(ControlRefused, match=r"did not answer within 0\.2 s") as refused:
+        await asyncio.to_thread(ControlClient([directory]).operate, "hang", Reload(), 0.2)
+    assert refused.value.reason.code == "no_answer"
+    never.set()
+
+
+async def test_an_operation_does_not_hold_up_the_status(served: Operated, directory: Path) -> None:
+    """A drain that takes a minute can be watched, and ends as if nobody had."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(_asked: Reload) -> Reloaded:
+        begun.set()
+        await release.wait()
+        return Reloaded(applied=("late",))
+
+    served.operations["slow"] = Operation(Reload, slow)
+    client = ControlClient([directory])
+    asking = asyncio.create_task(asyncio.to_thread(client.operate, "slow", Reload(), 30.0))
+    await begun.wait()
+    assert await asyncio.to_thread(client.status)
+    release.set()
+    assert b"late" in await asking
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_of_the_last_moment_is_closed_too(
+    directory: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    """`melld status` that comes as the daemon ends is told so at once, at whichever step of its arrival that is."""
+
+    async def come_and_end(client: socket.socket, control: ControlSocket) -> None:
+        async with serve_control(Operated(STATUS), control):
+            client.connect(str(control.path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        control.close()
+        end = asyncio.to_thread(client.recv, 1)
+        with contextlib.suppress(ConnectionResetError):
+            assert await end == b""
+
+    with socket.socket(socket.AF_UNIX) as client, asyncio.Runner(loop_factory=make_loop) as runner:
+        client.settimeout(20)
+        runner.run(come_and_end(client, open_control_socket(directory)))
+
+
+def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
+    """A script can tell `no daemon` from `it said no`, and a person sees where it was looked for."""
+    directory.mkdir(mode=0o700)
+    other = directory / "other"
+    other.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(other / CONTROL_SOCKET))
+        with pytest.raises(NoDaemon) as nobody:
+            ControlClient([directory, other]).status()
+    assert [(path.parent, why) for path, why in nobody.value.tried] == [
+        (directory, "there is no such socket"),
+        (other, "nobody listens"),
+    ]
+
+
+def test_a_daemon_that_goes_away_while_it_is_asked_is_no_daemon(directory: Path) -> None:
+    """A daemon that ends between the question and the answer is gone, not wrong."""
+    with open_control_socket(directory) as control:
+        control.listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "melld", "status", "--runtime-directory", str(directory)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        control.listener.settimeout(20)
+        control.listener.accept()[0].close()
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, "went away" in said) == (3, True)
+
+
+def test_a_socket_left_by_a_dead_daemon_is_replaced(directory: Path) -> None:
+    """After a crash or a power cut, the next start needs no cleaning up."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from melld.control.runtime_directory import open_control_socket
+control = open_control_socket(Path({str(directory)!r}))
+control.listener.listen()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    dead = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
+    assert dead.returncode == -9
+    assert (directory / CONTROL_SOCKET).is_socket()
+    with open_control_socket(directory) as control:
+        control.listener.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(control.path))
+
+
+async def test_a_second_daemon_is_refused_and_the_first_goes_on(served: Operated, directory: Path) -> None:
+    """Two daemons never fight for one socket; the message names the process to look for."""
+    with pytest.raises(DaemonRunning, match=f"pid {os.getpid()}") as refused:
+        await asyncio.to_thread(open_control_socket, directory)
+    assert (refused.value.directory, refused.value.pid) == (directory, os.getpid())
+    assert await asyncio.to_thread(ControlClient([directory]).status)
+
+
+def test_a_daemon_that_does_not_listen_yet_holds_its_place(directory: Path) -> None:
+    """Two daemons started at the same moment: the second is refused before it has loaded a model."""
+    with open_control_socket(directory), pytest.raises(DaemonRunning, match="another melld runs"):
+        open_control_socket(directory)
+
+
+def test_the_place_is_free_after_the_end(directory: Path) -> None:
+    """A restart follows at once; nothing is left in the directory."""
+    control = open_control_socket(directory)
+    control.close()
+    control.close()
+    assert list(directory.iterdir()) == []
+    open_control_socket(directory).close()
+
+
+def test_a_directory_open_to_others_is_refused(directory: Path) -> None:
+    """Its mode is the only lock on the door."""
+    directory.mkdir()
+    directory.chmod(0o755)
+    with pytest.raises(ConfigError, match="mode 0755"):
+        open_control_socket(directory)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_somebody_else_is_refused(directory: Path) -> None:
+    """Where everybody may write, somebody else could have made ours before us."""
+    directory.mkdir(mode=0o700)
+    os.chown(directory, 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        open_control_socket(directory)
+
+
+def test_a_link_in_its_place_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    """A link leads where its maker wants."""
+    directory.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="runtime directory"):
+        open_control_socket(directory)
+
+
+def test_a_file_in_the_sockets_place_is_kept(directory: Path) -> None:
+    """Only a socket is taken for a stale one."""
+    directory.mkdir(mode=0o700)
+    (directory / CONTROL_SOCKET).write_text("mine")
+    with pytest.raises(ConfigError, match="in use"):
+        open_control_socket(directory)
+    assert (directory / CONTROL_SOCKET).read_text() == "mine"
+
+
+def test_a_name_too_long_for_a_socket_says_so(directory: Path) -> None:
+    """The kernel's own words for it help nobody."""
+    with pytest.raises(ConfigError, match="too long for a socket"):
+        open_control_socket(directory / ("d" * 100))
+
+
+@pytest.mark.parametrize(
+    ("configured", "environment", "expected"),
+    [
+        ("/srv/melld", {"RUNTIME_DIRECTORY": "/run/melld"}, "/srv/melld"),
+        (None, {"RUNTIME_DIRECTORY": "/run/melld:/run/other", "XDG_RUNTIME_DIR": "/run/user/7"}, "/run/melld"),
+        (None, {"XDG_RUNTIME_DIR": "/run/user/7"}, "/run/user/7/melld"),
+        (None, {}, f"/tmp/melld-{os.getuid()}"),  # noqa: S108
+        (None, {"RUNTIME_DIRECTORY": "", "XDG_RUNTIME_DIR": ""}, f"/tmp/melld-{os.getuid()}"),  # noqa: S108
+    ],
+)
+def test_daemon_and_command_agree_on_the_directory(
+    configured: str | None, environment: dict[str, str], expected: str
+) -> None:
+    """`melld status` finds what `melld serve` made, under systemd, in a session, and in a bare container."""
+    assert runtime_directory(configured, environment) == Path(expected)

@@ -1,0 +1,32 @@
+"""From the configuration to the places for workers."""
+
+import pytest
+
+from melld.config import parse_config
+from melld.daemon.devices import make_slots
+from melld.errors import ConfigError
+from melld.kvstore.device_reading import Device
+
+FIRST, SECOND = Device(index=0, uuid="GPU-1"), Device(index=1, uuid="GPU-2")
+EACH = '[model]\npath = "m"\n[model.vllm]\nkv_cache_memory_bytes = 1000\n'
+
+
+def test_workers_of_one_gpu_are_named_apart_and_split_its_memory() -> None:
+    """Two workers on one GPU must not both reserve the whole of it, nor be taken for each other."""
+    slots = make_slots(parse_config(EACH, "test"), [FIRST, FIRST, SECOND], {})
+    assert [slot.device for slot in slots] == ["cuda:0.0", "cuda:0.1", "cuda:1"]
+    assert [slot.spec.engine_arguments.get("gpu_memory_utilization") for slot in slots] == [0.45, 0.45, None]
+    assert [slot.spec.visible_devices for slot in slots] == [("GPU-1", "GPU-2"), ("GPU-1", "GPU-2"), ("GPU-2", "GPU-1")]
+
+
+def test_workers_that_share_a_gpu_are_told_what_each_may_take() -> None:
+    """vLLM measures free memory at the start, while the other worker takes some: the answer would be chance."""
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_bytes.*cuda:0\.0 shares its GPU"):
+        make_slots(parse_config('[model]\npath = "m"', "test"), [FIRST, FIRST], {})
+
+
+def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:
+    """Workers start side by side; a cache file that one writes while another reads it would fail that one's start."""
+    slots = make_slots(parse_config(EACH, "test"), [FIRST, SECOND], {"XDG_CACHE_HOME": "/cache"})
+    roots = [slot.spec.environment["VLLM_CACHE_ROOT"] for slot in slots]
+    assert roots == ["/cache/vllm/melld/w0", "/cache/vllm/melld/w1"]

@@ -1,0 +1,91 @@
+"""A model by its name: whether the hub has it is told in seconds and one line, not after minutes of retries."""
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+UNREACHABLE = "http://127.0.0.1:9"
+LOOK = "import sys; from melld.daemon.hub import check_hub; print(check_hub(sys.argv[1]))"
+LOOK += "; import huggingface_hub; print(huggingface_hub.constants.HF_HUB_OFFLINE)"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Knows one model."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/api/models/us/ours"
+        self.send_response(200 if known else 404)
+        if not known:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"id": "us/ours", "modelId": "us/ours"}' if known else b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def run(command: list[str], endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own: the hub's address is read once in each."""
+    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "NO_PROXY": "127.0.0.1"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """`melld serve`, which must end by itself."""
+    flags = ["--model", model, "--port", "0", "--device", "cpu:1", "--runtime-directory", str(directory / "run")]
+    return run(["-m", "melld", "serve", *flags], endpoint, directory)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [("us/nobodys", "does not give it out (404 Not Found"), ("no name", "no name of a model")]
+)
+def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
+    """Before any worker starts."""
+    ended = serve(model, hub, tmp_path)
+    assert ended.returncode != 0
+    [line] = ended.stderr.splitlines()
+    assert why in line
+
+
+def test_a_hub_out_of_reach_ends_the_start_of_a_model_that_was_never_here(tmp_path: Path) -> None:
+    """It names what cannot be reached."""
+    ended = serve("us/ours", UNREACHABLE, tmp_path)
+    assert ended.returncode != 0
+    [line] = ended.stderr.splitlines()
+    assert f"{UNREACHABLE} cannot be reached" in line
+
+
+@pytest.mark.parametrize("reachable", [False, True])
+def test_a_model_that_was_downloaded_is_loaded_without_the_hub(hub: str, tmp_path: Path, reachable: bool) -> None:
+    """A workstation without a network, or whose token has ended, serves what it has, and asks nobody again."""
+    snapshot = tmp_path / "hub" / "models--us--mine"
+    (snapshot / "refs").mkdir(parents=True)
+    (snapshot / "refs" / "main").write_text("abc")
+    (snapshot / "snapshots" / "abc").mkdir(parents=True)
+    (snapshot / "snapshots" / "abc" / "config.json").write_text("{}")
+    said = run(["-c", LOOK, "us/mine"], hub if reachable else UNREACHABLE, tmp_path).stdout.splitlines()
+    assert "loaded as it was downloaded before" in said[0]
+    assert said[1] == "True"
+
+
+def test_a_model_of_the_hubs_is_left_to_vllm(hub: str, tmp_path: Path) -> None:
+    """Nothing is said, and the hub stays in use."""
+    assert run(["-c", LOOK, "us/ours"], hub, tmp_path).stdout.splitlines() == ["[]", "False"]

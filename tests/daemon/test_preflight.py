@@ -1,0 +1,49 @@
+"""What a newcomer reads when the daemon is ready, and what when it cannot begin."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from melld.cli import main
+from melld.daemon.preflight import check_model, check_policy, ready_text
+from melld.errors import ConfigError
+
+
+def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pasted as it stands it asks the daemon that printed it, also one with a runtime directory of its own."""
+    directory = str(tmp_path / "of my own")
+    line = ready_text("http://127.0.0.1:1", "demo", False, True, directory).splitlines()[-1]
+    command = shlex.split(line.removesuffix("\n"))[2:]
+    command.remove("--watch")
+    assert main(command) == 3
+    assert directory in capsys.readouterr().err
+
+
+def test_without_a_directory_of_its_own_the_command_is_short() -> None:
+    """Most have one daemon."""
+    assert ready_text("http://127.0.0.1:1", "demo", False, True, None).rstrip().endswith("status --watch")
+
+
+def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path: Path) -> None:
+    """A typing error is mended by reading one line, and nobody is told to write into the place of their models."""
+    (tmp_path / "Llama-3.1-8B").mkdir()
+    (tmp_path / "Llama-3.1-8B" / "config.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("")
+    for wrong in ("Llama-3.1-8b", "Lama-3.1-8B", ""):
+        with pytest.raises(ConfigError) as caught:
+            check_model(f"{tmp_path}/{wrong}")
+        assert "config.json, its weights (*.safetensors) and its tokenizer" in str(caught.value)
+        assert f"did you mean '{tmp_path}/Llama-3.1-8B'?" in str(caught.value)
+        assert "demo-model" not in str(caught.value)
+    for wrong in (f"{tmp_path}/notes.txt", "/no/such/place", "", "~/gone"):
+        with pytest.raises(ConfigError, match="a model is a directory with"):
+            check_model(wrong)
+    check_model(f"{tmp_path}/Llama-3.1-8B")
+
+
+def test_an_unknown_policy_is_told_with_the_nearest() -> None:
+    """`mell_plus` is one character off."""
+    with pytest.raises(ConfigError, match=r"none of best-fit, .*did you mean 'mell-plus'\?"):
+        check_policy("mell_plus")
+    check_policy("mell-plus")

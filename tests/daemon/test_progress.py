@@ -1,0 +1,44 @@
+"""What is said while the workers load."""
+
+from melld.daemon.progress import StartProgress
+from melld.engine.fleet.place import Place
+from melld.engine.fleet.process import WorkerProcess
+from melld.engine.fleet.template import Template
+from melld.engine.wire import messages as wire
+from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
+
+
+def loading(place: Place) -> WorkerProcess:
+    """A process in that place that the template has not made yet."""
+    place.process = WorkerProcess(place.slot.spec, Template("cpu", {}), lambda *_: None, lambda _ended: None)
+    return place.process
+
+
+async def test_each_line_says_what_every_worker_does() -> None:
+    """A minute of loading is not a minute of silence: who waits sees that it goes on, and how far it is."""
+    places = OfflineDaemon().fleet.supervisor.places
+    said: list[str] = []
+    progress = StartProgress(places.values(), said.append)
+    processes = [loading(place) for place in places.values()]
+    assert progress.line() == "w0, w1, w2 importing PyTorch and vLLM (takes a while the first time)"
+    for process in processes:
+        process._forked(1)
+        process._received(wire.WorkerLoading("loading the model"), [])
+    processes[1]._printed("Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03, 1.17s/it]")
+    assert progress.line() == (
+        "w0, w2 loading the model; w1 loading the model (Loading safetensors checkpoint shards 25 %)"
+    )
+    processes[1]._received(wire.WorkerLoading("making its KV cache"), [])
+    places[W0].step("ready")
+    places[W2].died(was_ready=False)
+    places[W2].process = None
+    assert progress.line() == "w1 making its KV cache; w2 failed"
+    places[W1].step("ready")
+    places[W2].step("start")
+    places[W2].step("ready")
+    assert progress.line() == "preparing the API"
+    progress.changed()
+    progress.changed()
+    assert [line.rpartition(" (")[0] for line in said] == [
+        f"melld: w{number} is ready on cpu:{number}" for number in range(3)
+    ]

@@ -1,0 +1,166 @@
+"""What a reload changes in a daemon that listens, and what it must not.  The sockets are real; no engine is needed."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melld.config import Config, ModelConfig, ServerConfig
+from melld.control.messages import Reloaded
+from melld.daemon.preflight import ready_text, url_of
+from melld.daemon.settings import Settings, in_words
+from melld.daemon.systemd import Supervision
+from melld.errors import ConfigError
+
+ANYWHERE = "0.0.0.0"  # noqa: S104  with a key, or refused
+
+
+class Operator:
+    """Who edits the configuration, and what the service manager has given."""
+
+    def __init__(self, server: ServerConfig, supervision: Supervision | None = None) -> None:
+        self.server = server
+        self.supervision = supervision or Supervision()
+
+    def config(self) -> Config:
+        return Config(model=ModelConfig(path="model"), server=self.server)
+
+    def settings(self) -> contextlib.closing[Settings]:
+        return contextlib.closing(Settings(self.config(), self.config, self.supervision))
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """A file with two keys."""
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    return tmp_path / "keys"
+
+
+def replace(file: Path, text: str | None) -> None:
+    """Another text, or a FIFO."""
+    file.unlink()
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
+
+
+@contextlib.contextmanager
+def handed_over(family: int, address: object) -> Iterator[Supervision]:
+    """A listening socket that a service manager has opened."""
+    with socket.socket(family) as listener:
+        listener.bind(address)
+        listener.listen()
+        yield Supervision(descriptors=(("api", os.dup(listener.fileno())),))
+
+
+async def test_a_reload_cannot_open_the_api_to_the_network(key_file: Path) -> None:
+    """The socket goes on to listen on every address, whatever the new file says: its keys stay."""
+    operator = Operator(ServerConfig(host=ANYWHERE, port=0, api_key_file=str(key_file)))
+    with operator.settings() as settings:
+        for attempt in (
+            ServerConfig(host="127.0.0.1", port=0),
+            ServerConfig(host="127.0.0.1", port=0, allow_remote_without_key=True),
+        ):
+            operator.server = attempt
+            with pytest.raises(ConfigError, match="reachable from other machines"):
+                await settings.reload()
+        assert settings.keys.open_to("one")
+        assert not settings.keys.open_to(None)
+        assert not settings.config.server.allow_remote_without_key
+
+
+async def test_keys_may_be_dropped_where_nobody_else_can_connect(key_file: Path) -> None:
+    """On loopback the operator decides."""
+    operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
+    with operator.settings() as settings:
+        operator.server = ServerConfig(port=0)
+        assert (await settings.reload()).keys_removed == 2
+        assert settings.keys.open_to(None)
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, ANYWHERE), (socket.AF_INET6, "::")])
+async def test_a_socket_of_the_service_managers_is_judged_as_it_is(family: int, host: str, key_file: Path) -> None:
+    """`ListenStream=0.0.0.0:8000` without a key is refused, at the start and when a reload would drop the keys."""
+    with handed_over(family, (host, 0)) as given, pytest.raises(ConfigError, match="reachable from other machines"):
+        Operator(ServerConfig(), given).settings()
+    with handed_over(family, (host, 0)) as given:
+        operator = Operator(ServerConfig(api_key_file=str(key_file)), given)
+        with operator.settings() as settings:
+            operator.server = ServerConfig()
+            with pytest.raises(ConfigError, match="reachable from other machines"):
+                await settings.reload()
+            assert not settings.keys.open_to(None)
+
+
+async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None:
+    """Who has added a key sees that it counts; the log never shows one."""
+    operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
+    with operator.settings() as settings:
+        replace(key_file, "two\nthree\nfour\n")
+        reloaded = await settings.reload()
+        assert in_words(reloaded) == "API keys (2 added, 1 removed)"
+        assert settings.keys.open_to("four")
+        assert in_words(await settings.reload()) == "nothing has changed"
+
+
+def test_what_a_reload_has_changed_is_told_in_words() -> None:
+    """One line for the log."""
+    both = Reloaded(applied=("server.drain_s",), needs_restart=("server.port",), keys_added=1)
+    assert in_words(both) == "server.drain_s, API keys (1 added, 0 removed); at the next start: server.port"
+
+
+async def test_the_credential_is_read_anew(tmp_path: Path) -> None:
+    """A service manager that refreshes it replaces the directory: keys rotate without a restart."""
+    given = Supervision(credentials_directory=tmp_path / "credentials")
+    operator = Operator(ServerConfig(port=0), given)
+    with operator.settings() as settings:
+        assert settings.keys.open_to(None)
+        (tmp_path / "fresh").mkdir()
+        (tmp_path / "fresh" / "api-keys").write_text("fresh\n")
+        (tmp_path / "fresh").rename(tmp_path / "credentials")
+        await settings.reload()
+        assert [settings.keys.open_to(key) for key in ("fresh", None)] == [True, False]
+
+
+async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> None:
+    """A FIFO in the key file's place is refused at once, and the old keys go on to count."""
+    operator = Operator(ServerConfig(port=0, api_key_file=str(key_file), drain_s=1.0))
+    with operator.settings() as settings:
+        replace(key_file, None)
+        operator.server = ServerConfig(port=0, api_key_file=str(key_file), drain_s=2.0)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            await settings.reload()
+        assert settings.keys.open_to("two")
+        assert settings.config.server.drain_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("server", "is_told"),
+    [
+        (ServerConfig(), False),
+        (ServerConfig(host="localhost", port=0), False),
+        (ServerConfig(host="127.0.0.1", port=0), False),
+        (ServerConfig(host="127.0.0.1", port=1), True),
+        (ServerConfig(host="10.1.2.3", port=0, allow_remote_without_key=True), True),
+    ],
+)
+def test_an_address_that_does_not_count_is_told(server: ServerConfig, is_told: bool) -> None:
+    """Where the socket unit holds the address, `[server] host` and `port` are not ignored in silence."""
+    with handed_over(socket.AF_INET, ("127.0.0.1", 0)) as given, Operator(server, given).settings() as settings:
+        assert [("127.0.0.1:" in remark) for remark in settings.remarks()] == [True] * is_told
+
+
+def test_a_unix_socket_is_served_and_named(tmp_path: Path) -> None:
+    """A socket unit with `ListenStream=/run/melld-api.sock` gives a line to paste that works."""
+    path = str(tmp_path / "api")
+    with (
+        handed_over(socket.AF_UNIX, path) as given,
+        Operator(ServerConfig(), given).settings() as settings,
+    ):
+        url = url_of(settings.listeners)
+        assert url == f"unix:{path}"
+        assert f"curl -s --unix-socket {path} http://localhost/v1/" in ready_text(url, "demo", False, True, None)

@@ -1,0 +1,110 @@
+"""What the daemon says of itself: whether requests are served, from where its workers stand."""
+
+from prometheus_client import CollectorRegistry
+
+from melld.control.status import DaemonState, WorkerState, workers_ready
+from melld.daemon.watch import Identity, Watch
+from melld.daemon.why import Why
+from melld.driver.drain import Drain, Drains
+from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
+from melld.engine.fleet.process import WorkerEnded
+from tests.serve.offline_daemon import W0, OfflineDaemon
+
+
+class Watched:
+    """A daemon that has been ready, with three workers and what watches it."""
+
+    def __init__(self) -> None:
+        daemon = OfflineDaemon()
+        self.drains = Drains(daemon.driver, daemon.fleet, lambda: 0.0)
+        why = Why(daemon.driver, self.drains, lambda: 0.0)
+        identity = Identity(pid=1, models=("demo",), started_s=0.0)
+        self.watch = Watch(daemon.fleet, daemon.driver, why, identity, None)
+        self.watch.state = DaemonState.READY
+        self.fleet = daemon.fleet
+        self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
+        for place in self.places:
+            place.step("ready")
+
+    def metric(self, name: str) -> list[float]:
+        registry = CollectorRegistry()
+        registry.register(self.watch)  # type: ignore[arg-type]
+        return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
+
+
+def test_it_is_ready_while_one_worker_serves_or_can_be_woken() -> None:
+    """A load balancer sends requests to a daemon whose workers sleep, or have no process: they are woken."""
+    watched = Watched()
+    for steps in (("sleep",), ("stop",), ("ended",), ("start",)):
+        for place in watched.places:
+            place.step(steps[0])
+        assert watched.watch.why_not_ready() is None, watched.places[0].state
+        assert watched.metric("melld_ready") == [1.0]
+        assert watched.metric("melld_worker_ready") == [1.0] * 3
+
+
+def test_it_is_not_ready_when_no_worker_can_serve() -> None:
+    """Nobody is sent to a daemon that has none; while workers are started again, who comes all the same waits."""
+    watched = Watched()
+    for place in watched.places[:-1]:
+        place.died(was_ready=True)
+        assert watched.watch.why_not_ready() is None
+    watched.places[-1].died(was_ready=True)
+    assert watched.watch.why_not_ready() == "no worker can serve: w0 failed, w1 failed, w2 failed"
+    assert watched.watch.why_closed() is None
+    assert watched.metric("melld_ready") == [0.0]
+    watched.places[0].step("start")
+    assert watched.watch.why_not_ready() is not None
+    watched.places[0].step("ready")
+    assert watched.watch.why_not_ready() is None
+
+
+def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
+    """A request that nobody will ever serve is refused, instead of after five minutes in a line."""
+    watched = Watched()
+    for place in watched.places:
+        place.died(was_ready=True)
+        place.failed_starts = MAX_FAILED_STARTS
+    assert watched.watch.why_closed() == "no worker can serve: w0 failed, w1 failed, w2 failed"
+
+
+def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
+    """Its process may be warm, or startable: its device is not the daemon's now."""
+    watched = Watched()
+    watched.drains.by_worker[W0] = Drain(W0, 0.0)
+    for place in watched.places[1:]:
+        place.died(was_ready=True)
+        place.failed_starts = MAX_FAILED_STARTS
+    assert watched.watch.why_closed() == "no worker can serve: w0 draining, w1 failed, w2 failed"
+
+
+def test_the_daemon_starts_and_drains_whatever_its_workers_do() -> None:
+    """Its own state goes first."""
+    watched = Watched()
+    watched.watch.state = DaemonState.DRAINING
+    assert watched.watch.why_not_ready() == watched.watch.why_closed() == "draining"
+
+
+def test_workers_at_rest_are_counted_as_ready() -> None:
+    """An idle machine does not look like a broken one."""
+    watched = Watched()
+    watched.places[0].step("sleep")
+    for event in ("stop", "ended"):
+        watched.places[1].step(event)
+    assert workers_ready(watched.watch.status().workers) == "3 of 3 workers ready (2 at rest)"
+    watched.places[2].died(was_ready=True)
+    watched.fleet.worker_ended(watched.places[2].slot, WorkerEnded("w2", "", expected=False, was_ready=True))
+    assert workers_ready(watched.watch.status().workers) == "2 of 3 workers ready (2 at rest)"
+    assert watched.watch.status().workers[1].state is WorkerState.STOPPED
+
+
+def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
+    """One that is warm answers at once; only one without a process takes a start."""
+    watched = Watched()
+    place = watched.places[0]
+    place.wake_s = 5.5
+    place.step("sleep")
+    assert "wakes at once" in watched.watch.status().workers[0].why
+    for event in ("stop", "ended"):
+        place.step(event)
+        assert "wakes in about 5.5 s" in watched.watch.status().workers[0].why

@@ -1,0 +1,97 @@
+"""The decision log never stands in the way of serving, and holds all that it was given."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from melld.decisions.file import DecisionLogFile
+from melld.scheduler import events as e
+
+HEADER = {"at": 0.0, "kind": "scheduler"}
+
+
+class Said(list[str]):
+    """What the operator is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = asyncio.Event()
+
+    def __call__(self, what: str) -> None:
+        self.append(what)
+        self.came.set()
+
+
+def take(log: DecisionLogFile, count: int) -> None:
+    """So many events."""
+    for number in range(count):
+        log.take(e.EpochStarted(float(number)), [], {})
+
+
+def kinds(path: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in path.read_bytes().splitlines()]
+
+
+async def test_all_that_was_taken_is_there_at_the_end(tmp_path: Path) -> None:
+    """A daemon that stops leaves a whole log."""
+    said = Said()
+    log = DecisionLogFile(tmp_path / "log", HEADER, said)
+    take(log, 1000)
+    log.close()
+    assert (kinds(tmp_path / "log"), said) == (["scheduler"] + ["epoch"] * 1000, [])
+
+
+async def test_the_log_of_the_daemon_before_is_kept(tmp_path: Path) -> None:
+    """One file is one daemon's life, so that it can be audited; the one before is not lost by a restart."""
+    for count in (1, 2):
+        log = DecisionLogFile(tmp_path / "log", HEADER, Said())
+        take(log, count)
+        log.close()
+    assert (len(kinds(tmp_path / "log.1")), len(kinds(tmp_path / "log"))) == (2, 3)
+
+
+async def test_a_full_disk_is_said_once() -> None:
+    """Serving goes on, and the operator knows that the log does not."""
+    said = Said()
+    log = DecisionLogFile(Path("/dev/full"), HEADER, said)
+    for _ in range(3):
+        take(log, 10)
+        log.flush()
+    await asyncio.wait_for(said.came.wait(), 10)
+    take(log, 10)
+    log.flush()
+    log.close()
+    assert said == ["the decision log /dev/full ends here: No space left on device"]
+
+
+async def test_a_directory_that_cannot_be_written_to_is_said_once(tmp_path: Path) -> None:
+    """A wrong path is no reason not to serve."""
+    (tmp_path / "file").write_text("")
+    said = Said()
+    log = DecisionLogFile(tmp_path / "file" / "log", HEADER, said)
+    take(log, 10)
+    log.close()
+    assert [("ends here" in what, "file" in what) for what in said] == [(True, True)]
+
+
+async def test_a_disk_that_hangs_costs_no_memory_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hanging network file system must not end the daemon by way of its memory."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr("melld.decisions.file.CLOSE_DEADLINE_S", 0.01)
+    monkeypatch.setattr("melld.decisions.file.MOST_BEHIND", 5_000)
+    said = Said()
+    log = DecisionLogFile(fifo, HEADER, said)
+    while not said:
+        take(log, 1_000)
+        log.flush()
+    assert said == [f"the decision log {fifo} ends here: the disk is too slow for it"]
+    log.close()
+    os.set_blocking(reader, True)
+    while os.read(reader, 1 << 20):
+        pass  # until the thread has written what it was given, and closes the file
+    os.close(reader)

@@ -1,0 +1,149 @@
+"""What the daemon's log keeps is enough: any history of a scheduler can be had again from its records alone."""
+
+import json
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import Record, decision_record, encode, header_record
+from melld.decisions.replay import Choice, Replayed, UnusableLog, as_event, is_decision, replay
+from melld.scheduler import events as e
+from tests.scheduler.driving import scheduler_with
+from tests.scheduler.machine import PolicyMachine, machine_of
+
+
+def replayed(records: list[Record], policy: str | None = None) -> Replayed:
+    """The log, after a passage through its bytes, replayed as it says itself."""
+    read = [json.loads(encode(record)) for record in records]
+    return replay(read, Choice(policy, scheduler_with, 0.1))
+
+
+class RecordedMachine(PolicyMachine):
+    """All legal events in any order, recorded as the driver tells them: of sizes only those that have grown."""
+
+    def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
+        if isinstance(event, e.RequestsGrew):
+            known = self.scheduler.cluster.requests
+            sizes = {name: size for name, size in event.kv_bytes.items() if size > known[name].kv_bytes}
+            event = msgspec.structs.replace(event, kv_bytes=sizes)
+            if not sizes:
+                return []
+        return super().tell(event)
+
+    def teardown(self) -> None:
+        if not self.history:
+            return
+        recorder = Recorder()
+        records = [header_record(self.policy, self.scheduler.settings, 0.0, 1e9, "0.1.0")]
+        for event, commands in zip(self.history, self.answers, strict=True):
+            records += recorder.take(event, commands)
+        result = replayed(records)
+        assert result.difference is None
+        assert result.decisions == sum(map(len, self.answers))
+
+
+def recorded(policy: str) -> Any:
+    """The test case of one policy."""
+    machine = type(f"Recorded{policy.title()}", (RecordedMachine,), {"policy": policy, "instant": False})
+    case = machine.TestCase
+    case.settings = machine_of(policy, False, 20).settings
+    return case
+
+
+TestMellPlus = recorded("mell-plus")
+TestLoadBalance = recorded("load-balance-eager")
+TestMostFree = recorded("most-free")
+
+
+def history(*happened: e.AnyEvent, policy: str = "best-fit", workers: int = 0) -> list[Record]:
+    """The records of these events."""
+    scheduler, recorder = scheduler_with(workers, policy), Recorder()
+    records = [header_record(policy, scheduler.settings, 0.0, 1e9, "0.1.0")]
+    for event in happened:
+        records += recorder.take(event, scheduler.handle(event))
+    return records
+
+
+UP = (e.WorkerUp(0.0, "w0", 1000, 4), e.WorkerUp(0.0, "w1", 1000, 4))
+
+
+def test_what_the_scheduler_does_not_hear_of_is_not_told() -> None:
+    """An auditor never sees the end of a move that was not under way, or of a request that nobody knows."""
+    arrived = e.RequestArrived(1.0, "r1", 100)
+    late = [e.MoveCommitted(2.0, "r1", "w1"), e.RequestFinished(3.0, "r1"), e.RequestFinished(3.0, "r1")]
+    gone = [e.WorkerDown(4.0, "w7"), e.WorkerCapacityChanged(4.0, "w7", 5), e.WorkerSlotsChanged(4.0, "w7", 5)]
+    kinds = [record["kind"] for record in history(*UP, arrived, *late, *gone)]
+    assert kinds == ["scheduler", "worker", "worker", "arrive", "activate", "place", "finish"]
+
+
+def test_a_worker_of_few_slots_says_so() -> None:
+    """A change of slots repeats the capacity, so that no reader needs the records before."""
+    records = history(*UP, e.WorkerSlotsChanged(1.0, "w1", 2))
+    assert records[-1] == {"at": 1.0, "kind": "worker", "worker": "w1", "capacity_bytes": 1000, "slots": 2, "step": 3}
+    assert replayed(records).difference is None
+
+
+def test_a_log_of_an_unknown_policy_is_refused() -> None:
+    """A log of another version is no proof of a wrong decision."""
+    records = history(*UP)
+    records[0]["policy"] = "oracle"
+    with pytest.raises(UnusableLog, match="oracle"):
+        replayed(records)
+    records[0].update(policy="best-fit", settings={"retire_after_s": "soon"})
+    with pytest.raises(UnusableLog, match="another version"):
+        replayed(records)
+
+
+def test_an_operators_wish_is_part_of_the_log() -> None:
+    """A move that no policy would have made has its reason in the log, and is made again."""
+    wish = e.MoveAsked(2.0, "r1", "w1")
+    records = history(*UP, e.RequestArrived(1.0, "r1", 100), wish, e.MoveCommitted(3.0, "r1", "w1", "tokens"))
+    assert [record["kind"] for record in records[-4:]] == ["ask", "activate", "move", "moved"]
+    assert (records[-2]["cause"], records[-1]["via"]) == ("operator", "tokens")
+    assert replayed(records).difference is None
+
+
+SAMPLES: tuple[e.AnyEvent, ...] = (
+    e.WorkerUp(1.0, "w0", 1000, 4, 2),
+    e.WorkerUp(1.0, "w1", 1000, 4, 2, steady=False),
+    e.WorkerSteadied(1.0, "w1"),
+    e.WorkerWakeTimeChanged(1.0, "w1", 2.5),
+    e.RequestArrived(2.0, "r1", 100, 90, 1, "alice"),
+    e.RequestArrived(2.0, "r2", 100, 90, 0, ""),
+    e.RequestsGrew(3.0, {"r1": 200, "r2": 300}),
+    e.WorkerSharingChanged(3.0, "w0", 50),
+    e.EpochStarted(4.0),
+    e.MoveAsked(5.0, "r1", "w1"),
+    e.MoveCommitted(6.0, "r1"),
+    e.MoveAsked(7.0, "r2", "w1"),
+    e.MoveAborted(8.0, "r2", "lost"),
+    e.RequestPreempted(9.0, "r1"),
+    e.WorkerCapacityChanged(10.0, "w1", 900),
+    e.WorkerSlotsChanged(11.0, "w1", 3),
+    e.WorkerDraining(12.0, "w0"),
+    e.WorkerResumed(13.0, "w0"),
+    e.RequestFinished(14.0, "r1"),
+    e.WorkerDown(15.0, "w1"),
+)
+
+
+def test_every_event_can_be_had_again_from_its_records() -> None:
+    """A new kind of event that the log does not tell would make replays part from it, long after it was forgotten."""
+    assert {type(event) for event in SAMPLES} == set(typing.get_args(e.AnyEvent))
+    scheduler, recorder = scheduler_with(0), Recorder()
+    for event in SAMPLES:
+        records = [json.loads(encode(record)) for record in recorder.take(event, scheduler.handle(event))]
+        assert as_event([record for record in records if not is_decision(record)]) == event
+
+
+def test_every_decision_has_its_record() -> None:
+    """Nothing that the scheduler decides is left out of what an outsider can see."""
+    names = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5, "capacity_bytes": 4}
+    for kind in typing.get_args(e.AnyCommand):
+        known = {field: names[field] for field in kind.__struct_fields__ if field in names}
+        record = decision_record(1.0, kind(cause="why", **known))
+        assert is_decision(record)
+        assert {**known, "cause": record["cause"]}.items() <= {**names, **record}.items()

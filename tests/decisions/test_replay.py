@@ -1,0 +1,157 @@
+"""The decision log: an outsider can audit every decision, and the log's facts give the same decisions again."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melld.decisions.records import decision_record, encode
+from melld.decisions.replay import Choice, UnusableLog, is_decision, replay
+from melld.scheduler import events
+from melld.scheduler.policies.names import POLICIES
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.simulation import Simulation
+from tests.decisions.audit import Auditor
+from tests.simulator.setups import MACHINES, SMALL, scheduler, small_load
+
+
+def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[bytes]:
+    """The lines of the decision log of one small simulation."""
+    lines: list[bytes] = []
+    load = small_load(seed)
+    Simulation(machines, load, scheduler(policy, machines), lambda record: lines.append(encode(record))).run()
+    return lines
+
+
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
+    """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
+    chosen = MACHINES[machines]
+    auditor = Auditor(by_instant=chosen.paper_slots or chosen.link is not None).read(log_of(policy, chosen))
+    assert auditor.faults == []
+    assert auditor.kinds["place"] == auditor.kinds["finish"] > 50
+    assert auditor.kinds["move"] == auditor.kinds["moved"] or chosen.failure_rate or chosen.link
+
+
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str) -> None:
+    """A decision that somebody questions can be reproduced from the log alone."""
+    chosen = MACHINES[machines]
+    records = [json.loads(line) for line in log_of(policy, chosen)]
+    again = replay(records, Choice(None, lambda: scheduler(policy, chosen), chosen.epoch_s))
+    assert again.difference is None
+    assert (again.records, again.decisions) == (len(records), sum(map(is_decision, records)))
+    assert again.decisions > 100
+
+
+@pytest.mark.parametrize("kind", ["place", "move", "activate", "retire", "arrive", "grow"])
+def test_a_replay_finds_what_was_changed(kind: str) -> None:
+    """A replay that agrees with everything proves nothing."""
+    records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
+    changed = [index for index, record in enumerate(records) if record["kind"] == kind][3]
+    if kind in ("arrive", "grow"):
+        records[changed]["kv_bytes"] *= 20
+    else:
+        del records[changed]
+    again = replay(records, Choice(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s))
+    assert again.difference is not None
+
+
+def test_another_policy_decides_otherwise() -> None:
+    """A log can be given to any policy; the first place where it parts from the log is told."""
+    records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
+    again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
+    assert (again.policy, again.difference is not None) == ("best-fit", True)
+
+
+def test_facts_that_contradict_one_another_are_no_log() -> None:
+    """Half a log, or two in one, is told from a wrong decision."""
+    records = [json.loads(line) for line in log_of("best-fit", SMALL)]
+    twice = next(record for record in records if record["kind"] == "arrive")
+    last = records[-1]
+    for broken in ([], [*records, {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}]):
+        with pytest.raises(UnusableLog):
+            replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    machines=st.sampled_from(sorted(MACHINES)),
+    seed=st.integers(0, 2**32),
+    rate_per_s=st.sampled_from([0.5, 2.0, 8.0]),
+)
+def test_an_outsider_finds_no_fault_at_any_load(policy: str, machines: str, seed: int, rate_per_s: float) -> None:
+    """Idle, busy and overloaded clusters obey the same laws."""
+    chosen = msgspec.structs.replace(MACHINES[machines], seed=seed)
+    lines: list[bytes] = []
+    load = small_load(seed, rate_per_s, seconds=40.0)
+    Simulation(chosen, load, scheduler(policy, chosen), lambda record: lines.append(encode(record))).run()
+    auditor = Auditor(by_instant=chosen.paper_slots or chosen.link is not None).read(lines)
+    assert auditor.faults == []
+    assert auditor.kinds["finish"] == len(load)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_writes_the_same_bytes(policy: str) -> None:
+    """Two people who compare notes must be able to compare bytes."""
+    assert log_of(policy, MACHINES["slow, faulty moves"]) == log_of(policy, MACHINES["slow, faulty moves"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("place", "has no worker"),
+        ("arrive", "does not wait"),
+        ("moved", "moves already|moved|never|not on the source|does not move|has no worker|holds"),
+        ("activate", "is not awake"),
+        ("finish", "never finished"),
+    ],
+)
+def test_the_auditor_misses_no_lost_record(kind: str, why: str) -> None:
+    """An auditor that cannot find faults proves nothing."""
+    lines = log_of("load-balance-eager", SMALL)
+    lost = next(index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind)
+    faults = Auditor().read(lines[:lost] + lines[lost + 1 :]).faults
+    assert faults
+    assert any(word in fault for word in why.split("|") for fault in faults)
+
+
+def test_the_auditor_sees_a_worker_that_holds_too_much() -> None:
+    """The one law that costs clients their tokens when it is broken."""
+    lines = log_of("best-fit", SMALL)
+    smaller = [line.replace(b'"capacity_bytes":1600000', b'"capacity_bytes":800000') for line in lines]
+    assert any("holds" in fault for fault in Auditor().read(smaller).faults)
+
+
+@pytest.mark.parametrize(("via", "faults"), [("kv", 1), ("tokens", 0)])
+def test_what_comes_to_a_daemons_worker_by_its_tokens_holds_nothing_before_it_begins(via: str, faults: int) -> None:
+    """Those who run beside it may take its room meanwhile: vLLM then lets it wait, and nothing is pushed out."""
+    workers = [{"kind": "worker", "worker": worker, "capacity_bytes": 100} for worker in ("w0", "w1")]
+    awake = [{"kind": "activate", "worker": worker, "cause": "arrival"} for worker in ("w0", "w1")]
+    sizes = {"stays": ("w0", 50), "comes": ("w1", 40)}
+    begun: list[dict[str, object]] = []
+    for request, (worker, kv_bytes) in sizes.items():
+        begun.append({"kind": "arrive", "request": request, "kv_bytes": kv_bytes})
+        begun.append({"kind": "place", "request": request, "worker": worker, "kv_bytes": kv_bytes})
+        begun.append({"kind": "grow", "request": request, "kv_bytes": kv_bytes})
+    move = {"kind": "move", "request": "comes", "source": "w1", "destination": "w0", "kv_bytes": 40, "via": via}
+    moved = {"kind": "moved", "request": "comes", "outcome": "committed", "via": via}
+    ends = [{"kind": "grow", "request": "stays", "kv_bytes": 70}]
+    ends += [{"kind": "finish", "request": request} for request in sizes]
+    history = [{"kind": "scheduler"}, *workers, *awake, *begun, move, moved, *ends]
+    lines = [json.dumps({"at": float(at), **record}) for at, record in enumerate(history)]
+    assert len(Auditor().read(lines).faults) == faults
+
+
+def test_a_refused_request_is_arrived_and_finished() -> None:
+    """A request that is too large must not look lost."""
+    refuse = events.RefuseRequest("too large", "r9", 5, 4)  # type: ignore[arg-type]
+    record = decision_record(1.5, refuse)
+    assert record == {
+        "at": 1.5, "kind": "finish", "request": "r9", "kv_bytes": 5, "capacity_bytes": 4, "cause": "refused"
+    }  # fmt: skip

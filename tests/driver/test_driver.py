@@ -1,0 +1,121 @@
+"""The driver between facts and deeds: what fails on the way ends nothing but itself."""
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.driver.driver import NotCarriedOut
+from melld.engine.fleet.process import WorkerEnded
+from melld.engine.wire import messages as wire
+from melld.errors import MelldError
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events
+from tests.serve.offline_daemon import W0, W2, OfflineDaemon, OfflineFleet
+
+
+class BrokenWire(OfflineFleet):
+    """Writing of these requests fails: a bug of ours, wherever it may be."""
+
+    broken: frozenset[str] = frozenset()
+
+    def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:
+        if getattr(message, "request", None) in self.broken:
+            raise ValueError("it cannot be written")
+        super().send(worker, message, payload)
+
+
+@pytest.fixture
+async def daemon() -> OfflineDaemon:
+    """Three workers with a request each, and whoever fails is noted."""
+    daemon = OfflineDaemon(fleet=BrokenWire)
+    daemon.fleet.on_failed = lambda request, error: failed.update({request: error})
+    failed.clear()
+    return daemon
+
+
+failed: dict[RequestId, MelldError] = {}
+
+
+def lose(daemon: OfflineDaemon, worker: WorkerId) -> None:
+    ended = WorkerEnded(worker, "ended by SIGKILL", expected=False, was_ready=True, from_outside=True)
+    daemon.fleet.worker_ended(daemon.fleet.slots[worker], ended)
+
+
+async def test_a_command_that_fails_does_not_take_the_others_along(
+    daemon: OfflineDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two requests lose their worker, and one cannot be placed: its client is told, the other's stream goes on."""
+    names = [daemon.admit(f"r{number}", 4) for number in range(6)]
+    first, second = (name for name in names if daemon.where(name) == W0)
+    BrokenWire.broken = frozenset({first})
+    try:
+        with caplog.at_level(logging.ERROR):
+            lose(daemon, W0)
+    finally:
+        BrokenWire.broken = frozenset()
+    assert daemon.where(second) != W0
+    assert any(isinstance(one, wire.ResumeRequest) and one.request == second for _, one in daemon.fleet.sent)
+    assert isinstance(failed[first], NotCarriedOut)
+    assert first not in daemon.fleet.live
+    assert first not in daemon.driver.scheduler.cluster.requests
+    assert len(caplog.records) == 1, "the fault is told once"
+
+
+async def test_a_new_request_that_cannot_be_placed_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
+    """Its client gets an error, and neither the fleet nor the scheduler keeps anything of it."""
+    BrokenWire.broken = frozenset({"r0"})
+    try:
+        with pytest.raises(NotCarriedOut, match="it cannot be written"):
+            daemon.admit("r0", 4)
+    finally:
+        BrokenWire.broken = frozenset()
+    assert not daemon.fleet.live
+    assert not daemon.driver.scheduler.cluster.requests
+
+
+async def test_a_move_that_cannot_begin_does_not_keep_others_from_beginning(daemon: OfflineDaemon) -> None:
+    """The one ends at its deadline; the others of the same epoch are on their way."""
+    first, second = (daemon.admit(f"r{number}", 1) for number in range(2))
+    BrokenWire.broken = frozenset({first})
+    try:
+        for request in (first, second):
+            daemon.driver.handle(events.MoveAsked(0.0, request=request, destination=W2))
+        daemon.epoch()
+    finally:
+        BrokenWire.broken = frozenset()
+    assert daemon.begun().keys() == {second}
+    assert daemon.executor.moves.keys() == {first, second}
+
+
+async def test_who_listens_and_fails_harms_nobody_else(daemon: OfflineDaemon) -> None:
+    """A decision log that breaks costs neither a request nor the events that wait behind it."""
+    heard: list[type] = []
+
+    def break_down(_event: Any, _commands: Any) -> None:
+        raise OSError("no log")
+
+    daemon.driver.taps += [break_down, lambda event, _: heard.append(type(event))]
+    daemon.admit("r0", 4)
+    daemon.fleet.abort(["r0"])
+    assert heard == [events.RequestArrived, events.RequestFinished]
+
+
+async def test_a_request_over_which_the_policy_stumbles_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
+    """A bug in a policy, when the scheduler has noted the request already: nothing of it stays."""
+
+    def stumble(*_: Any) -> bool:
+        raise ZeroDivisionError
+
+    daemon.driver.scheduler.policy.allocate = stumble  # type: ignore[method-assign]
+    with pytest.raises(NotCarriedOut, match="ZeroDivisionError"):
+        daemon.admit("r0", 4)
+    assert not daemon.fleet.live
+    assert not daemon.driver.scheduler.cluster.requests
+
+
+async def test_a_fact_that_the_scheduler_refuses_harms_nobody_who_told_it(daemon: OfflineDaemon) -> None:
+    """Whoever tells is in the middle of his own work: a worker's end, say, after which it must be started again."""
+    daemon.driver.handle(events.WorkerUp(0.0, W0, 1, 1))
+    assert daemon.where(daemon.admit("r0", 4)) in daemon.fleet.slots

@@ -1,0 +1,154 @@
+"""The daemon's moves between the scheduler's word and their beginning: real driver, planner, executor and fleet."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from melld.cli.migrate import in_words, was_moved
+from melld.control.messages import AlreadyThere
+from melld.driver.moves import MoveCalledOff
+from melld.ids import RequestId
+from melld.migrate.planner import Cause
+from melld.migrate.snapshot import Via
+from melld.scheduler.state import RequestState
+from tests.serve.offline_daemon import TIGHT, W0, W1, OfflineDaemon
+
+
+@pytest.fixture
+async def daemon() -> Iterator[OfflineDaemon]:
+    """Two requests of four blocks on one worker: its link to another carries one of them in an epoch."""
+    daemon = OfflineDaemon()
+    yield daemon
+    daemon.driver.scheduler.cluster.check()
+
+
+async def two_on_w0(daemon: OfflineDaemon) -> tuple[RequestId, RequestId]:
+    """Most-free spreads: each round fills three workers."""
+    names = [daemon.admit(f"r{number}", 4) for number in range(6)]
+    here = [name for name in names if daemon.where(name) == W0]
+    return here[0], here[1]
+
+
+async def test_an_operator_s_move_begins_at_once_within_the_boundaries(daemon: OfflineDaemon) -> None:
+    """`melld migrate` does not wait for an epoch where there is room."""
+    first, _ = await two_on_w0(daemon)
+    task = daemon.ask(first, W1)
+    await asyncio.sleep(0)
+    assert daemon.begun() == {first: W0}
+    daemon.refuse(first)
+    report = await task
+    assert (report.outcome, report.reason) == ("refused", "it will not")
+    assert daemon.state(first) is RequestState.RUNNING
+
+
+async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemon) -> None:
+    """An operator sees why a move does not begin, and that it does once the link is free."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
+    await asyncio.sleep(0)
+    assert daemon.begun() == {first: W0}
+    assert daemon.causes() == {second: Cause.LINK}
+    assert daemon.driver.why_deferred(second) == "the link is taken"
+    assert daemon.driver.why_deferred(first) == ""
+    daemon.epoch()
+    assert daemon.causes() == {second: Cause.LINK}  # the first is still on its way
+    daemon.refuse(first)
+    daemon.epoch()
+    assert daemon.begun().keys() == {first, second}
+    daemon.refuse(second)
+    assert [report.outcome for report in await asyncio.gather(*tasks)] == ["refused", "refused"]
+
+
+async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemon) -> None:
+    """What decodes beside a large copy is promised that the link carries no more than its boundary in an epoch."""
+    large = daemon.admit("large", 10)
+    source = daemon.where(large)
+    task = daemon.ask(large, W1 if source == W0 else W0, Via.KV)
+    await asyncio.sleep(0)
+    wish = daemon.executor.moves[large].migration.wish
+    boundary, kv_bytes = TIGHT.other_link_bytes, daemon.driver.scheduler.cluster.requests[large].kv_bytes
+    assert kv_bytes > boundary
+    assert wish.bytes_per_s == boundary / TIGHT.epoch_s
+    assert wish.paced_s == pytest.approx(kv_bytes / boundary * TIGHT.epoch_s)
+    daemon.refuse(large)
+    await task
+
+
+async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: OfflineDaemon) -> None:
+    """Two requests of one worker leave at once: one over the link, one by its tokens."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1) for name in (first, second)]
+    await asyncio.sleep(0)
+    assert {str(daemon.driver.moves.way_of(name)) for name in (first, second)} == {"kv", "tokens"}
+    for name in (first, second):
+        daemon.refuse(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineDaemon) -> None:
+    """The operator is told so, and the scheduler forgets it once."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
+    await asyncio.sleep(0)
+    daemon.fleet.abort([second])
+    with pytest.raises(MoveCalledOff, match="it has ended"):
+        await tasks[1]
+    assert daemon.causes() == {}
+    daemon.refuse(first)
+    await tasks[0]
+
+
+async def test_a_worker_that_dies_takes_the_moves_to_it_along(daemon: OfflineDaemon) -> None:
+    """The request stays where it is, counted there alone, and its operator hears why."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
+    await asyncio.sleep(0)
+    assert daemon.state(second) is RequestState.MOVING
+    daemon.fleet.withdraw(W1)
+    with pytest.raises(MoveCalledOff, match="w1 has gone"):
+        await tasks[1]
+    assert daemon.state(second) is RequestState.RUNNING
+    assert daemon.causes() == {}
+    tasks[0].cancel()
+
+
+async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: OfflineDaemon) -> None:
+    """What was wanted for a state of things that is past is not done: the scheduler may decide anew."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
+    await asyncio.sleep(0)
+    for _ in range(22):
+        daemon.epoch()
+    with pytest.raises(MoveCalledOff, match="it has waited for 2 s: the link is taken"):
+        await tasks[1]
+    assert daemon.state(second) is RequestState.RUNNING
+    daemon.refuse(first)
+    await tasks[0]
+
+
+async def test_a_worker_that_is_not_ready_is_waited_for(daemon: OfflineDaemon) -> None:
+    """A move to a worker that is still waking begins when it is there, instead of failing at its deadline."""
+    first, _ = await two_on_w0(daemon)
+    facts = daemon.fleet.workers.pop(W1)
+    task = daemon.ask(first, W1)
+    await asyncio.sleep(0)
+    assert daemon.causes() == {first: Cause.NO_WAY}
+    daemon.fleet.workers[W1] = facts
+    daemon.epoch()
+    assert daemon.begun() == {first: W0}
+    daemon.refuse(first)
+    await task
+
+
+async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaemon) -> None:
+    """`melld migrate` to where it is succeeds, says so, and keeps it there."""
+    first, _ = await two_on_w0(daemon)
+    assert not daemon.driver.is_pinned(first)
+    answer = await daemon.ask(first, W0)
+    assert answer == AlreadyThere(request=first, worker=W0, pinned=True)
+    assert daemon.driver.is_pinned(first)
+    assert daemon.begun() == {}
+    assert in_words(msgspec.to_builtins(answer)).startswith(f"{first} is on w0 already, it stays there until")
+    assert was_moved(msgspec.to_builtins(answer))

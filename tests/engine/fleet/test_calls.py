@@ -1,0 +1,67 @@
+"""Calls of workers' engines and their answers: each caller hears of its own call, and of no other."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from melld.engine.fleet.calls import Calls
+from melld.engine.wire import messages as wire
+from melld.ids import WorkerId
+
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+
+
+def ping(call: int) -> wire.CallUtility:
+    return wire.CallUtility(call=call, method="reset_mm_cache", arguments=[])
+
+
+async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
+    """Two workers that are asked at once are not taken for each other."""
+    told: asyncio.Queue[tuple[WorkerId, Any]] = asyncio.Queue()
+    calls = Calls(lambda worker, message: told.put_nowait((worker, message)))
+    asked = [asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1)]
+    for worker, message in reversed([await told.get(), await told.get()]):
+        calls.answered(wire.UtilityDone(call=message.call, result=worker))
+    assert await asyncio.gather(*asked) == [W0, W1]
+
+
+async def test_a_late_answer_is_nothing() -> None:
+    """Whoever gave up has been told so already, and the next one waits for an answer of its own."""
+    told: list[Any] = []
+    calls = Calls(lambda _worker, message: told.append(message))
+    with pytest.raises(TimeoutError):
+        await calls.ask(W0, ping, 0.0)
+    calls.answered(wire.UtilityDone(call=told[0].call, result=True))
+    with pytest.raises(TimeoutError):
+        await calls.ask(W0, ping, 0.0)
+
+
+async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
+    """`reset_prefix_cache` says that it worked only where it did."""
+
+    def answer(worker: WorkerId, message: Any) -> None:
+        error = "busy" if worker == W1 else None
+        asyncio.get_running_loop().call_soon(calls.answered, wire.UtilityDone(message.call, True, error))
+
+    calls = Calls(answer)
+    assert await calls.ask_all([W0], "reset_prefix_cache", []) == [True]
+    with pytest.raises(RuntimeError, match="busy"):
+        await calls.ask_all([W0, W1], "reset_prefix_cache", [])
+    with pytest.raises(ValueError, match="not among the calls"):
+        await calls.ask_all([W0], "shutdown", [])
+
+
+async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> None:
+    """Nobody waits for ever for a worker that is gone."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    calls = Calls(lambda _worker, message: told.put_nowait(message))
+    lost, other = (asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1))
+    all_of_them = asyncio.ensure_future(calls.ask_all([W0], "reset_mm_cache", []))
+    asked = [await told.get() for _ in range(3)]
+    calls.worker_lost(W0)
+    for one in (lost, all_of_them):
+        with pytest.raises(RuntimeError, match="w0 ended before it had answered"):
+            await one
+    calls.answered(wire.UtilityDone(call=asked[1].call, result=W1))
+    assert await other == W1

@@ -1,0 +1,119 @@
+"""Whether a worker ended of its own doing: real processes, real signals."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from melld.engine.fleet import fate as fates
+from melld.engine.fleet.fate import Fate, end_in_words, is_stopped
+
+WAITS = """
+import signal, sys
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):  # nohup, or a shell's background, ignores some
+    signal.signal(number, signal.SIG_DFL)
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def started() -> subprocess.Popen[bytes]:
+    """A process that waits."""
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"here\n"
+    return process
+
+
+def ended_by(number: signal.Signals) -> int:
+    """The exit code of one that was sent this signal."""
+    with started() as process:
+        process.send_signal(number)
+        try:
+            return process.wait(30)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_who_is_sent_a_signal_is_ended_from_outside(number: signal.Signals) -> None:
+    """An administrator, a script, a logout."""
+    assert Fate().is_from_outside(ended_by(number))
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE])
+def test_a_crash_is_its_own_doing(number: signal.Signals) -> None:
+    """Whatever it was computing may have caused it."""
+    assert not Fate().is_from_outside(ended_by(number))
+
+
+def test_an_exit_is_its_own_doing() -> None:
+    """With an error, or without one."""
+    assert not Fate().is_from_outside(1)
+    assert not Fate().is_from_outside(0)
+
+
+def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills with SIGKILL, too, and counts it; where it does not tell its count, it may have been it."""
+    fate = Fate()
+    monkeypatch.setattr(fates, "memory_kills", lambda: 10**9)
+    assert not fate.is_from_outside(-signal.SIGKILL)
+    assert not fate.is_from_outside(None)
+    assert fate.is_from_outside(-signal.SIGTERM)
+    assert "want of memory" in fate.killer
+    monkeypatch.setattr(fates, "memory_kills", lambda: None)
+    assert not Fate().is_from_outside(-signal.SIGKILL)
+
+
+def test_one_that_was_stopped_was_silent_for_that() -> None:
+    """melld kills who is silent; whether it hung or somebody had stopped it is seen before."""
+    with started() as process:
+        assert not is_stopped(process.pid)
+        hung = Fate()
+        hung.about_to_kill(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        deadline_s = time.monotonic() + 30
+        while not is_stopped(process.pid):
+            assert time.monotonic() < deadline_s
+        stopped = Fate()
+        stopped.about_to_kill(process.pid)
+        process.kill()
+        code = process.wait()
+    stopped.about_to_kill(process.pid)
+    assert not hung.is_from_outside(code)
+    assert stopped.is_from_outside(code)
+    assert stopped.killer == "by melld"
+    assert not is_stopped(process.pid)
+
+
+CHATTER = (
+    "W1122 16:24:41.794000 6491 torch/_library/triton.py:53] Triton not available, find_triton_kernels = []",
+    "INFO 11-22 16:24:42 [importing.py:68] Triton not installed or not compatible",
+    "site-packages/dispatcher.py:138: FutureWarning: `torch.distributed.reduce_op` is deprecated",
+    "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 19.17it/s]",
+)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "printed", "words"),
+    [
+        (-signal.SIGTERM, CHATTER, "ended by SIGTERM"),
+        (-signal.SIGKILL, (*CHATTER, "ValueError: of another hour"), "ended by SIGKILL (from outside)"),
+        (1, CHATTER, "ended with exit code 1"),
+        (1, (*CHATTER, "no such device", CHATTER[0]), "ended with exit code 1: no such device"),
+        (
+            1,
+            ("RuntimeError: CUDA error", "(see the docs)", *CHATTER),
+            "ended with exit code 1: RuntimeError: CUDA error",
+        ),
+        (1, ("zmq.error.ZMQError: no", *CHATTER), "ended with exit code 1: zmq.error.ZMQError: no"),
+        (-signal.SIGABRT, ("what():  CUDA error", "frame #0: c10"), "ended by SIGABRT: what():  CUDA error"),
+        (-signal.SIGSEGV, CHATTER, "ended by SIGSEGV"),
+        (None, (), "ended with exit code None"),
+    ],
+)
+def test_an_end_is_told_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:
+    """Who reads the log looks for the cause, not for a warning that happened to be printed before."""
+    assert end_in_words(exit_code, "from outside", printed) == words

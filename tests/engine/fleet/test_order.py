@@ -1,0 +1,113 @@
+"""Reports of a worker that come twice, too late, or not at all: no token is told twice, none is left out unnoticed."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from melld.driver.executor import Executor
+from melld.driver.report import MoveMeters
+from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
+from melld.engine.fleet.order import ReportOrder, Turn
+from melld.engine.fleet.supervisor import Slot
+from melld.engine.wire import messages as wire
+from melld.errors import InputTooLarge
+from melld.ids import RequestId, WorkerId
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_each_report_is_taken_once_and_in_order(numbers: list[int]) -> None:
+    """However the reports are shuffled, what has been taken is 1, 2, 3, ... without a gap."""
+    order = ReportOrder()
+    taken = [number for number in numbers if order.turn(number) is Turn.NEXT]
+    assert taken == list(range(1, len(taken) + 1))
+
+
+def test_a_missing_report_is_noticed_and_one_that_comes_twice_is_stale() -> None:
+    """The one is a broken worker, the other is nothing."""
+    order = ReportOrder()
+    assert [order.turn(number) for number in (1, 1, 3, 2, 1)] == [
+        Turn.NEXT,
+        Turn.STALE,
+        Turn.GAP,
+        Turn.NEXT,
+        Turn.STALE,
+    ]
+
+
+class Asked(msgspec.Struct):
+    """A request, as far as the fleet knows one."""
+
+    request_id: str = "r"
+    prompt_token_ids: tuple[int, ...] = (1, 2, 3)
+    prompt_embeds: None = None
+    priority: int = 0
+
+
+class Output(msgspec.Struct):
+    """One request's share of a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+
+
+class Outputs(msgspec.Struct):
+    """A step's outputs."""
+
+    outputs: list[Output]
+
+
+class PlainCodec:
+    """An encoding of its own: the fleet reads none."""
+
+    def encode_request(self, core_request: Asked) -> bytes:
+        return msgspec.msgpack.encode(core_request)
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Outputs:
+        return msgspec.msgpack.decode(buffers[0], type=Outputs)
+
+
+SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=wire.WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
+READY = wire.WorkerReady(
+    pid=1,
+    total_blocks=8,
+    block_tokens=16,
+    block_bytes=64,
+    max_model_tokens=128,
+    max_requests=4,
+    supported_tasks=[],
+    vllm_version="",
+    load_s=0.0,
+    ready_response=b"",
+)
+
+
+def said(fleet: Fleet, step: int, token: int) -> None:
+    done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[])
+    fleet.worker_said(SLOT, done, [msgspec.msgpack.encode(Outputs([Output("r", [token])]))])
+
+
+@pytest.mark.parametrize("spoilt", [1, 3], ids=["repeated", "with one missing before it"])
+def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None:
+    """The log of a request, from which it would go on elsewhere, has each of its tokens once."""
+    fleet = Fleet([SLOT], lambda: 0.0)
+    fleet.codec, fleet.moves = PlainCodec(), Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
+    fleet.worker_said(SLOT, READY, [])
+    fleet.admit(Asked())
+    fleet.place(RequestId("r"), SLOT.worker)
+    for step, token in ((1, 7), (spoilt, 8), (2, 9)):
+        said(fleet, step, token)
+    assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
+
+
+def test_an_input_that_fits_no_frame_is_refused() -> None:
+    """A worker that was sent it would take the wire to be out of step and end, and so would the next."""
+    fleet = Fleet([SLOT], lambda: 0.0)
+    fleet.codec = PlainCodec()
+    with pytest.raises(InputTooLarge):
+        fleet.admit(Asked("x" * (MAX_REQUEST_BYTES + 1)))
+    assert not fleet.live

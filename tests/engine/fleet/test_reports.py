@@ -1,0 +1,77 @@
+"""What of a worker's report becomes a client's, and what is dropped."""
+
+import msgspec
+import pytest
+
+from melld.engine.fleet.reports import Reported, Reports
+from melld.engine.fleet.request import Live
+from melld.engine.wire import messages as wire
+from melld.ids import RequestId, WorkerId
+from melld.kvstore.ledger import Ledger
+from melld.scheduler.pace import STEPS
+from tests.engine.fleet.test_order import READY, Output, Outputs
+
+R, W0, W1 = RequestId("r"), WorkerId("w0"), WorkerId("w1")
+
+
+class Desk:
+    """The reports of two workers about one request, which is the first one's."""
+
+    def __init__(self, itl_target_s: float | None = None) -> None:
+        self.live = Live(request=R, core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
+        self.limits: list[tuple[WorkerId, int]] = []
+        self.reports = Reports([W0, W1], {R: self.live}, Ledger(), lambda *limit: self.limits.append(limit))
+        self.reports.itl_target_s = itl_target_s
+        for worker in (W0, W1):
+            self.reports.worker_ready(worker, READY)
+
+    def say(self, worker: WorkerId, outputs: Outputs, lease: int = 0, now_s: float = 0.0) -> Reported:
+        leases = {R: lease} if lease else {}
+        done = wire.StepDone(step=1, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases=leases, gone=[])
+        return self.reports.take(worker, done, outputs, now_s)
+
+
+def tokens(*token_ids: int, finish: str | None = None) -> Outputs:
+    return Outputs([Output(R, list(token_ids), finish)])
+
+
+def test_only_the_owner_with_the_lease_of_now_is_heard() -> None:
+    """Two workers may hold a request for a moment: its client hears of one."""
+    desk = Desk()
+    desk.say(W0, tokens(7))
+    desk.live.hand_over(W1, 1)
+    dropped = tokens(8, finish="stop")
+    assert desk.say(W0, dropped) == Reported()
+    assert dropped.outputs == []
+    desk.say(W1, tokens(9), lease=1)
+    desk.say(W1, tokens(10), lease=2)
+    assert (desk.live.output_token_ids, desk.reports.dropped_outputs) == ([7, 9], 2)
+    assert [desk.reports.workers[worker].tokens for worker in (W0, W1)] == [1, 1]
+
+
+def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
+    """What a move cost its client is measured where the client's tokens pass."""
+    desk = Desk()
+    desk.say(W0, tokens(7), now_s=1.0)
+    desk.live.hand_over(W1, 1)
+    gaps = [desk.say(W1, tokens(8), lease=1, now_s=now_s).gaps_s for now_s in (1.5, 1.6)]
+    assert gaps == [{R: pytest.approx(0.5)}, {}]
+
+
+def test_the_last_output_is_told() -> None:
+    """Its room is free from then on."""
+    desk = Desk()
+    assert desk.say(W0, tokens(7)).finished == []
+    assert desk.say(W0, tokens(8, finish="length")).finished == [R]
+
+
+def test_a_worker_slower_than_the_target_is_to_run_fewer() -> None:
+    """A full batch must not make everybody's tokens late; without a target nobody is limited."""
+    desk = Desk(itl_target_s=0.05)
+    both = Outputs([Output(R, [1]), Output("another", [1])])
+    for _ in range(STEPS):
+        desk.say(W0, msgspec.structs.replace(both))
+    assert desk.limits[-1] == (W0, 1)
+    at_ease = Desk()
+    at_ease.say(W0, both)
+    assert at_ease.limits == []

@@ -1,0 +1,165 @@
+"""Workers that die, and how soon they are started again; a supervisor that itself fails says so."""
+
+import asyncio
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from melld.config import HealthConfig
+from melld.control.status import WorkerState
+from melld.engine.fleet.place import Place, Slot
+from melld.engine.fleet.process import WorkerEnded
+from melld.engine.fleet.supervisor import Supervisor, WorkerStartFailed
+from melld.ids import WorkerId
+from tests.engine.fleet.test_order import SLOT
+from tests.engine.fleet.virtual_daemon import VirtualDaemon
+from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+from tests.serve.offline_daemon import W0, OfflineDaemon
+
+
+class Nobody:
+    """Hears nothing."""
+
+    def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
+        raise AssertionError(message)
+
+    def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None: ...
+
+    def worker_steadied(self, slot: Slot) -> None: ...
+
+
+def waits_s(place: Place, deaths: Sequence[bool]) -> list[float]:
+    """How long each start waits after a worker that had been ready (True), or had not, died."""
+    waits = []
+    for was_ready in deaths:
+        place.died(was_ready)
+        waits.append(place.back_off_s)
+        place.step("start")
+    return waits
+
+
+def test_a_worker_that_loads_and_crashes_is_started_later_and_later() -> None:
+    """A broken GPU does not restart each second for ever, and is never given up: it may have been a request."""
+    place = Place(SLOT)
+    assert waits_s(place, [True] * 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert not place.given_up
+    assert waits_s(place, [False, True, False]) == [60.0, 60.0, 60.0]
+
+
+def test_a_worker_that_has_worked_for_long_enough_begins_anew() -> None:
+    """A death a day is not a storm."""
+    place = Place(SLOT)
+    waits_s(place, [True] * 4)
+    place.forgive()
+    assert waits_s(place, [True, True]) == [1.0, 2.0]
+
+
+async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
+    """Without file descriptors to spare no worker is left half started, and the reason is told."""
+    supervisor = Supervisor([SLOT], Nobody(), HealthConfig())
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+    try:
+        with pytest.raises(WorkerStartFailed, match=r"no process could be made for it: .*Too many open files"):
+            await supervisor.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert supervisor.places[WorkerId("w0")].state is WorkerState.FAILED
+
+
+async def test_a_task_of_the_supervisor_that_fails_ends_the_search_for_hung_workers_aloud() -> None:
+    """A worker that is never started again, or hangs unseen, is worse than a daemon that ends and says why."""
+    supervisor = Supervisor([SLOT], Nobody(), HealthConfig())
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    supervisor._own(fail(), "fail")
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(supervisor.watch(), 30)
+
+
+def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
+    """From the death to the scheduler: the other workers are preferred until it has worked for a while."""
+    daemon = OfflineDaemon()
+    place = daemon.fleet.supervisor.places[W0]
+    place.died(was_ready=True)
+    daemon.fleet.worker_ended(place.slot, WorkerEnded("w0", "killed", expected=False, was_ready=True))
+    daemon.up(W0)
+    homes = [daemon.where(daemon.admit(f"r{number}", 5)) for number in range(6)]
+    assert W0 not in homes
+    daemon.fleet.worker_steadied(place.slot)
+    assert daemon.where(daemon.admit("next", 5)) == W0
+
+
+def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
+    """Whether it fails before or after the first is ready: it is tried again beside them, and the start is over."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = VirtualDaemon(loop, workers=3)
+        supervisor = daemon.fleet.supervisor
+        starting = asyncio.ensure_future(supervisor.start())
+        await daemon.settle()
+        workers = daemon.workers()
+        workers[0].die(1)
+        await asyncio.sleep(30)
+        assert supervisor.places[W0].restarts == 0, "nobody is tried again before it is known that anybody can serve"
+        workers[1].become_ready()
+        await daemon.flush()
+        workers[2].die(1)
+        await asyncio.wait_for(starting, 1)
+        assert [place.is_ready for place in supervisor.places.values()] == [False, True, False]
+        await asyncio.sleep(1.5)
+        for worker in daemon.workers():
+            worker.become_ready()
+        await daemon.flush()
+        assert [place.restarts for place in supervisor.places.values()] == [1, 0, 1]
+        assert all(place.is_ready for place in supervisor.places.values())
+        assert set(daemon.cluster.unsteady) == {"w0", "w2"}
+        await asyncio.sleep(1.5)  # `steady_after_s` of this daemon is a second
+        assert not daemon.cluster.unsteady
+        assert supervisor.places[W0].setbacks == 0
+
+    run_virtually(told)
+
+
+def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
+    """It waits for all of them, and tells what went wrong first."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = VirtualDaemon(loop, workers=2)
+        starting = asyncio.ensure_future(daemon.fleet.supervisor.start())
+        await daemon.settle()
+        first, second = daemon.workers()
+        first.die(3)
+        await daemon.settle()
+        assert not starting.done()
+        second.die(4)
+        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu could not start: ended with exit code 3"):
+            await starting
+
+    run_virtually(told)
+
+
+def test_a_crash_soon_after_a_crash_waits_longer() -> None:
+    """Ready is not sound: only one that has worked for a while is started at once again."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        place, waited_s = daemon.fleet.supervisor.places[W0], []
+        for _ in range(4):
+            daemon.worker(W0).die(-11)
+            died_s = loop.time()
+            while place.process is None:  # noqa: ASYNC110  no time passes but this loop's own
+                await asyncio.sleep(0.01)
+            waited_s.append(round(loop.time() - died_s))
+            daemon.worker(W0).become_ready()
+            await daemon.flush()
+        await asyncio.sleep(2)
+        daemon.worker(W0).die(-11)
+        assert (waited_s, place.back_off_s) == ([1, 2, 4, 8], 1.0)
+        await daemon.close()
+
+    run_virtually(told)

@@ -1,0 +1,45 @@
+"""The template process as the daemon sees it: what it makes may be gone before the daemon has heard of that."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+from melld.engine.fleet.template import Birth, Template
+from melld.engine.wire.messages import WorkerSpec
+
+
+def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
+    """Whoever looks for hung workers goes on looking when one of them dies in that moment by itself."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    template = Template("cpu", {})
+    birth = Birth(1, lambda _pid: None, lambda _code, _cause: None)
+    birth.pid = ended.pid
+    template._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
+    template.kill(birth)
+
+
+async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> str:
+    """What is told of a worker whose template ends before it could be made."""
+    template = Template("cpu", environment)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
+    template.spawn(spec, (0, 0), lambda _pid: None, lambda _code, cause: told.set_result(cause))
+    assert template.pid is not None
+    harm(template.pid)
+    return await asyncio.wait_for(told, 60)
+
+
+async def test_a_template_that_cannot_begin_is_told_with_its_last_word() -> None:
+    """A broken installation is named, also where its last line is read only after its end."""
+    cause = await end_of_a_template(lambda _pid: None, PYTHONHOME="/nonexistent")
+    assert cause == "its template process ended with exit code 1: ModuleNotFoundError: No module named 'encodings'"
+
+
+async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:
+    """Nothing that it printed has to do with it."""
+    cause = await end_of_a_template(lambda pid: os.kill(pid, signal.SIGTERM))
+    assert cause == "its template process ended by SIGTERM"

@@ -1,0 +1,229 @@
+"""Fleet, scheduler, executor, ledger and supervisor have one answer to who runs what, whatever happens and when."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from melld.control.status import WorkerState
+from melld.ids import RequestId, WorkerId
+from melld.migrate.table import MoveState
+from melld.scheduler.events import MoveAsked
+from tests.engine.fleet.virtual_daemon import VirtualDaemon
+from tests.engine.fleet.virtual_history import CHOICES, play
+from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+
+HISTORIES = int(os.environ.get("MELLD_HISTORIES", "60"))
+W0, W1, W2 = (WorkerId(f"w{index}") for index in range(3))
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(0, CHOICES - 1), min_size=40, max_size=100))
+def test_whatever_happens_all_records_agree_and_every_request_comes_to_its_end(choices: list[int]) -> None:
+    """Deaths, drains, rests, refusals and clients that leave, at any moment: no stream hangs, no token is lost."""
+    play(choices)
+
+
+def test_what_requests_share_is_used_once_and_never_given_out_twice() -> None:
+    """Four chats of two blocks run in six, for one they have in common; who leaves makes no room that is not there."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        chats = []
+        for _ in range(4):
+            chats.append(daemon.admit(2, 12, prefix_blocks=1))
+            await daemon.flush()
+            await asyncio.sleep(0.2)
+        assert [where(daemon, chat) for chat in chats] == [W0] * 4
+        daemon.leave(chats[0])
+        whole = daemon.admit(2, 8)
+        assert daemon.fleet.live[whole].worker is None, "the others hold what it held"
+        await daemon.flush()
+        await asyncio.sleep(0.2)
+        assert where(daemon, whole) == W0
+
+    on_a_daemon(1, story)
+
+
+def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]]) -> None:
+    """Tell the story, and then let everything come to its end."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers, "most-free").start()
+        await story(daemon)
+        daemon.check()
+        await daemon.finish()
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def where(daemon: VirtualDaemon, request: RequestId) -> WorkerId:
+    worker = daemon.fleet.live[request].worker
+    assert worker is not None
+    return worker
+
+
+async def handed_over(daemon: VirtualDaemon) -> tuple[RequestId, WorkerId, WorkerId]:
+    """A request that has just been handed over, its source and its destination: the source still holds its blocks."""
+    request = daemon.admit(2, 8)
+    await daemon.flush()
+    source = where(daemon, request)
+    destination = W1 if source == W0 else W0
+    daemon.spawn(daemon.driver.migrate(request, destination, None))
+    await daemon.advance_move(request, MoveState.RELEASING)
+    return request, source, destination
+
+
+def test_a_request_whose_destination_dies_before_the_source_has_let_go_comes_to_its_end() -> None:
+    """A crash in the first step of a request that was moved: its stream goes on elsewhere, and does not hang."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        request, source, destination = await handed_over(daemon)
+        daemon.worker(destination).die()
+        assert where(daemon, request) == source
+
+    on_a_daemon(2, story)
+
+
+def test_the_scheduler_hears_of_a_hand_over_at_once() -> None:
+    """No time passes in which it counts the request on the source, and the fleet on the destination."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        request, source, destination = await handed_over(daemon)
+        assert where(daemon, request) == destination
+        assert list(daemon.cluster.workers[destination].requests) == [request]
+        assert not daemon.cluster.workers[source].requests
+
+    on_a_daemon(2, story)
+
+
+def test_the_room_that_a_hand_over_frees_is_free_when_the_next_request_comes_for_it() -> None:
+    """A worker is never given more than it holds: it reads that it must let go before it reads of the next one."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        first = daemon.admit(4, 8)
+        second = daemon.admit(4, 8)
+        await daemon.flush()
+        source = where(daemon, first)
+        [destination] = {W0, W1, W2} - {source, where(daemon, second)}
+        beside = daemon.admit(1, 8)
+        whole = daemon.admit(6, 8)
+        await daemon.flush()
+        assert [daemon.fleet.live[one].worker for one in (beside, whole)] == [destination, None]
+        daemon.spawn(daemon.driver.migrate(first, destination, None))
+        await daemon.advance_move(first, MoveState.RELEASING)
+        assert where(daemon, whole) == source
+
+    on_a_daemon(3, story)
+
+
+def test_a_request_that_comes_in_the_moment_in_which_the_last_worker_is_stopped_is_answered() -> None:
+    """Going to rest races with an arrival: it is held until the worker is there again, and not lost with it."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        daemon.fleet.supervisor.sleep(W0)
+        daemon.fleet.stop_worker(W0)
+        daemon.admit(1, 4)
+        assert daemon.fleet.supervisor.places[W0].state is WorkerState.WAKING
+
+    on_a_daemon(1, story)
+
+
+def test_a_worker_that_was_stopped_under_its_requests_starts_again() -> None:
+    """Whoever stopped it, and why: as long as no operator keeps it out, its requests do not wait for ever."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        daemon.admit(1, 4)
+        await daemon.flush()
+        daemon.fleet.stop_worker(W0)
+        await daemon.flush()
+        assert daemon.fleet.supervisor.places[W0].state is WorkerState.WAKING
+
+    on_a_daemon(1, story)
+
+
+def test_nobody_is_given_to_a_worker_that_has_just_died() -> None:
+    """Its death ends a request that killed another one before: the room of that is not given away with the worker."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        deadly = daemon.admit(4, 8)
+        await daemon.flush()
+        daemon.worker(where(daemon, deadly)).die(-6)
+        await daemon.flush()
+        waiting = daemon.admit(4, 8)
+        assert daemon.fleet.live[waiting].worker is None
+        daemon.worker(where(daemon, deadly)).die(-6)
+        assert deadly in daemon.errors
+        assert daemon.fleet.live[waiting].worker is None
+
+    on_a_daemon(2, story)
+
+
+def test_a_worker_that_is_drained_anew_while_it_is_resumed_stays_drained() -> None:
+    """Two operators at once: the last word counts."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        for operation in (daemon.drains.drain(W0, False, None), daemon.drains.resume(W0)):
+            daemon.spawn(operation)
+            await daemon.settle()
+        daemon.spawn(daemon.drains.drain(W0, False, None))
+        await daemon.flush()
+        assert daemon.fleet.supervisor.places[W0].state is WorkerState.STOPPED
+        daemon.spawn(daemon.drains.resume(W0))
+
+    on_a_daemon(2, story)
+
+
+def test_a_suspect_that_is_taken_from_a_worker_is_not_tried_there_any_more() -> None:
+    """A worker that ends slowly is drained, resumed and drained again: its suspects go on elsewhere, once."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        requests = [daemon.admit(1, 8) for _ in range(4)]
+        await daemon.flush()
+        victim = where(daemon, requests[0])
+        daemon.worker(victim).die(-6)
+        other = W1 if victim == W0 else W0
+        await asyncio.sleep(1.1)
+        await daemon.settle()
+        daemon.worker(victim).become_ready()
+        await daemon.flush()
+        assert {where(daemon, request) for request in requests} == {other}
+        for operation in (daemon.drains.drain(other, False, 0.0), daemon.drains.resume(other)):
+            daemon.spawn(operation)
+            await asyncio.sleep(0.01)
+        daemon.spawn(daemon.drains.drain(other, False, None))
+        await daemon.settle()
+        daemon.check()
+        await daemon.flush()
+        daemon.spawn(daemon.drains.resume(other))
+
+    on_a_daemon(2, story)
+
+
+def test_a_move_that_is_put_in_order_late_does_not_end_a_newer_one() -> None:
+    """Its destination died and is back, the source is slow to thaw: the same move, wanted again, is carried out."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        request = daemon.admit(2, 8)
+        await daemon.flush()
+        source = where(daemon, request)
+        destination = W1 if source == W0 else W0
+        daemon.spawn(daemon.driver.migrate(request, destination, None))
+        await daemon.advance_move(request, MoveState.ATTACHING)
+        daemon.worker(destination).die()
+        while not daemon.fleet.is_ready(destination):
+            await asyncio.sleep(0.1)
+            daemon.worker(destination).become_ready()
+            daemon.worker(destination).deliver()
+        daemon.driver.handle(MoveAsked(daemon.now_s, request=request, destination=destination))
+        daemon.check()
+        await daemon.flush()
+        daemon.check()
+        await asyncio.sleep(0.3)
+        await daemon.flush()
+        assert where(daemon, request) == destination
+
+    on_a_daemon(2, story)

@@ -1,0 +1,378 @@
+"""The daemon below its API as it is, over workers without a model, and one model of who runs what.
+
+Fleet, supervisor, processes, driver, scheduler, planner, executor, ledger, drains and idle rule are the real ones; what
+the wires carry moves when the history says so.  `disagreements` holds what each of them believes against the others.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from melld.config import HealthConfig
+from melld.control.status import WorkerState
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import header_record
+from melld.driver.drain import Drains, DrainState
+from melld.driver.driver import Driver
+from melld.driver.executor import Executor
+from melld.driver.idle import IdleWorkers
+from melld.driver.report import MoveMeters
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.process import ProcessState
+from melld.engine.fleet.request import RequestKilledWorkers
+from melld.engine.fleet.supervisor import Slot
+from melld.engine.wire import messages as wire
+from melld.errors import MelldError
+from melld.ids import RequestId, WorkerId
+from melld.migrate.table import MoveState
+from melld.scheduler.events import AnyCommand, AnyEvent
+from melld.scheduler.idle import IdleSettings
+from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.state import RequestState
+from tests.decisions.audit import Auditor
+from tests.engine.fleet.virtual_loop import VirtualLoop
+from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualTemplate, VirtualWorker, Words, core_request
+
+REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
+
+
+class LoudDriver(Driver):
+    """One that stumbles over what the daemon would log and go on from."""
+
+    def _try(self, _what: msgspec.Struct, act: Callable[[], None]) -> None:
+        act()
+
+
+class VirtualDaemon:
+    """`start` first.  `clients` has the tokens of every request that was let in, `errors` how one ended otherwise."""
+
+    def __init__(self, loop: VirtualLoop, workers: int = 3, policy: str = "mell-plus") -> None:
+        self.names = [WorkerId(f"w{index}") for index in range(workers)]
+        specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
+        slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
+        self.fleet = Fleet(slots, loop.time, HealthConfig(steady_after_s=1.0))
+        self.template = VirtualTemplate()
+        self.fleet.supervisor.template = self.template  # type: ignore[assignment]
+        self.fleet.codec = VirtualCodec()
+        self.fleet.on_failed = self._failed
+        loop.connect = self.template.connect
+        self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
+        settings = SchedulerSettings(retire_after_s=0.5)
+        self.driver = LoudDriver(self.fleet, self.executor, policy, loop.time, 0.1, settings)
+        self.cluster = self.driver.scheduler.cluster
+        self.idle = IdleWorkers(self.fleet, self.driver, REST, loop.time)
+        self.drains = Drains(self.driver, self.fleet, loop.time)
+        self.clients: dict[RequestId, list[int]] = {}
+        self.lengths: dict[RequestId, int] = {}
+        self.finished: set[RequestId] = set()
+        self.errors: dict[RequestId, MelldError] = {}
+        self.left: set[RequestId] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.auditor = Auditor()
+        self._recorder = Recorder()
+        self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
+        self.driver.taps.append(self._record)
+
+    def _record(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+        for record in self._recorder.take(event, commands, self.driver.ways_of(commands)):
+            self.auditor.feed(record)
+
+    async def start(self) -> Self:
+        """All workers are ready, and the daemon's loops run."""
+        starting = self.spawn(self.fleet.supervisor.start())
+        await self.settle()
+        for worker in self.workers():
+            worker.become_ready()
+        await self.flush()
+        await starting
+        self.spawn(self.fleet.supervisor.watch())
+        self.spawn(self.driver.run())
+        self.spawn(self.idle.run())
+        await self.settle()
+        return self
+
+    async def close(self) -> None:
+        """End the daemon's loops; what one of them fell over is raised."""
+        for task in self.tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self.tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run this beside the history; what an operator is refused is his."""
+
+        async def quietly() -> None:
+            try:
+                await work
+            except MelldError as error:
+                self.refused = error
+
+        task = asyncio.get_running_loop().create_task(quietly())
+        self.tasks.add(task)
+        return task
+
+    async def settle(self) -> None:
+        """Let everything run that can without time or a wire."""
+        for _ in range(6):
+            await asyncio.sleep(0)
+        self._read()
+
+    @property
+    def now_s(self) -> float:
+        """The loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    # -- clients
+
+    def admit(self, blocks: int, length: int, prefix_blocks: int = 0) -> RequestId:
+        request = RequestId(f"r{len(self.lengths)}")
+        self.clients[request], self.lengths[request] = [], length
+        self.fleet.admit(core_request(Words(request, blocks, length, prefix_blocks)))
+        return request
+
+    def leave(self, request: RequestId) -> None:
+        """Its client goes."""
+        self.left.add(request)
+        self.fleet.abort([request])
+
+    def _failed(self, request: RequestId, error: MelldError) -> None:
+        self.errors[request] = error
+
+    def _read(self) -> None:
+        while not self.fleet.outputs.empty():
+            for output in self.fleet.outputs.get_nowait().outputs:
+                request = RequestId(output.request_id)
+                for token in output.new_token_ids:
+                    seen = self.clients[request]
+                    assert token == len(seen), f"{request} got token {token} where {len(seen)} was due"
+                    seen.append(token)
+                if output.finish_reason is not None:
+                    self.finished.add(request)
+
+    @property
+    def open(self) -> list[RequestId]:
+        """Requests whose clients wait for more."""
+        return list(self.fleet.live)
+
+    # -- workers
+
+    def worker(self, name: WorkerId) -> VirtualWorker:
+        return self.template.workers[name]
+
+    def workers(self) -> list[VirtualWorker]:
+        """Those whose process is there."""
+        return [worker for worker in self.template.workers.values() if worker.ended is None]
+
+    async def flush(self) -> None:
+        """Everything that was said is heard, and everything that was asked is done."""
+        for _ in range(2000):
+            await self.settle()
+            busy = [one for one in self.workers() if one.outbox or (one.inbox and (one.ready or one.stopping))]
+            busy = [one for one in busy if one.outbox or not one.hung]
+            if not busy:
+                return
+            for worker in busy:
+                worker.deliver()
+                worker.obey()
+        raise AssertionError("it does not come to rest")
+
+    def advance(self) -> bool:
+        """One frame is heard, else one command is obeyed; False if there is neither."""
+        workers = [one for one in self.workers() if not one.hung or one.outbox]
+        if (speaking := next((one for one in workers if one.outbox), None)) is not None:
+            speaking.deliver()
+        elif (busy := next((one for one in workers if one.inbox and one.ready), None)) is not None:
+            busy.obey()
+        else:
+            return False
+        return True
+
+    async def advance_move(self, request: RequestId, state: MoveState) -> None:
+        """Hear and do one thing after the other until the request's migration stands there."""
+        for _ in range(200):
+            await self.settle()
+            move = self.executor.moves.get(request)
+            if move is not None and move.migration.state is state:
+                return
+            assert self.advance(), f"{request} waits for nobody"
+            self.check()
+        raise AssertionError(f"{request} never came to {state}")
+
+    async def finish(self) -> None:
+        """Nothing goes wrong any more: every request comes to its end, and nothing is left to do."""
+        for _ in range(150):
+            for name in self.names:
+                if self.fleet.supervisor.places[name].given_up:
+                    self.fleet.start_worker(name)
+            for worker in self.workers():
+                worker.become_ready()
+            await self.flush()
+            for worker in self.workers():
+                worker.step()
+            await self.flush()
+            self.check()
+            await asyncio.sleep(0.3)
+            if not self.fleet.live and not self.executor.moves:
+                break
+        await self.flush()
+        found = [*self.disagreements(), *self.misplaced(), *self._left_over()]
+        assert not found, found
+
+    def _left_over(self) -> Iterator[str]:
+        """Clients that were not answered to the end, and what is still held for nobody."""
+        for request, tokens in self.clients.items():
+            error = self.errors.get(request)
+            answered = len(tokens) == self.lengths[request] and request in self.finished
+            if not (answered or request in self.left or isinstance(error, RequestKilledWorkers)):
+                yield f"{request} has {len(tokens)} of {self.lengths[request]} tokens: {error}"
+        if self.fleet.live or self.executor.moves or self.driver.moves.planner.waiting:
+            yield f"left over: {self.fleet.live}, {self.executor.moves}"
+        if not self.fleet.ledger.is_quiet():
+            yield f"the ledger has {self.fleet.ledger.workers()}"
+        yield from (f"{one.name} has {one.copies} {one.rooms}" for one in self.workers() if one.used_blocks)
+
+    # -- the one model of who runs what
+
+    def check(self) -> None:
+        """All records of one fact agree."""
+        found = self.disagreements()
+        assert not found, found
+
+    def disagreements(self) -> list[str]:
+        """Every pair of records of one fact that differ.  Between two events there is none."""
+        self.cluster.check()
+        self.fleet.ledger.check()
+        found = [*self._of_requests(), *self._of_moves(), *self._of_notes(), *self._of_workers(), *self._of_drains()]
+        return found + self.auditor.faults
+
+    def _of_requests(self) -> Iterator[str]:
+        live, known = self.fleet.live, self.cluster.requests
+        if live.keys() != known.keys():
+            yield f"the fleet has {sorted(live)}, the scheduler {sorted(known)}"
+        for request in live.keys() & known.keys():
+            there = known[request].worker
+            owner, believed = live[request].worker, there.id if there is not None else None
+            if owner != believed:
+                yield f"{request} runs on {owner}, the scheduler believes on {believed}"
+            if owner is None:
+                continue
+            held = self.fleet._presence.holds(request, owner)
+            process = self.fleet.supervisor.places[owner].process
+            if not held and process is not None and process.state is ProcessState.STOPPING:
+                continue  # stopped under its requests: they go on elsewhere when the process is gone
+            if held == self.fleet.is_ready(owner):
+                yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
+            if held and self._state(owner) is not WorkerState.WAKING:
+                yield f"{request} is held for {owner}, which nobody wakes: {self._state(owner)}"
+        probation = self.fleet._dispatch._probation
+        lines = {request: worker for worker, line in probation._lines.items() for request in line}
+        if lines != probation._worker_of:
+            yield f"in line for trial are {lines}, and by request {probation._worker_of}"
+        for request, worker in lines.items():
+            if request not in live or live[request].worker != worker:
+                yield f"{request} is in line for trial on {worker}, and {live.get(request)}"
+        for worker, held_there in self.fleet._presence._held.items():
+            for request in held_there:
+                if request in live and live[request].worker != worker:
+                    yield f"{request} is held for {worker}, and runs on {live[request].worker}"
+
+    def _of_moves(self) -> Iterator[str]:
+        waiting = self.driver.moves.planner.waiting
+        for request, move in self.executor.moves.items():
+            if move.migration.outcome is None:
+                known = self.cluster.requests.get(request)
+                link = (known.worker and known.worker.id, known.destination and known.destination.id) if known else None
+                if link != move.link:
+                    yield f"{request} moves over {move.link}, the scheduler believes {link}"
+                elif self.fleet.live[request].worker != move.link[0]:
+                    yield f"{request} leaves {move.link[0]}, and is not there"
+        for name, known in self.cluster.requests.items():
+            if known.state is not RequestState.MOVING:
+                if name in waiting:
+                    yield f"{name} waits to move, and the scheduler knows nothing of that"
+                continue
+            assert known.worker is not None
+            assert known.destination is not None
+            link = known.worker.id, known.destination.id
+            move = self.executor.moves.get(name)
+            wanted = waiting[name].wanted if name in waiting else None
+            if wanted is not None and (wanted.source, wanted.destination) != link:
+                yield f"{name} waits to move {wanted.source} -> {wanted.destination}, the scheduler believes {link}"
+            elif wanted is None and (move is None or move.link != link):
+                yield f"the scheduler believes that {name} moves over {link}, and nobody carries that out"
+
+    def _of_notes(self) -> Iterator[str]:
+        """What is kept beside requests and moves is of those that there are."""
+        executor, wanted = self.executor, self.driver.moves
+        waiting = {name for name, known in self.cluster.requests.items() if known.state is RequestState.WAITING}
+        if self.driver.line._since_s.keys() != waiting:
+            yield f"the line has {sorted(self.driver.line._since_s)}, the scheduler {sorted(waiting)}"
+        if executor._gaps.keys() - self.fleet.live.keys():
+            yield f"a first token is waited for of {sorted(executor._gaps)}"
+        if {move.migration.wish.request for move in executor._by_number.values()} != executor.moves.keys():
+            yield f"migrations are {executor._by_number}, by request {executor.moves}"
+        for kept, known in (
+            (wanted._planned.keys(), executor.moves.keys()),
+            (wanted._chosen.keys() | wanted._waiters.keys(), wanted.planner.waiting.keys()),
+            ({name for name, flight in wanted.planner._flights if not flight.ended}, executor.moves.keys()),
+        ):
+            if kept - known:
+                yield f"moves are noted of {sorted(kept)}, and there are {sorted(known)}"
+
+    def _of_workers(self) -> Iterator[str]:
+        offered = self.fleet._presence._offers.keys()
+        if offered != self.cluster.workers.keys():
+            yield f"announced are {sorted(offered)}, the scheduler knows {sorted(self.cluster.workers)}"
+        for name, place in self.fleet.supervisor.places.items():
+            process = place.process
+            if place.is_ready != (process is not None and process.state is ProcessState.READY):
+                yield f"{name} is {place.state}, its process {process and process.state}"
+            if (name in self.fleet.workers) and process is None:
+                yield f"{name} reports, and has no process"
+            known = self.cluster.workers.get(name)
+            is_out = place.stays_out or name in self.drains.by_worker
+            if place.is_ready and known is None:
+                yield f"{name} is ready, and the scheduler does not know it"
+            if known is None and place.state in (WorkerState.STOPPED, WorkerState.STOPPING) and not is_out:
+                yield f"{name} is {place.state}, and nobody will ever start it"
+            if known is not None and place.state in (WorkerState.STARTING, WorkerState.FAILED):
+                yield f"{name} is {place.state}, and the scheduler counts on it"
+        pages = {sums.worker for sums in self.fleet.ledger.workers()}
+        if pages != self.fleet.workers.keys():
+            yield f"the ledger has pages of {sorted(pages)}, reports come from {sorted(self.fleet.workers)}"
+
+    def _of_drains(self) -> Iterator[str]:
+        for name, drain in self.drains.by_worker.items():
+            there = {one.request for one in self.fleet.live.values() if one.worker == name}
+            if drain.state is DrainState.DRAINING and there != drain.left:
+                yield f"{name} is drained of {sorted(drain.left)}, and has {sorted(there)}"
+            if drain.state is DrainState.DRAINED and self._state(name) is not WorkerState.STOPPED:
+                yield f"{name} is drained, and {self._state(name)}"
+
+    def _state(self, name: WorkerId) -> WorkerState:
+        return self.fleet.supervisor.places[name].state
+
+    def misplaced(self) -> list[str]:
+        """Copies that nobody owns, and owners without one: only when all wires are empty and nobody moves."""
+        wrong = []
+        for worker in self.workers():
+            if worker.hung:
+                continue
+            for request, copy in worker.copies.items():
+                live = self.fleet.live.get(RequestId(request))
+                moves = request in self.executor.moves
+                if not moves and (live is None or not live.is_of(WorkerId(worker.name), copy.lease) or copy.frozen):
+                    wrong.append(f"{worker.name} has {copy} of {live}")
+            wrong += [f"{worker.name} keeps room for {one}" for one in worker.rooms if one not in self.executor.moves]
+        for request, live in self.fleet.live.items():
+            if live.worker is None or not self.fleet.is_ready(live.worker):
+                continue
+            if self.fleet._dispatch._probation.waits(request) or self.worker(live.worker).hung:
+                continue
+            if request not in self.worker(live.worker).copies:
+                wrong.append(f"{request} is not on {live.worker}")
+        return wrong

@@ -1,0 +1,321 @@
+"""A worker process as its wire shows it, without a model: real frames, and tokens that count up.
+
+A worker's next token is the number of tokens that its copy of the request has: a client that sees them count up has
+lost none, and got none twice.  A request's blocks are known from its prompt alone; what does not fit is a fault of
+those who sent it, and fails the test.
+"""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from melld.engine.fleet.template import Birth
+from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import FrameDecoder, encode_frame
+from melld.engine.worker.migration_order import CommandOrder
+from melld.migrate import messages as say
+from melld.migrate.snapshot import Phase, RequestSnapshot
+from tests.engine.fleet.virtual_loop import Wire
+
+BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
+KEPT = (say.ThawRequest, say.ReleaseRequest, say.CancelReservation)
+"""Commands that no worker refuses."""
+
+
+class Words(msgspec.Struct, frozen=True):
+    """A request, as the daemon's codec writes it."""
+
+    request: str
+    blocks: int
+    length: int
+    prefix_blocks: int = 0
+    """Of its blocks, those that begin like everybody's."""
+
+
+class VirtualCodec:
+    """Stands where vLLM's encoding stands."""
+
+    def encode_request(self, core_request: Any) -> bytes:
+        return msgspec.msgpack.encode(core_request.words)
+
+    def decode_outputs(self, buffers: Any, _engine_index: int) -> Any:
+        outputs = [
+            SimpleNamespace(request_id=request, new_token_ids=tokens, finish_reason=finish)
+            for request, tokens, finish in msgspec.msgpack.decode(buffers[0])
+        ]
+        return SimpleNamespace(outputs=outputs)
+
+
+def prompt_tokens(words: Words) -> int:
+    """So many that neither what it makes nor what is kept for it needs another block."""
+    return words.blocks * BLOCK_TOKENS - BLOCK_TOKENS // 2
+
+
+def core_request(words: Words) -> Any:
+    """What vLLM's front end would hand to the fleet."""
+    prompt = range(prompt_tokens(words))
+    return SimpleNamespace(
+        request_id=words.request, prompt_token_ids=prompt, prompt_embeds=None, priority=0, words=words
+    )
+
+
+@dataclass
+class Copy:
+    """A request on one worker."""
+
+    words: Words
+    tokens: int
+    lease: int
+    frozen: bool = False
+
+
+@dataclass
+class VirtualWorker:
+    """`inbox` is what it has been told and has not done, `outbox` what it has said and nobody has read."""
+
+    name: str
+    birth: Birth
+    ready: bool = False
+    stopping: bool = False
+    hung: bool = False
+    ended: int | None = None
+    copies: dict[str, Copy] = field(default_factory=dict)
+    rooms: dict[str, Words] = field(default_factory=dict)
+    inbox: deque[Any] = field(default_factory=deque)
+    outbox: deque[bytes] = field(default_factory=deque)
+    gone: list[str] = field(default_factory=list)
+    reports: int = 0
+    order: CommandOrder = field(default_factory=CommandOrder)
+    protocol: Any = None
+
+    def connect(self, protocol: asyncio.BaseProtocol) -> Wire:
+        self.protocol = protocol
+        decoder = FrameDecoder(wire.ToWorker)
+
+        def write(data: bytes) -> None:
+            for message, payload in decoder.feed(data):
+                if isinstance(message, wire.Ping) and not self.hung:  # an I/O thread's, whatever the engine does
+                    self.say(wire.Pong(steps=0, busy_s=0.0, requests=len(self.copies)))
+                elif self.ended is None:
+                    self.inbox.append((message, payload))
+
+        return Wire(write)
+
+    # -- what it says
+
+    def say(self, message: msgspec.Struct, *payload: bytes) -> None:
+        self.outbox.append(b"".join(encode_frame(message, payload)))
+
+    def deliver(self) -> None:
+        """The daemon reads one frame."""
+        if self.outbox and self.ended is None:
+            self.protocol.data_received(self.outbox.popleft())
+
+    def become_ready(self) -> None:
+        if self.ready or self.ended is not None:
+            return
+        self.ready = True
+        self.say(
+            wire.WorkerReady(
+                pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES, max_model_tokens=9999,
+                max_requests=SLOTS, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
+                kv_handle=b"memory",
+            )
+        )  # fmt: skip
+
+    def die(self, exit_code: int = -signal.SIGKILL, heard: int = 0) -> None:
+        """The process ends; of what it has said, so many frames are read before that is known."""
+        if self.ended is not None:
+            return
+        for _ in range(heard):
+            self.deliver()
+        self.ended = exit_code
+        self.copies.clear()
+        self.rooms.clear()
+        self.birth.on_exited(exit_code, "")
+
+    # -- what it does
+
+    def obey(self, willing: bool = True) -> None:
+        """Carry out the next of what it was told; an unwilling one refuses what may be refused."""
+        if not self.inbox or self.hung or self.ended is not None or not (self.ready or self.stopping):
+            return
+        message, payload = self.inbox.popleft()
+        match message:
+            case wire.StopWorker():
+                self.stopping = True
+                self.die(0, len(self.outbox))
+            case wire.AddRequest():
+                self._enter(Copy(msgspec.msgpack.decode(payload[0], type=Words), 0, message.lease))
+            case wire.ResumeRequest():
+                self.say(wire.RequestTaken(request=message.request, lease=message.lease))
+                snapshot = RequestSnapshot.decode(payload[0])
+                self._forget(message.request)
+                self._enter(_copy_of(snapshot, message.lease))
+            case wire.AbortRequests():
+                for request in message.requests:
+                    self._forget(request)
+                self.report()
+            case wire.OpenLink():
+                self.say(wire.LinkOpened(peer=message.peer, transport="memory", bytes_per_s=1e9))
+            case say.MoveMessage():
+                self._move(message, payload, willing)
+
+    def step(self) -> None:
+        """One token of each request that goes on here."""
+        if self.hung or self.ended is not None:
+            return
+        outputs, leases = [], {}
+        for copy in [copy for copy in self.copies.values() if not copy.frozen]:
+            request = copy.words.request
+            ends = copy.tokens + 1 == copy.words.length
+            outputs.append((request, [copy.tokens], "length" if ends else None))
+            copy.tokens += 1
+            if copy.lease:
+                leases[request] = copy.lease
+            if ends:
+                self._forget(request)
+        if outputs:
+            self.report(outputs, leases)
+
+    @property
+    def used_blocks(self) -> int:
+        prefix_blocks = [words.prefix_blocks for words in self._held]
+        return self._named_blocks - sum(prefix_blocks) + max(prefix_blocks, default=0)
+
+    @property
+    def _named_blocks(self) -> int:
+        return sum(words.blocks for words in self._held)
+
+    @property
+    def _held(self) -> list[Words]:
+        return [*(copy.words for copy in self.copies.values()), *self.rooms.values()]
+
+    def _enter(self, copy: Copy) -> None:
+        self.copies[copy.words.request] = copy
+        self._check_room()
+        self.report()
+
+    def _check_room(self) -> None:
+        assert self.used_blocks <= BLOCKS, f"{self.name} was given more than it holds: {self.copies} {self.rooms}"
+        assert len(self.copies) + len(self.rooms) <= SLOTS, f"{self.name} was given more than it has slots"
+
+    def _forget(self, request: str) -> None:
+        self.rooms.pop(request, None)
+        if self.copies.pop(request, None) is not None:
+            self.gone.append(request)
+
+    def report(self, outputs: Sequence[Any] = (), leases: dict[str, int] | None = None) -> None:
+        blocks = {
+            request: (copy.words.blocks, copy.tokens, 1, copy.tokens, Phase.DECODING)
+            for request, copy in self.copies.items()
+        }
+        self.reports += 1
+        gone, self.gone = [request for request in self.gone if request not in blocks], []
+        used_blocks = self.used_blocks
+        shared_blocks = self._named_blocks - used_blocks
+        done = wire.StepDone(self.reports, 0.01, used_blocks, BLOCKS, blocks, leases or {}, gone, shared_blocks)
+        self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
+
+    # -- migrations
+
+    def _move(self, command: Any, payload: list[bytes], willing: bool) -> None:
+        if not self.order.is_next(command.request, command.move, command.number):
+            return
+        names = {"move": command.move, "number": command.number, "request": command.request}
+        answer = self._obey_move(command, payload, names) if willing or isinstance(command, KEPT) else None
+        if answer is None:
+            is_copy = isinstance(command, say.CopyBlocks | say.AttachRequest) and not willing
+            answer = (say.CopyFailed if is_copy else say.CommandFailed)(**names, reason="will not"), ()
+        message, rest = answer
+        self.say(message, *rest)
+        if isinstance(command, (*KEPT, say.AttachRequest)):
+            self.report()
+
+    def _obey_move(self, command: Any, payload: list[bytes], names: dict[str, Any]) -> Any:
+        request = command.request
+        copy = self.copies.get(request)
+        match command:
+            case say.DescribeRequest() if copy is not None:
+                ids = (tuple(range(copy.words.blocks)),)
+                tokens = prompt_tokens(copy.words) + copy.tokens
+                return say.RequestDescribed(**names, num_tokens=tokens, block_ids=ids, block_epoch=0), ()
+            case say.ReserveBlocks() | say.WarmRequest() if copy is None:
+                self.rooms[request] = msgspec.msgpack.decode(payload[0], type=Words)
+                self._check_room()
+                return say.RoomReserved(**names, blocks=1, reused_blocks=0), ()
+            case say.CopyBlocks() if request in self.rooms:
+                return say.BlocksCopied(**names, blocks=1, nbytes=10, copy_s=0.01), ()
+            case say.FreezeRequest() if copy is not None and not copy.frozen:
+                copy.frozen = True
+                words = msgspec.msgpack.encode(copy.words)
+                snapshot = RequestSnapshot.from_log(request, words, 1, list(range(copy.tokens)))
+                return say.RequestFrozen(**names, num_tokens=copy.tokens), (snapshot.encode(),)
+            case say.AttachRequest() if request in self.rooms:
+                del self.rooms[request]
+                self.copies[request] = _copy_of(RequestSnapshot.decode(payload[0]), command.lease)
+                return say.RequestAttached(**names, blocks=1, nbytes=10, copy_s=0.01), ()
+            case say.ThawRequest():
+                if copy is not None:
+                    copy.frozen = False
+                return say.RequestThawed(**names), ()
+            case say.ReleaseRequest():
+                if copy is not None and copy.frozen:
+                    self._forget(request)
+                return say.RequestReleased(**names), ()
+            case say.CancelReservation():
+                self.rooms.pop(request, None)
+                if copy is not None and copy.lease == command.lease:
+                    self._forget(request)
+                return say.ReservationCancelled(**names), ()
+        return None
+
+
+def _copy_of(snapshot: RequestSnapshot, lease: int) -> Copy:
+    words = msgspec.msgpack.decode(snapshot.core_request, type=Words)
+    return Copy(words, len(snapshot.output_token_ids), lease)
+
+
+class VirtualTemplate:
+    """Makes workers at once.  `workers` has the latest of each name, `last` the one that was made last."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.workers: dict[str, VirtualWorker] = {}
+        self.last: VirtualWorker
+        self._births = 0
+
+    def start(self) -> None:
+        """There is nothing to import."""
+
+    def stop(self) -> None:
+        """There is nothing to end."""
+
+    def spawn(
+        self,
+        spec: wire.WorkerSpec,
+        _descriptors: tuple[int, int],
+        on_forked: Callable[[int], None],
+        on_exited: Callable[[int | None, str], None],
+    ) -> Birth:
+        self._births += 1
+        birth = Birth(self._births, on_forked, on_exited)
+        asyncio.get_running_loop().call_soon(on_forked, 0)
+        self.last = self.workers[spec.worker] = VirtualWorker(spec.worker, birth)
+        return birth
+
+    def connect(self, protocol: asyncio.BaseProtocol) -> Wire:
+        """The wire of the worker that was made last."""
+        return self.last.connect(protocol)
+
+    def kill(self, birth: Birth) -> None:
+        for worker in self.workers.values():
+            if worker.birth is birth:
+                asyncio.get_running_loop().call_soon(worker.die)

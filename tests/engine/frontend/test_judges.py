@@ -1,0 +1,140 @@
+"""Judges: real processes, forked from a real template, which compile what clients send and may be killed for it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.engine.fleet.template import Template
+from melld.engine.frontend.judges import Judges
+from melld.engine.wire import messages as wire
+from melld.errors import ConstraintRefused
+
+HEAVY = {"choice": [f"option {i:06d}" for i in range(50_000)]}
+"""Takes ten seconds and more to compile."""
+
+
+def constraint(**fields: Any) -> bytes:
+    """vLLM's `StructuredOutputsParams` with these fields."""
+    return msgspec.msgpack.encode(fields)
+
+
+class Court:
+    """A template with its event loop, and a worker's specification."""
+
+    def __init__(self, demo_model: Path) -> None:
+        self.runner = asyncio.Runner()
+        environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        self.template = Template("cpu", environment)
+        self.spec = wire.WorkerSpec(
+            worker="w0", model_path=str(demo_model), device_kind="cpu", engine_arguments={"dtype": "float32"}
+        )
+
+    @contextlib.asynccontextmanager
+    async def judges(self, cpu_s: float) -> AsyncIterator[Judges]:
+        """As a daemon has them; all are gone at the end."""
+        judges = Judges(self.template, self.spec, cpu_s)
+        try:
+            yield judges
+        finally:
+            await judges.close()
+            assert not self.pids()
+
+    def pids(self) -> set[int]:
+        """Of the judges that are there."""
+        children = Path(f"/proc/{self.template.pid}/task/{self.template.pid}/children").read_text().split()
+        return set(map(int, children))
+
+
+@pytest.fixture(scope="module")
+def court(demo_model: Path) -> Iterator[Court]:
+    """One template for all of these tests: it takes seconds to import what it needs."""
+    court = Court(demo_model)
+    yield court
+    court.runner.run(_stop(court.template))
+    court.runner.close()
+
+
+async def _stop(template: Template) -> None:
+    template.stop()
+
+
+def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:
+    """A constraint costs its budget once, its client is told why, and the next is judged as ever."""
+
+    async def scenario() -> None:
+        async with court.judges(0.3) as judges:
+            for _ in range(2):
+                with pytest.raises(ConstraintRefused, match=r"within 0\.3 s") as refused:
+                    await judges.judge(constraint(**HEAVY), "a")
+                assert refused.value.code == "constraint_too_complex"
+            assert await judges.judge(constraint(choice=["a", "b"]), "a")
+
+    court.runner.run(scenario())
+
+
+def test_what_nobody_waits_for_is_ended(court: Court) -> None:
+    """A client that leaves takes its compilation with it, long before its budget is spent."""
+
+    async def scenario() -> None:
+        async with court.judges(300) as judges:
+            assert await judges.judge(constraint(choice=["a"]), "a")
+            heavy = asyncio.ensure_future(judges.judge(constraint(**HEAVY), "a"))
+            queued = asyncio.ensure_future(judges.judge(constraint(**HEAVY, whitespace_pattern=" "), "a"))
+            await asyncio.sleep(0)
+            heavy.cancel()
+            queued.cancel()
+            await asyncio.gather(heavy, queued, return_exceptions=True)
+            assert await judges.judge(constraint(choice=["b"]), "a")
+
+    court.runner.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_another_client_is_judged_meanwhile(court: Court) -> None:
+    """One key's heavy constraints leave a judge for the others."""
+
+    async def scenario() -> None:
+        async with court.judges(300) as judges:
+            heavy = [
+                asyncio.ensure_future(judges.judge(constraint(**HEAVY, whitespace_pattern=" " * i), "a"))
+                for i in range(3)
+            ]
+            assert await judges.judge(constraint(choice=["a", "b"]), "b")
+            assert not any(one.done() for one in heavy)
+            for one in heavy:
+                one.cancel()
+            await asyncio.gather(*heavy, return_exceptions=True)
+
+    court.runner.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_two_that_want_the_same_wait_for_one_ruling(court: Court) -> None:
+    """A call with a hundred prompts is judged once, and one that leaves does not take it from the others."""
+
+    async def scenario() -> None:
+        async with court.judges(2) as judges:
+            first, second = (asyncio.ensure_future(judges.judge(constraint(regex="a+b"), "a")) for _ in range(2))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert await second == await judges.judge(constraint(regex="a+b"), "b")
+
+    court.runner.run(scenario())
+
+
+def test_a_judge_that_somebody_kills_is_replaced(court: Court) -> None:
+    """An operator's kill, or the kernel's for want of memory, costs nobody a request."""
+
+    async def scenario() -> None:
+        async with court.judges(2) as judges:
+            await judges.judge(constraint(choice=["c"]), "a")
+            (pid,) = court.pids()
+            os.kill(pid, signal.SIGKILL)
+            assert await judges.judge(constraint(choice=["d"]), "a")
+
+    court.runner.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,84 @@
+"""What vLLM refuses is told in one line that names the key, before any worker loads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+
+# vLLM takes seconds to import, and warns: one process of its own answers all cases.
+SCRIPT = """
+import json, sys
+from melld.config import parse_config
+from melld.engine.frontend.rehearsal import prepare
+from melld.errors import ConfigError
+for line in sys.stdin:
+    model, options = json.loads(line)
+    config = parse_config("", "the test", {"model.path": model, "model.vllm": options, "devices.cpu": 1})
+    try:
+        vllm_config, arguments = prepare(config, "cpu")
+        told = ["served", vllm_config.model_config.served_model_name, *arguments.served_model_name]
+    except ConfigError as error:
+        told = [error.where, error.why]
+    print("TOLD", json.dumps(told), flush=True)
+"""
+TOOLS = {"enable_auto_tool_choice": True}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({**TOOLS, "tool_call_parser": "llama3_json", "max_model_len": 512}, "tool_call_parser", "<|python_tag|>"),
+    ({**TOOLS, "tool_call_parser": "nope"}, "tool_call_parser", "nope"),
+    (TOOLS, "enable_auto_tool_choice", "requires --tool-call-parser"),
+    ({"max_model_len": 99999999, "max_num_seqs": 8}, "max_model_len", "greater than the derived max_model_len"),
+    ({"max_model_len": "many", "max_num_seqs": 8}, "max_model_len", "valid integer"),
+    ({"quantization": "fp8", "max_num_seqs": 8}, "quantization", "not supported for quantization method fp8"),
+    ({"reasoning_parser": "nope", "max_num_seqs": 8}, "reasoning_parser", "not found"),
+    ({"chat_template": "/no/such", "max_num_seqs": 8}, "chat_template", "doesn't exist"),
+    ({"chat_template": "{% for", "max_num_seqs": 8}, "chat_template", "is no Jinja template"),
+    ({"gpu_memory_utilization": 3.0, "max_num_seqs": 8}, "gpu_memory_utilization", "less than or equal to 1"),
+    ({"compilation_config": {"x": 1}, "max_num_seqs": 8}, "compilation_config", "x: Unexpected keyword"),
+    ({"hf_overrides": {"num_hidden_layers": "x"}}, "hf_overrides", "num_hidden_layers"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What each case comes to: those of `REFUSED`, a directory that is no model, and one that is served, twice."""
+    wrong = tmp_path_factory.mktemp("wrong")
+    (wrong / "config.json").write_text('{"model_type": "no such thing"}')
+    served = (str(demo_model), {**TOOLS, "tool_call_parser": "hermes"})
+    cases = [*((str(demo_model), options) for options, _, _ in REFUSED), (str(wrong), {}), served, served]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input="".join(f"{json.dumps(case)}\n" for case in cases),
+        env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+
+
+def test_what_vllm_refuses_is_told_in_one_line(told: list[list[str]]) -> None:
+    """A mistake in one option costs seconds and one look, not a model's loading and a traceback."""
+    for (options, key, words), (where, why) in zip(REFUSED, told[: len(REFUSED)], strict=True):
+        assert where == f"[model.vllm] {key}", (options, why)
+        assert words in why
+        assert "\n" not in why
+
+
+def test_files_that_are_no_model_are_told_as_the_path(told: list[list[str]]) -> None:
+    """Without an option to blame it is the model."""
+    where, why = told[len(REFUSED)]
+    assert where == "[model] path"
+    assert "\n" not in why
+
+
+def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) -> None:
+    """Once and again in one process, as a daemon prepares before it serves."""
+    assert told[len(REFUSED) + 1 :] == [["served", demo_model.name, demo_model.name]] * 2

@@ -1,0 +1,187 @@
+"""What `engine/residency` takes for granted in the pinned vLLM, asked of a live engine inside its worker.
+
+Each function asserts one assumption.  Run by `test_residency_contract`, whose names say what broke.
+"""
+
+import dataclasses
+import inspect
+from typing import Any
+
+# Everything that vLLM keeps in a request, and what becomes of it in a move.  A name that is not here is state that
+# nobody has thought about: it must be carried, rebuilt, refused, or found not to matter.
+CARRIED = {
+    "request_id", "client_index", "priority", "sampling_params", "lora_request", "arrival_time", "events", "max_tokens",
+    "prompt_token_ids", "num_prompt_tokens", "_output_token_ids", "_all_token_ids", "output_token_ids", "all_token_ids",
+    "num_computed_tokens", "cache_salt", "trace_headers", "session_id", "kv_hints", "num_preemptions", "prefill_stats",
+    "skip_reading_prefix_cache", "kv_cache_report_mode", "mm_features",
+}  # fmt: skip
+REBUILT = {"structured_output_request", "status", "block_hashes", "_block_hasher", "is_prefill_chunk"}
+REFUSED = {
+    "pooling_params", "prompt_embeds", "prompt_is_token_ids", "_prompt_embeds_per_block_hashes",
+    "kv_transfer_params", "ec_transfer_params", "resumable", "streaming_queue", "spec_token_ids", "spec_decode_metrics",
+    "shared_prefix_boundary", "replay_start", "abort_immediately",
+}  # fmt: skip
+SETTLED = {
+    "num_output_placeholders", "num_stale_output_tokens", "drop_stale_output", "num_in_flight_tokens", "last_sched_seq",
+    "next_decode_eligible_step", "stop_reason", "num_nans_in_logits",
+}  # fmt: skip
+
+
+def a_request_has_no_state_that_we_do_not_know(engine: Any) -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    request = Request("r", [1, 2, 3], SamplingParams(max_tokens=1), None)
+    assert set(vars(request)) == CARRIED | REBUILT | REFUSED | SETTLED
+
+
+def a_core_request_has_no_field_that_we_do_not_fill(engine: Any) -> None:
+    from vllm.v1.engine import EngineCoreRequest
+
+    filled = {
+        "request_id", "prompt_token_ids", "sampling_params", "arrival_time", "lora_request", "cache_salt",
+        "client_index", "priority", "trace_headers", "reasoning_ended", "reasoning_parser_kwargs", "session_id",
+        "kv_hints",
+    }  # fmt: skip
+    kept_by_the_daemon = {"mm_features"}
+    refused = {
+        "pooling_params",
+        "prompt_embeds",
+        "prompt_is_token_ids",
+        "resumable",
+        "abort_immediately",
+    }
+    of_the_front_end = {"data_parallel_rank", "current_wave", "external_req_id"}
+    assert set(EngineCoreRequest.__struct_fields__) == filled | kept_by_the_daemon | refused | of_the_front_end
+
+
+def the_v1_runner_keeps_no_state_that_we_do_not_make(engine: Any) -> None:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    made = {
+        "req_id", "prompt_token_ids", "mm_features", "sampling_params", "generator", "block_ids", "num_computed_tokens",
+        "output_token_ids", "mrope_positions", "mrope_position_delta", "lora_request",
+    }  # fmt: skip
+    refused = {
+        "prompt_embeds", "in_progress_prompt_logprobs_cpu", "prompt_is_token_ids", "prev_num_draft_len",
+        "pooling_params", "pooling_states",
+    }  # fmt: skip
+    assert {field.name for field in dataclasses.fields(CachedRequestState)} == made | refused
+
+
+def prefill_statistics_are_the_six_counts_that_we_carry(engine: Any) -> None:
+    from vllm.v1.metrics.stats import PrefillStats
+
+    from melld.engine.worker.residency.departure import PREFILL_STATS
+
+    assert tuple(field.name for field in dataclasses.fields(PrefillStats)) == PREFILL_STATS
+
+
+def the_scheduler_has_the_queues_that_we_take_from(engine: Any) -> None:
+    scheduler = engine.scheduler
+    kinds = {"requests": dict, "running": list, "deferred_waiting": set, "finished_req_ids": set}
+    kinds |= {"reset_preempted_req_ids": set, "prev_step_scheduled_req_ids": set, "_inflight_prefills": set}
+    for name, kind in kinds.items():
+        assert isinstance(getattr(scheduler, name), kind), name
+    for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
+        assert hasattr(queue, "remove_request")
+        assert hasattr(queue, "prepend_request")
+
+
+def waiting_requests_with_kv_are_scheduled_first(engine: Any) -> None:
+    source = inspect.getsource(type(engine.scheduler).schedule)
+    assert source.index("request_queue = self.kv_holding_waiting") < source.index("request_queue = self.waiting")
+    assert "num_computed_tokens > 0" in inspect.getsource(type(engine.scheduler)._holds_kv_blocks)
+
+
+def an_unknown_requests_output_is_dropped(engine: Any) -> None:
+    source = inspect.getsource(type(engine.scheduler).update_from_output)
+    assert "if request is None or request.is_finished():" in source
+
+
+def the_kv_cache_is_plain_full_attention_in_one_allocation(engine: Any) -> None:
+    from melld.engine.worker.residency.memory import kv_cache_tensors
+    from melld.engine.worker.residency.rules import kv_refusal
+
+    assert kv_refusal(engine.scheduler) is None
+    tensors = kv_cache_tensors(engine)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    layers = engine.vllm_config.model_config.get_num_layers(engine.vllm_config.parallel_config)
+    assert len({tensor.data_ptr() for tensor in tensors}) == layers
+
+
+def allocation_can_be_told_not_to_cache_blocks_yet(engine: Any) -> None:
+    parameters = inspect.signature(engine.scheduler.kv_cache_manager.allocate_slots).parameters
+    expected = {"request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks", "delay_cache_blocks"}
+    assert expected <= set(parameters)
+
+
+def preprocessing_gives_a_request_and_starts_its_grammar(engine: Any) -> None:
+    source = inspect.getsource(engine.preprocess_add_request)
+    assert "from_engine_core_request" in source
+    assert "grammar_init" in source
+
+
+def the_cpu_runner_takes_draws_back_by_their_offset(engine: Any) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert "gen.set_offset(gen.get_offset() - 4)" in inspect.getsource(GPUModelRunner)
+
+
+def the_cpu_sampler_draws_one_integer_a_token(engine: Any) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    source = inspect.getsource(TopKTopPSampler.forward_cpu)
+    assert source.count("generator=gen,") == 1
+    assert "0, 2**31, (1,), generator=gen" in source
+
+
+def a_finished_id_reaches_the_runner_with_the_next_step(engine: Any) -> None:
+    scheduler = engine.scheduler
+    scheduler.finished_req_ids.add("gone long ago")
+    assert scheduler.has_requests()
+    engine.step_fn()
+    assert not scheduler.finished_req_ids
+    assert not scheduler.has_requests()
+
+
+def each_kind_of_request_that_cannot_be_carried_is_refused(engine: Any) -> None:
+    import torch
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    from melld.engine.worker.residency.rules import request_refusal
+    from melld.migrate.snapshot import Refusal, Via
+
+    sampling = SamplingParams(max_tokens=1)
+    embeddings = Request("r", None, sampling, None, prompt_embeds=torch.zeros(2, 4))
+    session = Request("r", [1], sampling, None, resumable=True)
+    pooling = Request("r", [1], None, PoolingParams(task="embed"))
+    loading = Request("r", [1], sampling, None)
+    loading.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    refused = {
+        Refusal.PROMPT_EMBEDDINGS: embeddings,
+        Refusal.STREAMING_INPUT: session,
+        Refusal.POOLING: pooling,
+        Refusal.KV_CONNECTOR: loading,
+    }
+    for via in Via:
+        assert {reason: request_refusal(request, via) for reason, request in refused.items()} == {
+            reason: reason for reason in refused
+        }
+        assert request_refusal(Request("r", [1], sampling, None), via) is None
+
+
+def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    from melld.engine.worker.residency.rules import lora_refusal
+    from melld.migrate.snapshot import Refusal
+
+    adapter = LoRARequest("adapter", 1, "/nowhere")
+    assert lora_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
+    request = Request("r", [1], SamplingParams(max_tokens=1), None, lora_request=adapter)
+    assert lora_refusal(engine, request) is Refusal.LORA_ABSENT

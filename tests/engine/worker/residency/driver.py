@@ -1,0 +1,393 @@
+"""Two real vLLM workers for tests, each in a process of its own and stepped by hand."""
+
+import contextlib
+import multiprocessing.connection
+import os
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.multiprocessing
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass
+class Answer:
+    """What a client would have been told of one request, in order."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    prompt_tokens_reported: int = 0
+    finish: str | None = None
+    stop: Any = None
+
+    def add(self, output: dict[str, Any]) -> None:
+        assert self.finish is None, "an output after the end"
+        self.tokens += output["tokens"]
+        self.logprobs += output["logprobs"]
+        self.prompt_logprobs += output["prompt_logprobs"]
+        if output["prompt_tokens"] is not None:
+            assert self.prompt_tokens_reported == 0, "prefill statistics told twice"
+            self.prompt_tokens_reported = output["prompt_tokens"]
+        self.finish, self.stop = output["finish"], output["stop"]
+
+
+class WorkerFailed(Exception):
+    """Something raised inside the worker's process."""
+
+
+class WorkerProxy:
+    """The parent's end of one worker."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        self.process = context.Process(target=worker_main, args=(theirs, model, options), daemon=True)
+        self.process.start()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        theirs.close()
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        with self._lock:
+            self._pipe.send((name, args))
+            return self._receive()
+
+    def send(self, name: str, *args: Any) -> None:
+        """Ask without waiting; `receive` waits."""
+        self._pipe.send((name, args))
+
+    def _receive(self) -> Any:
+        try:
+            good, value = self._pipe.recv()
+        except EOFError as error:
+            self.process.join(10)
+            raise WorkerFailed(f"the process ended with {self.process.exitcode}") from error
+        if not good:
+            if isinstance(value, Exception):
+                raise value
+            raise WorkerFailed(value)
+        return value
+
+    receive = _receive
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(("stop", ()))
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def worker_main(pipe: multiprocessing.connection.Connection, model: str, options: dict[str, Any]) -> None:
+    """The process: does what it is told, one thing at a time."""
+    try:
+        worker = Worker(model, options)
+        pipe.send((True, "ready"))
+    except BaseException:  # noqa: BLE001
+        pipe.send((False, traceback.format_exc()))
+        return
+    while True:
+        name, args = pipe.recv()
+        if name == "stop":
+            os._exit(0)
+        try:
+            pipe.send((True, getattr(worker, name)(*args)))
+        except Exception as error:  # noqa: BLE001
+            from melld.errors import MelldError
+
+            pipe.send((False, _portable(error) if isinstance(error, MelldError) else traceback.format_exc()))
+
+
+def _portable(error: Exception) -> Exception:
+    """An error of ours with its facts, in a form that survives a pipe."""
+    carried = Refused(type(error).__name__, str(error))
+    carried.reason = getattr(error, "reason", None)
+    return carried
+
+
+class Refused(Exception):
+    """One of melld's errors, raised in a worker: args are the type's name and the message."""
+
+    reason: Any = None
+
+
+class Worker:
+    """One engine with its residency and its transport, in the process."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.engine.input_processor import InputProcessor
+        from vllm.v1.executor import Executor
+
+        arguments = {
+            "model": model,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "block_size": 32,
+            "max_model_len": 2048,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 256,
+            "kv_cache_memory_bytes": 32 << 20,
+            "distributed_executor_backend": "uni",
+            "max_logprobs": 20,
+        } | options
+        self.config = EngineArgs(**arguments).create_engine_config()
+        self.engine = EngineCore(self.config, Executor.get_class(self.config), log_stats=True)
+        self.processor = InputProcessor(self.config)
+
+        from melld.engine.worker.residency.block_tables import BlockReporter
+        from melld.engine.worker.residency.memory import KvMemory
+        from melld.engine.worker.residency.residency import Residency
+        from melld.migrate.transports import choose
+
+        self.memory = KvMemory(self.engine)
+        self.handle_bytes = choose.export(self.memory.tensors, self.memory.layout)
+        self.residency = Residency(self.engine, self.memory.layout.block_bytes)
+        self.reporter = BlockReporter(self.engine.scheduler)
+        self.warmed: list[str] = []
+        self.pullers: dict[bytes, Any] = {}
+
+    # -- serving ----------------------------------------------------------------------------------------------------
+
+    def add(self, request_id: str, prompt: list[int], params: dict[str, Any], extra: dict[str, Any]) -> None:
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+        params = dict(params)
+        if schema := params.pop("json", None):
+            params["structured_outputs"] = StructuredOutputsParams(json=schema)
+        if regex := params.pop("regex", None):
+            params["structured_outputs"] = StructuredOutputsParams(regex=regex)
+        request = self.processor.process_inputs(
+            request_id,
+            {"prompt_token_ids": prompt, **({"cache_salt": extra["cache_salt"]} if "cache_salt" in extra else {})},
+            SamplingParams(**params),
+            supported_tasks=("generate",),
+            arrival_time=extra.get("arrival_time", time.time()),
+            priority=extra.get("priority", 0),
+        )
+        prepared, _ = self.engine.preprocess_add_request(request)
+        self.engine.add_request(prepared)
+
+    def step(self, count: int = 1) -> list[dict[str, Any]]:
+        """That many steps (fewer if there is nothing to do), and what they put out."""
+        outputs = []
+        for _ in range(count):
+            if not self.engine.scheduler.has_requests() and not self.engine.batch_queue:
+                break
+            result, executed = self.engine.step_fn()
+            self.engine.post_step(model_executed=executed)
+            self.warmed += self.residency.take_warmed(result.get(0) if result else None)
+            if not executed:
+                time.sleep(0.001)
+            if result and 0 in result:
+                outputs += [_plain(output) for output in result[0].outputs]
+        return outputs
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.residency.abort(request_ids)
+
+    def report(self) -> Any:
+        return self.reporter.collect()
+
+    def state(self) -> dict[str, Any]:
+        scheduler = self.engine.scheduler
+        runner = self.engine.model_executor.driver_worker.worker.model_runner
+        pool = scheduler.kv_cache_manager.block_pool
+        return {
+            "free_blocks": pool.get_num_free_blocks(),
+            "total_blocks": pool.num_gpu_blocks - 1,
+            "requests": sorted(scheduler.requests),
+            "runner_requests": sorted(
+                runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index
+            ),
+            "tables": sorted(
+                request
+                for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
+                for request, blocks in manager.req_to_blocks.items()
+                if blocks
+            ),
+            "waiting": [request.request_id for request in scheduler.waiting],
+            "running": [request.request_id for request in scheduler.running],
+            "frozen": self.residency.frozen,
+            "expected": self.residency.expected,
+        }
+
+    def forget_report(self) -> None:
+        self.reporter.forget()
+
+    def block_table_sizes(self) -> dict[str, int]:
+        """Blocks of each request that the scheduler has, as vLLM's own call gives them."""
+        scheduler = self.engine.scheduler
+        tables = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
+        return {name: sum(len(group) for group in groups) for name, groups in tables.items()}
+
+    def block_bytes(self) -> int:
+        return self.memory.layout.block_bytes
+
+    def reset_prefix_cache(self) -> bool:
+        return self.engine.reset_prefix_cache()
+
+    def freeze_in_flight(self, request_id: str, via: str) -> tuple[str, list[dict[str, Any]], str]:
+        """Freeze the request while a step computes for it; how still it was, that step's output, how still then.
+
+        The parts of vllm.v1.engine.core.EngineCore.step, with the freeze between them, as async scheduling has it.
+        """
+        from melld.migrate.snapshot import Via
+
+        scheduler, executor = self.engine.scheduler, self.engine.model_executor
+        scheduled = scheduler.schedule()
+        future = executor.execute_model(scheduled, non_block=True)
+        before = self.residency.freeze(request_id, Via(via))
+        grammar = scheduler.get_grammar_bitmask(scheduled)
+        result = future.result() or executor.sample_tokens(grammar)
+        outputs = scheduler.update_from_output(scheduled, result)
+        told = [_plain(output) for output in outputs[0].outputs] if 0 in outputs else []
+        return before, told, self.residency.stillness(request_id)
+
+    # -- residency --------------------------------------------------------------------------------------------------
+
+    def facts(self, request_id: str) -> Any:
+        return self.residency.facts(request_id)
+
+    def refusal(self, request_id: str, via: str) -> Any:
+        from melld.migrate.snapshot import Via
+
+        return self.residency.refusal(request_id, Via(via))
+
+    def freeze(self, request_id: str, via: str) -> Any:
+        from melld.migrate.snapshot import Via
+
+        return self.residency.freeze(request_id, Via(via))
+
+    def stillness(self, request_id: str) -> Any:
+        return self.residency.stillness(request_id)
+
+    def snapshot(self, request_id: str) -> bytes:
+        return self.residency.snapshot(request_id).encode()
+
+    def thaw(self, request_id: str) -> None:
+        self.residency.thaw(request_id)
+
+    def release(self, request_id: str) -> None:
+        self.residency.release(request_id)
+
+    def core_request(self, request_id: str) -> tuple[bytes, list[int]]:
+        from melld.engine.worker.residency.departure import encode_core_request
+
+        request = self.engine.scheduler.requests[request_id]
+        return encode_core_request(request), list(request.output_token_ids)
+
+    def warm(self, core_request: bytes, tokens: list[int]) -> bool:
+        self.warmed.clear()
+        return self.residency.warm(core_request, tokens)
+
+    def is_warm(self, request_id: str) -> bool:
+        return request_id in self.warmed
+
+    def cancel_warm(self, request_id: str) -> None:
+        self.residency.cancel_warm(request_id)
+
+    def reserve(self, core_request: bytes, tokens: list[int], capacity: int) -> Any:
+        return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity)
+
+    def cancel_while_copying(self, request_id: str) -> tuple[int, int]:
+        """Cancel a reservation that is being written to; free blocks before and after the copy has ended."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        self.residency.copy_began(request_id)
+        self.residency.cancel(request_id)
+        before = pool.get_num_free_blocks()
+        self.residency.copy_ended(request_id)
+        return before, pool.get_num_free_blocks()
+
+    def contract(self, name: str) -> None:
+        from tests.engine.worker.residency import contract
+
+        getattr(contract, name)(self.engine)
+
+    def grow(self, request_id: str, capacity: int) -> Any:
+        return self.residency.grow(request_id, capacity)
+
+    def attach(self, snapshot: bytes, via: str) -> None:
+        from melld.migrate.snapshot import RequestSnapshot, Via
+
+        self.residency.attach(RequestSnapshot.decode(snapshot), Via(via))
+
+    def attach_unreserved(self, snapshot: bytes) -> None:
+        from melld.migrate.snapshot import RequestSnapshot
+
+        decoded = RequestSnapshot.decode(snapshot)
+        arrival = self.residency.prepare(decoded.core_request, decoded.output_token_ids)
+        self.residency.attach_unreserved(arrival, decoded)
+
+    def cancel(self, request_id: str) -> None:
+        self.residency.cancel(request_id)
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def handle(self) -> bytes:
+        return self.handle_bytes
+
+    def pull_begin(self, request_id: str, handle: bytes, source: Any, destination: Any, bytes_per_s: float) -> None:
+        """Start a paced pull on a thread of its own, as a worker does, and go on."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from melld.migrate.transports import choose
+        from melld.migrate.transports.transport import Puller
+
+        opened = choose.open_best(handle, self.memory.region, self.memory.layout, [])
+        puller = Puller(opened.link, bytes_per_s=bytes_per_s, piece_bytes=1)
+        self.residency.copy_began(request_id)
+        self.copying = ThreadPoolExecutor(1).submit(puller.pull, source, destination)
+
+    def pull_runs(self) -> bool:
+        return not self.copying.done()
+
+    def pull_end(self, request_id: str) -> Any:
+        pulled = self.copying.result()
+        self.residency.copy_ended(request_id)
+        return pulled
+
+    def pull(self, handle: bytes, source: tuple[int, ...], destination: tuple[int, ...]) -> Any:
+        from melld.migrate.transports import choose
+        from melld.migrate.transports.transport import Puller
+
+        if handle not in self.pullers:
+            scratch = self.residency.borrow_scratch(4)
+            opened = choose.open_best(handle, self.memory.region, self.memory.layout, scratch)
+            self.residency.return_scratch(scratch)
+            self.pullers[handle] = Puller(opened.link, checksum=True)
+        return self.pullers[handle].pull(source, destination)
+
+
+def _plain(output: Any) -> dict[str, Any]:
+    logprobs = output.new_logprobs
+    prompt = output.new_prompt_logprobs_tensors
+    return {
+        "id": output.request_id,
+        "tokens": list(output.new_token_ids),
+        "logprobs": [] if logprobs is None else [row.tolist() for row in logprobs.logprobs],
+        "prompt_logprobs": [] if prompt is None else prompt.logprobs.tolist(),
+        "prompt_tokens": None if output.prefill_stats is None else output.prefill_stats.num_prompt_tokens,
+        "finish": None if output.finish_reason is None else str(output.finish_reason),
+        "stop": output.stop_reason,
+        "preempted": any(event.type == 3 for event in output.events or ()),
+    }

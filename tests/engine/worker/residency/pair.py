@@ -1,0 +1,152 @@
+"""A pair of workers, and a move between them, spelled out step by step."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from melld.migrate.snapshot import CopyPlan, RequestFacts, RequestSnapshot
+from tests.engine.worker.residency.driver import Answer, Refused, WorkerProxy
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request as a client would put it: its name, prompt and sampling parameters."""
+
+    name: str
+    prompt: tuple[int, ...]
+    params: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass
+class Running:
+    """A request under way: where it lives, and what has been heard of it."""
+
+    case: Case
+    request_id: str
+    home: WorkerProxy
+    answer: Answer = field(default_factory=Answer)
+
+
+class Pair:
+    """Two workers, `here` and `there`, and the requests on them."""
+
+    def __init__(self, here: WorkerProxy, there: WorkerProxy) -> None:
+        self.here, self.there = here, there
+        self.live: dict[str, Running] = {}
+        self.preemptions = 0
+        self._unmoved: dict[Case, Answer] = {}
+
+    def start(self, case: Case, worker: WorkerProxy | None = None, *, salt: str | None = None) -> Running:
+        """Hand the request in.  By default nothing of another's prefix cache can help it."""
+        number = next(_numbers)
+        running = Running(case, f"request-{number}", worker or self.here)
+        extra = {"cache_salt": salt or f"salt-{number}"}
+        running.home("add", running.request_id, list(case.prompt), case.params, extra)
+        self.live[running.request_id] = running
+        return running
+
+    def step(self, count: int = 1) -> None:
+        """That many steps on both workers; each output is checked to come from the request's home."""
+        for _ in range(count):
+            for worker in (self.here, self.there):
+                for output in worker("step", 1):
+                    running = self.live[output["id"]]
+                    assert running.home is worker, f"{output['id']} emitted on a worker that does not own it"
+                    running.answer.add(output)
+                    self.preemptions += output["preempted"]
+
+    def finish(self, *running: Running) -> list[Answer]:
+        """Step until these have ended."""
+        steps = 0
+        while any(one.answer.finish is None for one in running):
+            self.step()
+            steps += 1
+            assert steps < 3000, "a request hangs"
+        return [one.answer for one in running]
+
+    def unmoved(self, case: Case) -> Answer:
+        """The answer of a run in which nothing moves."""
+        if case not in self._unmoved:
+            self._unmoved[case] = self.finish(self.start(case))[0]
+        return self._unmoved[case]
+
+    def other(self, worker: WorkerProxy) -> WorkerProxy:
+        """The worker that this one is not."""
+        return self.there if worker is self.here else self.here
+
+    def move(self, running: Running, via: str = "kv", *, decode_meanwhile: int = 3) -> RequestSnapshot | None:
+        """One live move: reserve, copy full blocks while it decodes on, freeze, copy the rest, attach, release.
+
+        None if the request ended before it was frozen.
+        """
+        source, target, name = running.home, self.other(running.home), running.request_id
+        core_request, tokens = source("core_request", name)
+        reservation = target("reserve", core_request, tokens, 0)
+        plan = CopyPlan(reservation)
+        facts: RequestFacts = source("facts", name)
+        if via == "kv":
+            self._copy(plan, reservation, source, target, facts.full_block_ids, facts.block_epoch)
+        self.step(decode_meanwhile)
+        if running.answer.finish is not None:
+            target("cancel", name)
+            return None
+        return self.complete(running, plan, via)
+
+    def complete(self, running: Running, plan: CopyPlan, via: str = "kv") -> RequestSnapshot | None:
+        """The second half of a move: freeze, copy the rest, attach, release.  None if the request ended first."""
+        source, target, name = running.home, self.other(running.home), running.request_id
+        if not self._settle(source, name, via):
+            target("cancel", name)
+            return None
+        raw = source("snapshot", name)
+        snapshot = RequestSnapshot.decode(raw)
+        try:
+            reservation = target("grow", name, snapshot.num_tokens)
+        except Refused:  # it has outgrown the destination meanwhile
+            target("cancel", name)
+            source("thaw", name)
+            return None
+        if via == "kv":
+            self._copy(plan, reservation, source, target, snapshot.block_ids, snapshot.block_epoch)
+        target("attach", raw, via)
+        running.home = target
+        source("release", name)
+        return snapshot
+
+    def _settle(self, source: WorkerProxy, name: str, via: str) -> bool:
+        """Freeze, and step on until nothing of the request is in flight; whether it is still there."""
+        still = source("freeze", name, via)
+        while still == "in flight":
+            self.step()
+            still = source("stillness", name)
+        return bool(still == "settled")
+
+    def _copy(self, plan: CopyPlan, reservation: Any, source: Any, target: Any, blocks: Any, epoch: int) -> None:
+        pairs, places = plan.missing(blocks, epoch, reservation)
+        target("pull", source("handle"), pairs.source, pairs.destination)
+        plan.copied(places, epoch)
+
+    def clear(self) -> None:
+        """End whatever is left."""
+        self.live.clear()
+        for worker in (self.here, self.there):
+            state = worker("state")
+            worker("abort", [*state["requests"], *state["frozen"], *state["expected"]])
+            worker("step", 2)
+
+    def assert_idle(self) -> None:
+        """Nothing is left of anything on either worker."""
+        self.live.clear()
+        for worker in (self.here, self.there):
+            worker("step", 2)
+            state = worker("state")
+            assert state["free_blocks"] == state["total_blocks"], state
+            left = [state[key] for key in ("requests", "runner_requests", "tables", "waiting", "running")]
+            assert not any(left), state
+            assert not state["frozen"], state
+            assert not state["expected"], state

@@ -1,0 +1,424 @@
+"""Requests move between two real vLLM workers and nobody can tell from what they say."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from melld.migrate.snapshot import CopyPlan, Refusal, RequestSnapshot
+from tests.engine.worker.residency.driver import Refused, WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair
+
+PROMPT = tuple(100 + 7 * i % 1500 for i in range(90))
+LONG_PROMPT = tuple(200 + 11 * i % 1700 for i in range(700))  # three steps of 256 tokens
+SEEDED = {"temperature": 0.9, "seed": 11, "ignore_eos": True, "max_tokens": 60}
+PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "maximum": 999}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+GREEDY = Case("greedy", PROMPT, {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True})
+SAMPLED = Case("seeded sampling with penalties", PROMPT, SEEDED | PENALTIES)
+CASES = [
+    GREEDY,
+    SAMPLED,
+    Case(
+        "top-k, top-p, min-p and a bias",
+        PROMPT,
+        SEEDED | {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "logit_bias": {9: 3}},
+    ),
+    Case("logprobs", PROMPT, SEEDED | {"logprobs": 5}),
+    Case("prompt logprobs", PROMPT, SEEDED | {"prompt_logprobs": 2}),
+    Case(
+        "min_tokens",
+        PROMPT,
+        {"temperature": 0.0, "max_tokens": 60, "min_tokens": 40, "stop_token_ids": list(range(0, 2048, 2))},
+    ),
+    Case("bad words and allowed tokens", PROMPT, SEEDED | {"allowed_token_ids": list(range(300, 900))}),
+    Case("json schema", PROMPT, {"temperature": 1.0, "seed": 5, "max_tokens": 60, "json": SCHEMA}),
+    Case("regex", PROMPT, {"temperature": 1.0, "seed": 6, "max_tokens": 60, "regex": "([a-f]{3}-){8}[0-9]{10}"}),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
+    return Pair(*residency_workers)
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """The invariant of every test here: when all requests have ended, both workers are as empty as they began."""
+    yield shared_pair
+    try:
+        shared_pair.assert_idle()
+    finally:
+        shared_pair.clear()  # a failure here must not fail its neighbours
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+    """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(9)
+    assert pair.move(running, via) is not None
+    assert [expected] == pair.finish(running)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", [GREEDY, SAMPLED, CASES[-2]], ids=lambda case: case.name)
+def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
+    """There is no bad moment: block edges, the first and the last token included."""
+    short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
+    expected = pair.unmoved(short)
+    runs = []
+    for steps in range(13):
+        running = pair.start(short)
+        pair.step(steps)
+        if running.answer.finish is None:
+            pair.move(running, via, decode_meanwhile=0)
+        runs.append(running)
+    assert [expected] * len(runs) == pair.finish(*runs)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
+    """A long prompt does not pin a request to its worker: waiting, one chunk in, two chunks in, or just begun."""
+    case = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(steps)
+    pair.move(running, via, decode_meanwhile=0)
+    assert [expected] == pair.finish(running)
+
+
+def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
+    """A request that is packed over and over, there and back, is still the same request."""
+    expected = pair.unmoved(SAMPLED)
+    running = pair.start(SAMPLED)
+    for via in ("kv", "tokens", "kv", "kv", "tokens"):
+        pair.step(4)
+        pair.move(running, via, decode_meanwhile=2)
+    pair.move(running, "kv", decode_meanwhile=0)
+    pair.move(running, "kv", decode_meanwhile=0)
+    assert [expected] == pair.finish(running)
+
+
+def test_eight_requests_move_at_once(pair: Pair) -> None:
+    """Emptying a worker is eight moves at the same time, each of which is exact."""
+    expected = [pair.unmoved(case) for case in CASES[:8]]
+    running = [pair.start(case) for case in CASES[:8]]
+    pair.step(12)
+    for number, one in enumerate(running):
+        pair.move(one, "kv" if number % 2 else "tokens", decode_meanwhile=1)
+    assert expected == pair.finish(*running)
+
+
+def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
+    """A destination that dies or refuses costs the client nothing but a step or two."""
+    expected = [pair.unmoved(case) for case in (SAMPLED, CASES[7])]
+    running = [pair.start(case) for case in (SAMPLED, CASES[7])]
+    pair.step(10)
+    for one in running:
+        core_request, tokens = pair.here("core_request", one.request_id)
+        pair.there("reserve", core_request, tokens, 500)
+        assert pair.here("freeze", one.request_id, "kv") == "settled"
+    pair.step(3)
+    for one in running:
+        pair.there("cancel", one.request_id)
+        pair.here("thaw", one.request_id)
+    assert expected == pair.finish(*running)
+
+
+@pytest.mark.parametrize("case", [SAMPLED, CASES[7]], ids=lambda case: case.name)
+def test_a_request_frozen_in_flight_settles_with_that_steps_token(pair: Pair, case: Case) -> None:
+    """A step that was under way is neither lost nor done twice: its token goes out here, the next one there."""
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(7)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    pair.there("reserve", core_request, tokens, 0)
+    before, outputs, after = pair.here("freeze_in_flight", running.request_id, "tokens")
+    assert (before, after) == ("in flight", "settled")
+    for output in outputs:
+        running.answer.add(output)
+    pair.there("attach", pair.here("snapshot", running.request_id), "tokens")
+    pair.here("release", running.request_id)
+    running.home = pair.there
+    assert [expected] == pair.finish(running)
+
+
+def test_a_request_that_ends_in_flight_has_ended(pair: Pair) -> None:
+    """The last token may come out of the very step that was under way: then there is nothing to move."""
+    case = Case("two tokens", PROMPT, {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True})
+    running = pair.start(case)
+    pair.step(1)
+    before, outputs, after = pair.here("freeze_in_flight", running.request_id, "kv")
+    assert (before, after) == ("in flight", "ended")
+    assert [output["finish"] for output in outputs] == ["length"]
+
+
+def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
+    """A move called off while its copy runs must not let that copy write into somebody else's blocks."""
+    running = pair.start(GREEDY)
+    pair.step(3)
+    pair.there("reserve", *pair.here("core_request", running.request_id), 320)
+    during, after = pair.there("cancel_while_copying", running.request_id)
+    assert after - during == 10
+    pair.finish(running)
+
+
+def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
+    """Requests on both sides go on while blocks are on their way, the moved one included."""
+    case = Case("with a long prompt", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
+    expected, beside = pair.unmoved(case), pair.unmoved(SAMPLED)
+    running, near, far = pair.start(case), pair.start(SAMPLED), pair.start(SAMPLED, pair.there)
+    pair.step(6)
+    name = running.request_id
+    reservation = pair.there("reserve", *pair.here("core_request", name), 0)
+    plan, facts = CopyPlan(reservation), pair.here("facts", name)
+    pairs, places = plan.missing(facts.full_block_ids, facts.block_epoch, reservation)
+    rate = sum(1 for _ in pairs.source) * pair.there("block_bytes") / 0.3
+    pair.there("pull_begin", name, pair.here("handle"), pairs.source, pairs.destination, rate)
+    said = [len(one.answer.tokens) for one in (running, near, far)]
+    while pair.there("pull_runs"):
+        pair.step()
+    assert all(len(one.answer.tokens) > before for one, before in zip((running, near, far), said, strict=True))
+    assert pair.there("pull_end", name).blocks == len(pairs.source) == 21
+    plan.copied(places, facts.block_epoch)
+    pair.complete(running, plan)
+    assert [expected, beside, beside] == pair.finish(running, near, far)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0, "ignore_eos": True}, SEEDED | PENALTIES], ids=["greedy", "seeded"]
+)
+def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str, object]) -> None:
+    """However long a request is, little is left to compute once it was frozen; and nobody hears of the shadow."""
+    case = Case(f"warmed {params}", LONG_PROMPT, params | {"max_tokens": 60})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(6)
+    name = running.request_id
+    core_request, tokens = pair.here("core_request", name)
+    assert pair.there("warm", core_request, tokens)
+    while not pair.there("is_warm", name):
+        pair.step()
+    core_request, tokens = pair.here("core_request", name)
+    reservation = pair.there("reserve", core_request, tokens, 0)
+    assert reservation.reused_blocks == (700 + 4) // 32
+    pair.complete(running, CopyPlan(reservation), "tokens")
+    assert [expected] == pair.finish(running)
+
+
+def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
+    """A request that ends, or whose move is cancelled, leaves no shadow."""
+    running = pair.start(
+        Case("long and greedy", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True})
+    )
+    pair.step(4)
+    pair.there("warm", *pair.here("core_request", running.request_id))
+    pair.step()
+    pair.there("cancel_warm", running.request_id)
+    pair.finish(running)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -> None:
+    """Two workers so full that vLLM itself pushes requests out, and moves at random: every answer is what it was."""
+    chance = random.Random(seed)
+    cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
+    expected = {case: pair.unmoved(case) for case in cases}
+    hogs = [(worker, f"hog-{seed}-{number}") for worker in (pair.here, pair.there) for number in range(4)]
+    for worker, name in hogs:  # 4 times 58 of 255 blocks
+        worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
+        words = worker("core_request", name)
+        worker("abort", [name])
+        worker("reserve", *words, 58 * 32)
+    running, moved, preempted = [], 0, pair.preemptions
+    for case in chance.choices(cases, k=16):
+        running.append(pair.start(case, chance.choice((pair.here, pair.there))))
+        for _ in range(chance.randrange(8)):
+            pair.step(chance.randrange(4))
+            one = chance.choice(running)
+            if one.answer.finish is None:
+                with contextlib.suppress(Refused):  # no room there, or half-collected log-probabilities
+                    moved += (
+                        pair.move(one, chance.choice(("kv", "tokens")), decode_meanwhile=chance.randrange(3))
+                        is not None
+                    )
+    answers = pair.finish(*running)
+    assert [expected[one.case] for one in running] == answers
+    assert moved > 5
+    assert pair.preemptions > preempted
+    for worker, name in hogs:
+        worker("cancel", name)
+
+
+def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
+    """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
+    known: dict[str, tuple[int, ...]] = {}
+    running = [pair.start(Case("long", LONG_PROMPT, SEEDED | {"max_tokens": 70})), pair.start(GREEDY)]
+    pair.here("report")
+    pair.here("forget_report")
+    quiet = 0
+    for step in range(60):
+        if step == 40:
+            pair.move(running[1], "kv", decode_meanwhile=0)
+        pair.step()
+        report = pair.here("report")
+        known |= report.changed
+        tables = pair.here("block_table_sizes")
+        assert tables == {name: known[name][0] for name in tables}
+        assert (report.used_blocks, report.shared_blocks) == (sum(tables.values()), 0)
+        quiet += not report.changed
+    assert quiet > 30
+    assert known[running[0].request_id][4] == "decoding"
+    pair.finish(*running)
+
+
+def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> None:
+    """First come, first served, also after a move that was called off."""
+    running = [pair.start(GREEDY) for _ in range(3)]
+    names = [one.request_id for one in running]
+    pair.here("freeze", names[1], "kv")
+    assert [names[0], names[2]] == pair.here("state")["waiting"]
+    pair.here("thaw", names[1])
+    assert names == pair.here("state")["waiting"]
+    pair.finish(*running)
+
+
+def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough: even a seeded, penalised or schema-bound answer continues as it was."""
+    cases = [case for case in CASES if case.name != "prompt logprobs"]
+    expected = [pair.unmoved(case) for case in cases]
+    running = [pair.start(case) for case in cases]
+    core = [pair.here("core_request", one.request_id)[0] for one in running]
+    pair.step(15)
+    pair.here("abort", [one.request_id for one in running])
+    for one, words in zip(running, core, strict=True):
+        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
+        one.home = pair.there
+        pair.there("attach_unreserved", log.encode())
+    assert expected == pair.finish(*running)
+
+
+def test_the_destination_uses_its_own_prefix_cache(pair: Pair) -> None:
+    """What is there already is neither copied nor computed, and the answer is the same."""
+    case = Case("common prefix", LONG_PROMPT[:320], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
+    expected = pair.finish(pair.start(case, pair.there, salt="common"))[0]
+    running = pair.start(case, salt="common")
+    pair.step(8)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    reservation = pair.there("reserve", core_request, tokens, 0)
+    pair.there("cancel", running.request_id)
+    assert reservation.reused_blocks == 10
+    pair.move(running, "kv")
+    assert expected.tokens == pair.finish(running)[0].tokens
+
+
+def test_moved_blocks_serve_later_prompts(pair: Pair) -> None:
+    """The destination's prefix cache knows the blocks that came, by the right names and with the right bytes."""
+    case = Case("to be cached", LONG_PROMPT[:330], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
+    running = pair.start(case, salt="moved")
+    pair.step(8)
+    pair.move(running, "kv")
+    expected = pair.finish(running)[0]
+    again = pair.start(case, pair.there, salt="moved")
+    core_request, _ = pair.there("core_request", again.request_id)
+    pair.there("abort", [again.request_id])
+    reservation = pair.there("reserve", core_request, expected.tokens, 0)
+    pair.there("cancel", again.request_id)
+    assert reservation.reused_blocks == (330 + 40 - 1) // 32
+    assert expected.tokens == pair.finish(pair.start(case, pair.there, salt="moved"))[0].tokens
+
+
+def test_requests_that_share_blocks_part_without_harm(pair: Pair) -> None:
+    """One of two requests with a common prompt leaves; the other still has the blocks, and they count once."""
+    case = Case("shared", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True})
+    first = pair.start(case, salt="shared")
+    pair.step(2)
+    second = pair.start(case, salt="shared")
+    pair.step(2)
+    report = pair.here("report")
+    held = sum(blocks for blocks, *_ in report.changed.values())
+    assert held - report.used_blocks == report.shared_blocks > 0
+    pair.move(first, "kv")
+    answers = pair.finish(first, second)
+    assert answers[0].tokens == answers[1].tokens
+
+
+def test_no_room_is_said_before_anything_is_taken(pair: Pair) -> None:
+    """A destination that cannot hold the request stays as it was, and so does the source."""
+    expected = pair.unmoved(SAMPLED)
+    running = [pair.start(SAMPLED) for _ in range(4)]
+    pair.step(5)
+    words = [pair.here("core_request", one.request_id) for one in running]
+    for core_request, tokens in words[:3]:
+        pair.there("reserve", core_request, tokens, 2048)  # 64 of 255 blocks
+    before = pair.there("state")
+    with pytest.raises(Refused, match="no room"):
+        pair.there("reserve", *words[3], 2048)
+    assert before == pair.there("state")
+    first = pair.there("reserve", *words[3], 300)
+    with pytest.raises(Refused, match="no room"):
+        pair.there("grow", running[3].request_id, 2048)
+    assert first == pair.there("grow", running[3].request_id, 300)
+    for one in running:
+        pair.there("cancel", one.request_id)
+    assert [expected] * 4 == pair.finish(*running)
+
+
+def test_what_cannot_be_carried_is_refused_by_its_reason(pair: Pair) -> None:
+    """Half-collected prompt log-probabilities, ids that are not here or are here already: typed, nothing touched."""
+    assert pair.here("refusal", "nobody", "kv") == Refusal.UNKNOWN
+    case = Case("half collected", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 5, "prompt_logprobs": 1})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    assert pair.here("refusal", running.request_id, "kv") is None
+    pair.step(1)
+    assert pair.here("refusal", running.request_id, "kv") == Refusal.PROMPT_LOGPROBS
+    with pytest.raises(Refused) as refused:
+        pair.here("freeze", running.request_id, "kv")
+    assert refused.value.reason == Refusal.PROMPT_LOGPROBS
+    core_request, tokens = pair.here("core_request", running.request_id)
+    with pytest.raises(Refused) as refused:
+        pair.here("reserve", core_request, tokens, 0)
+    assert refused.value.reason == Refusal.ALREADY_THERE
+    pair.move(running, "tokens", decode_meanwhile=0)
+    assert [expected] == pair.finish(running)
+
+
+def test_a_client_may_leave_in_the_middle_of_a_move(pair: Pair) -> None:
+    """An abort finds the request wherever it stands: frozen on one side, expected on the other."""
+    running = pair.start(SAMPLED)
+    pair.step(6)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    pair.there("reserve", core_request, tokens, 0)
+    pair.here("freeze", running.request_id, "kv")
+    pair.here("abort", [running.request_id])
+    pair.there("abort", [running.request_id])
+
+
+def test_a_snapshot_of_another_engine_is_refused(pair: Pair) -> None:
+    """Blocks of another model, precision or block size would be garbage: they are not taken."""
+    running = pair.start(GREEDY)
+    pair.step(5)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    pair.there("reserve", core_request, tokens, 0)
+    pair.here("freeze", running.request_id, "kv")
+    snapshot = RequestSnapshot.decode(pair.here("snapshot", running.request_id))
+    import msgspec
+
+    with pytest.raises(Refused) as refused:
+        pair.there("attach", msgspec.structs.replace(snapshot, engine="another").encode(), "kv")
+    assert refused.value.reason == Refusal.INCOMPATIBLE
+    pair.there("cancel", running.request_id)
+    pair.here("thaw", running.request_id)
+    assert [pair.unmoved(GREEDY)] == pair.finish(running)

@@ -1,0 +1,141 @@
+"""A worker's wire: what one request costs, or breaks, is no other's business, and pings are always answered."""
+
+import contextlib
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.preparer import Preparer
+from melld.engine.worker.reader import Reader
+from melld.engine.worker.requests import Admitted
+from melld.engine.worker.writer import write_frame
+from melld.migrate import messages as say
+from melld.migrate.snapshot import Via
+
+PONG = wire.Pong(steps=0, busy_s=0.0, requests=0)
+DEADLINE_S = 30.0
+WireUp = Callable[[Callable[..., Any]], "Wired"]
+
+
+class Wired:
+    """Both threads of a worker on one end of a socket; the other end is the test's.  vLLM's part is `prepare`."""
+
+    def __init__(self, prepare: Callable[..., Any]) -> None:
+        self._daemon, self._worker = socket.socketpair()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        engine: Any = SimpleNamespace(aborts_queue=queue.SimpleQueue())
+        residency: Any = SimpleNamespace(prepare=prepare)
+        line: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        reader = Reader(self._worker, engine, line, self.said.put, lambda: PONG)
+        preparer = Preparer(line, prepare, residency, self.inbox, self.said.put)
+        self._reading = threading.Thread(target=reader.read)
+        self._reading.start()
+        threading.Thread(target=preparer.run, daemon=True).start()
+
+    def send(self, message: msgspec.Struct, *payload: bytes) -> None:
+        write_frame(self._daemon, message, payload)
+
+    def close(self) -> None:
+        self._daemon.close()
+        self._reading.join()
+        self._worker.close()
+
+
+@pytest.fixture
+def wired_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[WireUp]:
+    """A worker ends with its wire; the process of the tests does not."""
+    monkeypatch.setattr(os, "_exit", lambda _code: None)
+    with contextlib.ExitStack() as stack:
+
+        def wire_up(prepare: Callable[..., Any]) -> Wired:
+            wired = Wired(prepare)
+            stack.callback(wired.close)
+            return wired
+
+        yield wire_up
+
+
+def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: WireUp) -> None:
+    """A grammar that compiles for a minute does not have its worker killed as hung."""
+    compiled = threading.Event()
+
+    def compile_slowly(payload: list[bytes]) -> Any:
+        assert compiled.wait(DEADLINE_S)
+        return payload
+
+    wired = wired_to(compile_slowly)
+    wired.send(wire.AddRequest(request="slow", lease=1), b"")
+    wired.send(wire.Ping())
+    assert wired.said.get(timeout=DEADLINE_S) == PONG
+    assert wired.inbox.empty()
+    compiled.set()
+    assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
+
+
+def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
+    """An abort never overtakes the request that it is about."""
+    wired = wired_to(lambda payload: payload)
+    wired.send(wire.AddRequest(request="r1", lease=1), b"")
+    abort = wire.AbortRequests(requests=["r1"])
+    wired.send(abort)
+    assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
+    assert wired.inbox.get(timeout=DEADLINE_S) == abort
+
+
+def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -> None:
+    """Whatever vLLM raises, and whatever the payload holds: its client is told, and the worker reads on."""
+
+    def refuse(_payload: list[bytes]) -> Any:
+        raise RuntimeError("no such grammar")
+
+    wired = wired_to(refuse)
+    wired.send(wire.AddRequest(request="r1", lease=1), b"no request")
+    rejected = wire.RequestRejected(request="r1", reason="RuntimeError: no such grammar")
+    assert wired.said.get(timeout=DEADLINE_S) == rejected
+    wired.send(wire.ResumeRequest(request="r2", lease=1), b"no request")
+    assert isinstance(wired.said.get(timeout=DEADLINE_S), wire.RequestTaken)
+    assert wired.said.get(timeout=DEADLINE_S).request == "r2"
+    wired.send(wire.StopWorker())
+    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+
+
+def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
+    """Nothing but that move fails, whatever was raised: its request goes on where it is."""
+
+    def fail(_core_request: bytes, _tokens: list[int]) -> Any:
+        raise ValueError("not like this")
+
+    wired = wired_to(fail)
+    reserve = say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1)
+    wired.send(reserve, b"", msgspec.msgpack.encode([7]))
+    failed = wired.said.get(timeout=DEADLINE_S)
+    assert isinstance(failed, say.CommandFailed)
+    assert failed.reason == "not like this"
+    attach = say.AttachRequest(move=1, number=2, request="r1", source="w0", via=Via.KV, lease=1)
+    wired.send(attach, b"no snapshot")
+    assert wired.said.get(timeout=DEADLINE_S).number == 2
+
+
+def test_a_worker_ends_with_the_thread_that_it_cannot_do_without() -> None:
+    """One that can no longer read or write its wire is replaced at once, and says why with its last line."""
+    code = """
+import threading
+from melld.engine.worker.start import vital
+def work(): raise ValueError("the stream is out of step")
+threading.Thread(target=vital(work)).start()
+threading.Event().wait(30)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "ValueError: the stream is out of step"

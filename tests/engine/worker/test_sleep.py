@@ -1,0 +1,99 @@
+"""Workers that nobody needs end, and come back when somebody does: on a real daemon with two CPU workers."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.migrate.live import GREEDY, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+from tests.serve.test_serve import is_gone
+
+READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
+SHORT = {**GREEDY, "max_tokens": 8}
+
+
+class Sleeper:
+    """A daemon whose workers fall asleep at once, and end a moment later."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+        self.operator = Operator(daemon)
+
+    def wait(self, holds: Callable[[dict[str, Any]], bool], deadline_s: float = 90.0) -> dict[str, Any]:
+        """The workers by name, once this holds of them."""
+
+        def all_of(status: Any) -> dict[str, Any]:
+            return {worker["worker"]: worker for worker in status["workers"]}
+
+        self.operator._wait(lambda status: holds(all_of(status)), deadline_s)
+        return all_of(self.operator.status())
+
+    def wait_all(self, state: str) -> dict[str, Any]:
+        """Until every worker stands there."""
+        return self.wait(lambda workers: all(worker["state"] == state for worker in workers.values()))
+
+
+@pytest.fixture(scope="module")
+def sleeper(demo_model: Path) -> Iterator[Sleeper]:
+    """It packs: a second worker is woken only when the first is full."""
+    flags = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
+    flags += ("--set", 'scheduler.policy="best-fit"')
+    with DaemonProcess(demo_model, "--device", "cpu:2", *flags) as process:
+        yield Sleeper(process.wait_ready())
+
+
+def test_workers_without_requests_end_and_one_comes_back_for_a_request(sleeper: Sleeper) -> None:
+    """An idle GPU's memory and power are free, and the next client gets an answer, not a refusal."""
+    pids = [worker["pid"] for worker in sleeper.operator.status()["workers"]]
+    stopped = sleeper.wait_all("stopped")
+    assert [worker["pid"] for worker in stopped.values()] == [None, None]
+    assert all(is_gone(pid) for pid in pids if pid)
+    [ready_s] = [READY.findall(line) for line in sleeper.daemon.lines if line.startswith("melld: w0 is ready")]
+    told = [WAKES.findall(worker["why"]) for worker in stopped.values()]
+    assert all(float(wake_s) < float(ready_s[0]) / 1.5 for [wake_s] in told), "the first start's imports are no wake"
+    answer = Stream(sleeper.daemon, SHORT).result()
+    assert answer.error is None
+    assert answer.usage["completion_tokens"] == 8
+    restarts = [worker["restarts"] for worker in sleeper.operator.status()["workers"]]
+    assert restarts == [0, 0], "a wake on purpose is no failure"
+
+
+def test_a_request_that_comes_while_the_last_worker_ends_waits_and_is_answered(sleeper: Sleeper) -> None:
+    """Going to sleep races with arrivals: whoever comes in between waits for the wake."""
+    Stream(sleeper.daemon, SHORT).result()
+    sleeper.wait(lambda workers: all(worker["state"] in ("stopping", "stopped") for worker in workers.values()))
+    answers = [Stream(sleeper.daemon, SHORT) for _ in range(4)]
+    results = [stream.result() for stream in answers]
+    assert [result.error for result in results] == [None] * 4
+    assert len({result.choices[0].text for result in results}) == 1
+
+
+def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: Sleeper) -> None:
+    """Waking fails: the request goes to another worker, and the one that died is started again."""
+    unharmed = Stream(sleeper.daemon, SHORT).result()
+    sleeper.wait_all("stopped")
+    stream = Stream(sleeper.daemon, SHORT)
+    waking = sleeper.wait(lambda workers: any(w["state"] == "waking" and w["pid"] for w in workers.values()))
+    [victim] = [worker for worker in waking.values() if worker["state"] == "waking"]
+    os.kill(victim["pid"], signal.SIGKILL)
+    assert stream.result() == unharmed
+    sleeper.wait(lambda workers: workers[victim["worker"]]["restarts"] == 1)
+
+
+def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper) -> None:
+    """Whatever kills the process that workers are made from: they are started again from another."""
+    stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 1500})
+    stream.wait_chunks(5)
+    [worker] = [w for w in sleeper.operator.status()["workers"] if w["running_requests"]]
+    parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != sleeper.daemon.process.pid
+    os.kill(parent, signal.SIGKILL)
+    answer = stream.result()
+    assert answer.error is None
+    assert answer.usage["completion_tokens"] == 1500
+    assert is_gone(worker["pid"])

@@ -1,0 +1,105 @@
+"""Two-bin packing: what goes now fits, and of a few moves it is the best that could go."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melld.migrate.packing import FEW, Bin, Bins, Candidate, Choice, Way, divide, rank
+
+BOUNDARIES: dict[Bin, int] = {("kv", "a", "d"): 10, ("kv", "b", "d"): 6, ("tokens", "d"): 8}
+LINKS = [name for name in BOUNDARIES if name[0] == "kv"]
+COMPUTE: Bin = ("tokens", "d")
+
+
+@st.composite
+def candidates(draw: st.DrawFn, most: int) -> list[Candidate]:
+    """Moves from two sources to one destination, a few of them larger than a bin."""
+    drawn = []
+    for _ in range(draw(st.integers(1, most))):
+        link, kv, tokens = draw(st.sampled_from(LINKS)), draw(st.integers(1, 12)), draw(st.integers(1, 12))
+        ways = [Way((link,), kv, kv / BOUNDARIES[link]), Way((COMPUTE,), tokens, tokens / 40)]
+        kept = draw(st.sampled_from([ways, ways[:1], ways[1:]]))
+        drawn.append(Candidate(tuple(kept), draw(st.booleans())))
+    return drawn
+
+
+USED = st.fixed_dictionaries({name: st.sampled_from([0, 0, 3, size]) for name, size in BOUNDARIES.items()})
+
+
+def is_allowed(choice: Choice, used: dict[Bin, int]) -> bool:
+    """The law of the bins, written down a second time."""
+    for name, boundary in BOUNDARIES.items():
+        costs = [way.cost for way in choice if way is not None and name in way.bins]
+        alone = len(costs) == 1 and used[name] == 0
+        if costs and not alone and used[name] + sum(costs) > boundary:
+            return False
+    return True
+
+
+def every_choice(moves: Sequence[Candidate]) -> Iterator[Choice]:
+    return itertools.product(*[(*move.ways, None) for move in moves])
+
+
+@settings(deadline=None)
+@given(candidates(most=12), USED)
+def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, int]) -> None:
+    """Neither a link nor a worker is asked for more than disturbs nobody."""
+    assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
+
+
+@settings(max_examples=150, deadline=None)
+@given(candidates(most=5), USED)
+def test_of_a_few_moves_the_best_division_is_found(moves: list[Candidate], used: dict[Bin, int]) -> None:
+    """Against all divisions there are: no urgent move waits that could have gone, and nobody waits needlessly."""
+    best = max(rank(moves, choice) for choice in every_choice(moves) if is_allowed(choice, used))
+    assert rank(moves, divide(moves, Bins(BOUNDARIES.__getitem__, used))) == best
+
+
+@settings(deadline=None)
+@given(candidates(most=FEW + 8), USED)
+def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: dict[Bin, int]) -> None:
+    """A link is not idle while somebody waits for it, however many they are."""
+    choice = divide(moves, Bins(BOUNDARIES.__getitem__, used))
+    for index, move in enumerate(moves):
+        for way in move.ways if choice[index] is None else ():
+            assert not is_allowed((*choice[:index], way, *choice[index + 1 :]), used)
+
+
+@settings(deadline=None)
+@given(candidates(most=10), USED)
+def test_the_same_moves_are_divided_in_the_same_way(moves: list[Candidate], used: dict[Bin, int]) -> None:
+    """The simulator shows what the daemon does."""
+    first, second = (divide(moves, Bins(BOUNDARIES.__getitem__, used)) for _ in range(2))
+    assert first == second
+
+
+def test_what_is_over_sooner_is_the_first_choice() -> None:
+    """Alone, a short request over a slow link goes by its tokens, and over a fast one by its KV."""
+    free = Bins(BOUNDARIES.__getitem__, {})
+    for kv_epochs, bin_name in ((3.0, "tokens"), (0.5, "kv")):
+        ways = (Way((LINKS[0],), 5, kv_epochs), Way((COMPUTE,), 5, 1.0))
+        (way,) = divide([Candidate(ways, pressing=False)], free)
+        assert way is not None
+        assert way.bins[0][0] == bin_name
+
+
+def test_one_that_cannot_wait_goes_before_two_that_can() -> None:
+    """An overflow within the epoch costs a preemption; two moves in the next epoch cost nothing."""
+    calm = [Candidate((Way((COMPUTE,), 4, 1.0),), pressing=False)] * 2
+    urgent = Candidate((Way((COMPUTE,), 8, 2.0),), pressing=True)
+    assert divide([*calm, urgent], Bins(BOUNDARIES.__getitem__, {})) == (None, None, urgent.ways[0])
+
+
+def test_a_move_larger_than_a_boundary_goes_alone() -> None:
+    """The longest request can leave, too: when nothing else is in its bin."""
+    large = Candidate((Way((COMPUTE,), 100, 2.5),), pressing=False)
+    assert divide([large], Bins(BOUNDARIES.__getitem__, {})) == (large.ways[0],)
+    assert divide([large], Bins(BOUNDARIES.__getitem__, {COMPUTE: 1})) == (None,)
+
+
+def test_a_closed_bin_takes_nobody() -> None:
+    """What is kept for one that has waited too long is not taken by others meanwhile."""
+    small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
+    assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)

@@ -1,0 +1,83 @@
+"""A slow way is not taken because it is free: where another is over sooner although one waits for it, one waits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.ids import RequestId
+from melld.migrate.packing import Bin, Bins, Candidate, Way
+from melld.migrate.planner import Cause, Planner, PlannerSettings
+from melld.migrate.snapshot import Via
+from melld.migrate.waits import SLACK_EPOCHS, Waits
+from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, KV, LIMITS, LINK, ask, names, wanted, ways
+
+PRESSED = PlannerSettings(patience=3)
+
+
+def test_nobody_takes_a_link_that_is_slower_than_waiting_for_the_compute() -> None:
+    """Ten epochs over the link, or one of waiting and a third of prefill: the second move waits, and says for what."""
+    planner = Planner(LIMITS)
+    ask(planner, *[wanted(name, 10 * LINK, 15) for name in ("first", "second")])
+    assert ways(planner.epoch(BUSY).starts) == {"first": Via.TOKENS}
+    assert [deferred.cause for deferred in planner.waiting.values()] == [Cause.COMPUTE]
+    planner.ended(RequestId("first"))
+    assert ways(planner.epoch(BUSY).starts) == {"second": Via.TOKENS}
+
+
+def test_the_slower_way_is_taken_when_the_other_is_full_for_long() -> None:
+    """Compute that is booked for ten epochs is worth less than a link that takes three."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("first", 10**6, 10 * COMPUTE), wanted("second", 3 * LINK, 15))
+    assert ways(planner.epoch(BUSY).starts) == {"first": Via.TOKENS, "second": Via.KV}
+
+
+def test_each_that_waits_makes_the_queue_longer_for_the_next() -> None:
+    """Not everybody waits for the same compute: when its queue is as long as the link is slow, one goes by the link."""
+    planner = Planner(LIMITS)
+    ask(planner, *[wanted(f"r{n}", 4 * LINK, COMPUTE) for n in range(6)])
+    assert sorted(ways(planner.epoch(BUSY).starts).values()) == [Via.KV, Via.TOKENS]
+
+
+def test_impatience_does_not_make_a_slow_way_fast() -> None:
+    """One that has waited long gets the next turn in the bin that it waits for, and the other bin stays open."""
+    planner = Planner(LIMITS, PRESSED)
+    ask(planner, wanted("large", 10**6, 6 * COMPUTE), wanted("waits", 50 * LINK, COMPUTE))
+    assert names(planner.epoch(BUSY).starts) == ["large"]
+    planner.ended(RequestId("large"))
+    for _ in range(PRESSED.patience):
+        assert names(planner.epoch(BUSY).starts) == []
+    ask(planner, wanted("over the link", 40, ways=KV), wanted("too late", 10**6, 5))
+    assert ways(planner.epoch(BUSY).starts) == {"over the link": Via.KV}
+    assert planner.waiting[RequestId("too late")].cause is Cause.ELDER
+    begun = [ways(planner.epoch(BUSY).starts) for _ in range(3)]
+    assert {"waits": Via.TOKENS} in begun
+
+
+def test_what_cannot_wait_waits_rather_than_take_for_ever() -> None:
+    """A worker about to overflow is relieved by the move that is over first, not by the one that begins first."""
+    planner = Planner(LIMITS)
+    ask(planner, wanted("first", 10 * LINK, IDLE_COMPUTE), wanted("second", 10 * LINK, 15, urgency_s=0.1))
+    assert names(planner.epoch({}).starts) == ["second"]
+    ask(planner, wanted("third", 10 * LINK, IDLE_COMPUTE, urgency_s=0.1))
+    assert planner.at_once(RequestId("third"), {}) is None
+
+
+BOUNDARIES: dict[Bin, int] = {("kv", "a", "d"): 10, ("tokens", "d"): 8}
+WAYS = st.tuples(st.sampled_from(list(BOUNDARIES)), st.integers(1, 30), st.floats(0.1, 20.0)).map(
+    lambda w: Way((w[0],), *w[1:])
+)
+BOOKED = st.fixed_dictionaries({name: st.integers(0, 40) for name in BOUNDARIES})
+
+
+@given(st.lists(WAYS, max_size=2), BOOKED, BOOKED)
+def test_nothing_slow_is_left_beside_what_is_free_and_quick(
+    move: list[Way], used: dict[Bin, int], owed: dict[Bin, int]
+) -> None:
+    """Whatever is booked: the quickest way is taken if it is free, and no way is worth more than its own time."""
+    bins = Bins(BOUNDARIES.__getitem__, used)
+    kept = Waits(bins, owed).sensible(Candidate(tuple(move), pressing=False)).ways
+    assert set(kept) <= set(move)
+    assert bool(kept) == bool(move)
+    free = [way.epochs for way in move if bins.fits(way)]
+    assert all(way.epochs <= min(free, default=way.epochs) + SLACK_EPOCHS for way in kept)
+    quickest = min(move, key=lambda way: way.epochs, default=None)
+    assert quickest is None or not bins.fits(quickest) or quickest in kept

@@ -1,0 +1,182 @@
+"""Which way a link copies by: whatever a way raises, bytes arrive by another, or the failure is told."""
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import pytest
+import torch
+
+from melld.migrate.transports import choose, cuda_canary, shared_memory
+from melld.migrate.transports.copiers import SAMPLES, Copiers
+from melld.migrate.transports.layout import KvLayout, layout_of
+from melld.migrate.transports.shared_memory import SharedMemoryLink
+from melld.migrate.transports.transport import KvHandle, Puller, TransportFailed, Wait
+from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
+
+
+class Oddity(Exception):
+    """An exception of somebody else's."""
+
+
+class Way:
+    """A way that says what it did, takes `seconds` of a clock, and fails where it is told to."""
+
+    def __init__(self, clock: list[float], seconds: float = 1.0, fails: str = "") -> None:
+        self.begun: list[tuple[list[int], list[int]]] = []
+        self.clock, self.seconds, self.fails = clock, seconds, fails
+
+    def __call__(self, source: Sequence[int], target: Sequence[int]) -> Wait:
+        if self.fails == "at once":
+            raise Oddity("cannot be compiled")
+        self.begun.append((list(source), list(target)))
+        self.clock[0] += self.seconds
+        return self._land
+
+    def _land(self) -> None:
+        if self.fails == "later":
+            raise Oddity("an illegal address")
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.mark.parametrize("fails", ["at once", "later"])
+def test_a_way_that_fails_gives_way_to_the_next(clock: list[float], fails: str) -> None:
+    """A kernel that does not compile on some card must not cost the move, nor any later one."""
+    broken, sound = Way(clock, fails=fails), Way(clock)
+    copiers = Copiers("link", {"broken": broken, "sound": sound})
+    copiers.begin([1, 2], [3, 4])()
+    assert sound.begun == [([1, 2], [3, 4])]
+    assert copiers.names == ("sound",)
+
+
+def test_without_a_way_the_link_says_what_each_failed_of(clock: list[float]) -> None:
+    """An operator reads both reasons, not the last one alone."""
+    copiers = Copiers("link", {"a": Way(clock, fails="at once"), "b": Way(clock, fails="later")})
+    with pytest.raises(TransportFailed, match=r"a: Oddity: cannot be compiled; b: Oddity: an illegal address"):
+        copiers.begin([1], [1])()
+    with pytest.raises(TransportFailed):
+        copiers.begin([1], [1])
+
+
+def test_the_fastest_way_by_the_median_is_used(clock: list[float]) -> None:
+    """One slow first copy (it compiles) or one hiccup does not choose the slower way for good."""
+    slow, fast = Way(clock, seconds=2.0), Way(clock, seconds=1.0)
+    hiccups = iter([50.0, 40.0] + [0.0] * SAMPLES)
+
+    def hiccuping(source: Sequence[int], target: Sequence[int]) -> Wait:
+        clock[0] += next(hiccups)
+        return fast(source, target)
+
+    copiers = Copiers("link", {"slow": slow, "fast": hiccuping}, clock=lambda: clock[0])
+    copiers.measure([1], [1])
+    assert copiers.names == ("fast", "slow")
+    assert copiers.measured_s == {"fast": 1.0, "slow": 2.0}
+
+
+def test_a_way_that_fails_while_it_is_measured_is_dropped(clock: list[float]) -> None:
+    """What cannot copy when a link opens is not tried beside a client's request."""
+    copiers = Copiers("link", {"a": Way(clock, fails="later"), "b": Way(clock)}, clock=lambda: clock[0])
+    copiers.measure([1], [1])
+    assert copiers.names == ("b",)
+
+
+def regions(fill_source: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    source = cuda_canary.pattern(7) if fill_source else torch.zeros(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8)
+    return source, torch.empty_like(source)
+
+
+def shuffled(link: SharedMemoryLink) -> Callable[[Sequence[int], Sequence[int]], Wait]:
+    return lambda source, target: link.begin(source, sorted(target))
+
+
+@pytest.mark.parametrize(
+    ("whole", "garble", "trusted"),
+    [(True, lambda link: link.begin, True), (False, lambda link: link.begin, False), (True, shuffled, False)],
+    ids=["delivers", "delivers zeros", "delivers to the wrong blocks"],
+)
+def test_a_way_is_trusted_once_it_has_delivered_the_canary(
+    whole: bool, garble: Callable[[SharedMemoryLink], Callable[..., Wait]], trusted: bool
+) -> None:
+    """A driver that promises access to a peer's memory and delivers other bytes would corrupt answers in silence."""
+    source, room = regions(whole)
+    link = SharedMemoryLink(source, cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
+    copiers = Copiers("link", {"this": garble(link)})
+    if trusted:
+        copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
+        assert copiers.names == ("this",)
+    else:
+        with pytest.raises(TransportFailed, match="not the peer's"):
+            copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
+
+
+class _Recorder(SharedMemoryLink):
+    """A link whose pieces end when they are waited for, and which says how many are under way."""
+
+    flying = most = 0
+    fails_at = -1
+
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+        landed = super().begin(source_blocks, destination_blocks)
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+
+        def land() -> None:
+            landed()
+            self.flying -= 1
+            if source_blocks[0] == self.fails_at:
+                raise TransportFailed("recorder", "as asked")
+
+        return land
+
+    @classmethod
+    def make(cls) -> Self:
+        source, target = make_cache(), make_cache()
+        fill(source)
+        layout = layout_of(source, BLOCKS)
+        memory = [torch.empty(0, dtype=torch.uint8).set_(one[0].untyped_storage()) for one in (source, target)]
+        return cls(memory[0], layout, memory[1], layout)
+
+
+def test_pieces_overlap_and_none_is_left_under_way() -> None:
+    """The device does not idle between two pieces; blocks of a pull that is over are nobody's but their owner's."""
+    link = _Recorder.make()
+    Puller(link, piece_bytes=1).pull([0, 1, 2, 3], [4, 5, 6, 7])
+    assert (link.most, link.flying) == (2, 0)
+
+
+def test_after_a_piece_that_failed_none_is_under_way() -> None:
+    """Else a failed move would give blocks back that a copy still writes to."""
+    link = _Recorder.make()
+    link.fails_at = 1
+    with pytest.raises(TransportFailed, match="as asked"):
+        Puller(link, piece_bytes=1).pull([0, 1, 2, 3], [4, 5, 6, 7])
+    assert link.flying == 0
+
+
+def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping that nobody can use would hold a dead sibling's memory for ever."""
+    tensors = make_cache()
+    layout = layout_of(tensors, BLOCKS)
+    handle = shared_memory.export(tensors, layout)
+    region = torch.empty(0, dtype=torch.uint8).set_(make_cache()[0].untyped_storage())
+    closed: list[str] = []
+
+    class Broken(SharedMemoryLink):
+        def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+            raise Oddity("no kernel image is available")
+
+        def close(self) -> None:
+            closed.append("broken")
+
+    def open_broken(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> Broken:
+        return Broken(region, layout, region, layout)
+
+    ways = [("broken", open_broken), (shared_memory.NAME, shared_memory.open_link)]
+    monkeypatch.setattr(choose, "_ways", lambda _: ways)
+    opened = choose.open_best(handle, region, layout, scratch=[1, 2])
+    assert opened.transport == shared_memory.NAME
+    assert opened.failures == ("broken: Oddity: no kernel image is available",)
+    assert closed == ["broken"]

@@ -1,0 +1,200 @@
+"""CPU devices: a sibling's blocks are read out of its own memory."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from melld.migrate.transports import choose, shared_memory
+from melld.migrate.transports.layout import KvLayout, layout_of
+from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed, Wait
+from tests.migrate.transports.sibling import BLOCKS, fill, make_cache, sibling_main
+
+
+class Sibling:
+    """The other process."""
+
+    def __init__(self, order: str = "LBHNC") -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.pipe: Connection
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=sibling_main, args=(theirs, "cpu", order), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pid, self.handle = self.pipe.recv()
+
+    def write(self, block: int, value: float) -> None:
+        self.pipe.send((block, value))
+        assert self.pipe.recv() == "written"
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.join()
+
+
+@pytest.fixture(scope="module")
+def sibling() -> Iterator[Sibling]:
+    other = Sibling()
+    yield other
+    other.kill()
+
+
+def ours(blocks: int = BLOCKS) -> tuple[list[torch.Tensor], KvLayout, torch.Tensor]:
+    tensors = make_cache(blocks)
+    return tensors, layout_of(tensors, blocks), torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
+
+
+def link_to(handle: bytes, region: torch.Tensor, layout: KvLayout) -> shared_memory.SharedMemoryLink:
+    return shared_memory.open_link(KvHandle.decode(handle), region, layout)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_pulled_blocks_are_the_siblings(sibling: Sibling, checksum: bool) -> None:
+    """Every layer of every block that was asked for arrives where it was asked to, and nothing else changes."""
+    tensors, layout, region = ours(30)
+    source, target = [3, 4, 5, 9, 1, 20], [7, 8, 9, 2, 29, 0]
+    pulled = Puller(link_to(sibling.handle, region, layout), checksum=checksum, piece_bytes=1000).pull(source, target)
+    reference = make_cache()
+    fill(reference)
+    for mine, theirs in zip(tensors, reference, strict=True):
+        assert torch.equal(mine[target], theirs[source])
+        mine[target] = 0
+        assert not mine.any()
+    assert (pulled.blocks, pulled.nbytes, pulled.verified) == (6, 6 * layout.block_bytes, checksum)
+
+
+def test_a_pull_sees_what_the_sibling_has_just_written(sibling: Sibling) -> None:
+    """The memory is the sibling's own, not a copy of it as it once was."""
+    tensors, layout, region = ours()
+    puller = Puller(link_to(sibling.handle, region, layout))
+    for value in (1.5, 2.5):
+        sibling.write(23, value)
+        puller.pull([23], [0])
+        assert all((tensor[0] == value).all() for tensor in tensors)
+
+
+class _Garbler(shared_memory.SharedMemoryLink):
+    """A link that gets one byte wrong."""
+
+    def begin(self, source_blocks: object, destination_blocks: object) -> Wait:
+        landed = super().begin(source_blocks, destination_blocks)  # type: ignore[arg-type]
+        self.region.view(torch.uint8)[self.spoilt] ^= 1
+        return landed
+
+
+def test_a_wrong_byte_is_found_by_the_checksum(sibling: Sibling) -> None:
+    """With checksums on, a request never decodes on from bytes that are not its own."""
+    _, layout, region = ours()
+    good = link_to(sibling.handle, region, layout)
+    link = _Garbler.__new__(_Garbler)
+    link.__dict__ |= good.__dict__ | {"region": region, "spoilt": layout.chunk_offsets[1] + layout.block_stride_bytes}
+    Puller(link, checksum=True).pull([4], [2])  # the wrong byte is in another block
+    with pytest.raises(ChecksumMismatch):
+        Puller(link, checksum=True).pull([4], [1])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "why"),
+    [([1, 2], [1], "2 blocks for 1"), ([BLOCKS], [1], "outside"), ([-1], [1], "outside"), ([1, 2], [3, 3], "twice")],
+)
+def test_impossible_pulls_are_refused(sibling: Sibling, source: list[int], target: list[int], why: str) -> None:
+    """A wrong id must not write past a region, nor two blocks over each other."""
+    _, layout, region = ours()
+    with pytest.raises(TransportFailed, match=why):
+        Puller(link_to(sibling.handle, region, layout)).pull(source, target)
+
+
+def test_a_rate_limit_holds_over_pieces(sibling: Sibling) -> None:
+    """A link that is told to leave bandwidth to others does, to within a piece."""
+    _, layout, region = ours()
+    rate = 20 * layout.block_bytes / 0.1
+    puller = Puller(link_to(sibling.handle, region, layout), bytes_per_s=rate, piece_bytes=layout.block_bytes)
+    began_s = time.monotonic()
+    pulled = puller.pull(list(range(20)), list(range(20)))
+    assert time.monotonic() - began_s >= 0.095
+    assert pulled.paced_s > pulled.copy_s
+
+
+def test_what_is_not_paced_does_not_wait_and_is_booked(sibling: Sibling) -> None:
+    """A frozen request's last blocks go at once; the limit holds over the link's time all the same."""
+    _, layout, region = ours()
+    rate = layout.block_bytes / 0.05
+    puller = Puller(link_to(sibling.handle, region, layout), bytes_per_s=rate)
+    assert puller.pull([0, 1, 2], [0, 1, 2], paced=False).paced_s == 0.0
+    assert puller.pull([3], [3]).paced_s >= 0.1
+
+
+def test_a_pull_keeps_to_a_limit_of_its_own(sibling: Sibling) -> None:
+    """A move larger than what its path may carry in an epoch is spread over several, on a link without limit."""
+    _, layout, region = ours()
+    rate = 20 * layout.block_bytes / 0.1
+    puller = Puller(link_to(sibling.handle, region, layout))
+    assert puller.pull(list(range(20)), list(range(20)), bytes_per_s=rate).paced_s >= 0.06
+    assert puller.pull(list(range(20)), list(range(20))).paced_s == 0.0
+
+
+def test_no_limit_is_no_wait() -> None:
+    """The default costs nothing."""
+    assert Pacer(None).book(1 << 40) == 0.0
+
+
+def test_a_dead_siblings_memory_is_gone_and_leaves_nothing_behind() -> None:
+    """`kill -9` of a worker leaks no memory file, and its handle is refused in words."""
+    before = set(Path("/dev/shm").iterdir())  # noqa: S108
+    other = Sibling()
+    _, layout, region = ours()
+    mapped = link_to(other.handle, region, layout)
+    other.kill()
+    with pytest.raises(TransportFailed, match="not there"):
+        link_to(other.handle, region, layout)
+    mapped.begin([0], [0])()  # what is mapped stays readable until it is closed: a late reader does not crash
+    mapped.close()
+    assert before == set(Path("/dev/shm").iterdir())  # noqa: S108
+
+
+def test_a_process_that_took_the_number_over_is_not_mistaken_for_the_sibling(sibling: Sibling) -> None:
+    """Process numbers come again; memory is known by more than that."""
+    import msgspec
+
+    handle = KvHandle.decode(sibling.handle)
+    where = msgspec.msgpack.decode(handle.where)
+    forged = msgspec.structs.replace(handle, where=msgspec.msgpack.encode(where | {"inode": where["inode"] + 1}))
+    _, layout, region = ours()
+    with pytest.raises(TransportFailed, match="another process"):
+        shared_memory.open_link(forged, region, layout)
+
+
+def test_blocks_of_another_shape_are_refused(sibling: Sibling) -> None:
+    """Two workers with different models, or block sizes, do not exchange blocks."""
+    tensors = make_cache(order="BLHNC")
+    region = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
+    with pytest.raises(TransportFailed, match="differ"):
+        link_to(sibling.handle, region, layout_of(tensors, BLOCKS))
+
+
+def test_export_keeps_what_the_memory_held() -> None:
+    """A worker that has answered already may export: its blocks stay what they are, seen through the same tensors."""
+    tensors = make_cache()
+    fill(tensors)
+    expected = [tensor.clone() for tensor in tensors]
+    shared_memory.export(tensors, layout_of(tensors, BLOCKS))
+    assert all(torch.equal(a, b) for a, b in zip(expected, tensors, strict=True))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
+def test_the_best_way_is_found_by_trying(sibling: Sibling) -> None:
+    """A worker asks for a link and gets one that has been seen to work, with its rate."""
+    tensors, layout, region = ours()
+    opened = choose.open_best(sibling.handle, region, layout, scratch=[1, 2, 3])
+    assert opened.transport == "shared_memory"
+    assert opened.bytes_per_s > 0
+    assert all(tensor[1:4].any() for tensor in tensors)
+    unknown = KvHandle("carrier pigeon", layout, b"").encode()
+    with pytest.raises(TransportFailed, match="unknown"):
+        choose.open_best(unknown, region, layout, scratch=[])

@@ -1,0 +1,19 @@
+"""A request on its way counts on two workers, so what happens to it changes the room on both."""
+
+import pytest
+
+from melld.scheduler import events as e
+from tests.scheduler.driving import arrive, finish, moved, placed, scheduler_with
+
+
+@pytest.mark.parametrize("policy", ["mell-unbatched", "mell-literal-unbatched"])
+def test_the_end_of_a_request_on_its_way_makes_room_where_it_came_from(policy: str) -> None:
+    """Nobody waits beside room: the worker that a request was leaving is known to be roomier once it has ended."""
+    scheduler = scheduler_with(workers=2, policy=policy)
+    arrive(scheduler, "group", 1)
+    arrive(scheduler, "s", 251)
+    assert moved(arrive(scheduler, "l", 501)) == {"s": "w0"}
+    assert placed(arrive(scheduler, "t", 248)) == {"t": "w1"}
+    scheduler.handle(e.WorkerDraining(0.0, "w0"))
+    assert placed(arrive(scheduler, "waiting", 501)) == {}
+    assert placed(finish(scheduler, "s")) == {"waiting": "w1"}

@@ -1,0 +1,32 @@
+"""Promises of the pace that mell-plus takes from how long requests run."""
+
+import pytest
+
+from melld.scheduler.policies.plus.lifetime import FASTEST, REFERENCE_S, SLOWEST, Lifetimes
+from melld.scheduler.policies.plus.settings import BALANCED
+
+
+def test_until_something_has_ended_the_settings_mean_what_they_say() -> None:
+    """A fresh daemon behaves as documented."""
+    assert Lifetimes().pace == 1.0
+    assert BALANCED.at_pace(1.0) == BALANCED
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace"), [(REFERENCE_S / 2, 0.5), (REFERENCE_S / 1000, FASTEST), (REFERENCE_S * 1000, SLOWEST)]
+)
+def test_the_pace_follows_the_mean_life_within_limits(seconds: float, pace: float) -> None:
+    """A model that answers in seconds is packed on a finer scale than one that writes for minutes."""
+    lifetimes = Lifetimes()
+    for _ in range(3000):
+        lifetimes.ended(seconds)
+    assert lifetimes.pace == pytest.approx(pace, rel=0.01)
+    assert BALANCED.at_pace(pace).dispatch_life_s == pytest.approx(BALANCED.dispatch_life_s * pace)
+
+
+def test_a_few_short_requests_do_not_change_the_pace_much() -> None:
+    """After a start the short ones end first; they are not typical."""
+    lifetimes = Lifetimes()
+    for _ in range(10):
+        lifetimes.ended(1.0)
+    assert lifetimes.pace > 0.9

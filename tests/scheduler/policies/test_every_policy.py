@@ -1,0 +1,15 @@
+"""Promises that every policy keeps, whatever happens in whatever order: see `machine`.
+
+A policy joins by being registered in `melld.scheduler.policies.names`.
+"""
+
+from melld.scheduler.policies.names import POLICIES
+from tests.scheduler.machine import machine_of
+
+EXAMPLES = 40
+
+for _name in POLICIES:
+    for _instant in (False, True):
+        _case = machine_of(_name, _instant, EXAMPLES)
+        globals()[f"Test{_case.__qualname__}"] = _case
+del _case, _name, _instant

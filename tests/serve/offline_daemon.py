@@ -1,0 +1,120 @@
+"""A driver, planner, executor and fleet as they are, without workers: what would be written to them is kept."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from melld.driver.driver import Driver
+from melld.driver.executor import Executor
+from melld.driver.report import MoveMeters
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.supervisor import Slot
+from melld.engine.wire import messages as wire
+from melld.ids import RequestId, WorkerId
+from melld.migrate import messages as say
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Cause, Planner, PlannerSettings
+from melld.migrate.snapshot import Phase, Via
+from melld.scheduler import events
+from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.state import RequestState
+
+BLOCK_BYTES, BLOCK_TOKENS, BLOCKS = 1000, 16, 100
+TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=((0, 40), (1, 30)))
+W0, W1, W2 = (WorkerId(name) for name in ("w0", "w1", "w2"))
+
+
+class OfflineFleet(Fleet):
+    """A fleet whose workers are ready when it is said so, and whose wires end here."""
+
+    def __init__(self, clock: Any) -> None:
+        self.slots = {
+            name: Slot(worker=name, device=f"cpu:{index}", uuid=None, spec=wire.WorkerSpec(
+                worker=name, model_path="", device_kind="cpu"
+            ))
+            for index, name in enumerate((W0, W1, W2))
+        }  # fmt: skip
+        super().__init__(list(self.slots.values()), clock)
+        self.sent: list[tuple[WorkerId, Any]] = []
+        self.codec = SimpleNamespace(encode_request=lambda _request: b"")  # type: ignore[assignment]
+
+    def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:
+        self.sent.append((worker, message))
+
+    def is_ready(self, worker: WorkerId) -> bool:
+        return worker in self.workers
+
+
+class OfflineDaemon:
+    """Three workers that share their memory, a driver that places one by one, and a clock that the test sets."""
+
+    def __init__(
+        self,
+        boundaries: Boundaries = TIGHT,
+        policy: str = "most-free",
+        fleet: type[OfflineFleet] = OfflineFleet,
+    ) -> None:
+        self.now_s = 0.0
+        self.fleet = fleet(lambda: self.now_s)
+        self.executor = Executor(self.fleet, lambda: self.now_s, MoveMeters(CollectorRegistry()))
+        self.driver = Driver(self.fleet, self.executor, policy, lambda: self.now_s, 0.1, SchedulerSettings())
+        self.driver.moves.planner = Planner(boundaries, PlannerSettings(give_up=20))
+        for name in (W0, W1, W2):
+            self.up(name)
+        for destination, message in self.fleet.sent:
+            if isinstance(message, wire.OpenLink):
+                opened = wire.LinkOpened(peer=message.peer, transport="shared_memory", bytes_per_s=1e9)
+                self.fleet.worker_said(self.fleet.slots[destination], opened, [])
+
+    def up(self, name: WorkerId) -> None:
+        ready = wire.WorkerReady(
+            pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES, max_model_tokens=4096,
+            max_requests=8, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
+            kv_handle=b"memory",
+        )  # fmt: skip
+        self.fleet.worker_said(self.fleet.slots[name], ready, [])
+
+    def admit(self, name: str, blocks: int) -> RequestId:
+        """A request that has come so far on the worker that it was given to."""
+        tokens = blocks * BLOCK_TOKENS - 1
+        self.fleet.admit(SimpleNamespace(
+            request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, priority=0, cache_salt=None
+        ))  # fmt: skip
+        request = RequestId(name)
+        worker = self.fleet.live[request].worker
+        assert worker is not None
+        facts = {request: (blocks, tokens, tokens, 1, Phase.DECODING)}
+        self.fleet.ledger.blocks_changed(worker, 1, (blocks, BLOCKS, 0), facts)
+        return request
+
+    def where(self, request: RequestId) -> WorkerId:
+        worker = self.fleet.live[request].worker
+        assert worker is not None
+        return worker
+
+    def ask(self, request: RequestId, destination: WorkerId, via: Via | None = None) -> "asyncio.Task[Any]":
+        return asyncio.get_running_loop().create_task(self.driver.migrate(request, destination, via))
+
+    def begun(self) -> dict[str, WorkerId]:
+        """Who was told to describe which request: the first word of every migration."""
+        return {one.request: to for to, one in self.fleet.sent if isinstance(one, say.DescribeRequest)}
+
+    def refuse(self, request: RequestId) -> None:
+        """The source says that it cannot."""
+        told = [(to, one) for to, one in self.fleet.sent if isinstance(one, say.DescribeRequest)]
+        worker, command = next((to, one) for to, one in told if one.request == request)
+        failed = say.CommandFailed(move=command.move, number=command.number, request=request, reason="it will not")
+        self.fleet.worker_said(self.fleet.slots[worker], failed, [])
+
+    def epoch(self) -> None:
+        self.now_s += 0.1
+        self.driver.handle(events.EpochStarted(self.now_s))
+
+    def state(self, request: RequestId) -> RequestState:
+        return self.driver.scheduler.cluster.requests[request].state
+
+    def causes(self) -> dict[str, Cause]:
+        return {deferred.wanted.request: deferred.cause for deferred in self.driver.moves.deferred}

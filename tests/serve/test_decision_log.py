@@ -1,0 +1,79 @@
+"""The decision log of a real daemon: an outsider finds no fault in it, and its facts give the same decisions again."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from melld.cli import main
+from tests.decisions.audit import Auditor
+from tests.migrate.live import Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+
+STREAMS = 14
+
+
+@pytest.fixture(scope="module")
+def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a daemon's whole life: load, moves of the policy's and the operator's, a worker's death, its stop."""
+    path = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
+    flags = ["--device", "cpu:3", "--kv-bytes", "8MiB", "--set", 'scheduler.policy="mell-plus"']
+    flags += ["--set", f'scheduler.decision_log="{path}"', "--set", "idle.sleep_after_s=0.5"]
+    with DaemonProcess(demo_model, *flags) as daemon:
+        operator = Operator(daemon.wait_ready())
+        body = {"prompt": list(range(5, 205)), "temperature": 0, "ignore_eos": True}
+        lengths = [200 + 45 * number for number in range(STREAMS)]
+        streams = [Stream(daemon, {**body, "max_tokens": tokens, "cache_salt": str(tokens)}) for tokens in lengths]
+        streams[-1].wait_chunks(5)
+        [last] = operator.requests_of(streams[-1])
+        here = last["worker"]
+        there = next(worker["worker"] for worker in operator.status()["workers"] if worker["worker"] != here)
+        with contextlib.suppress(Exception):
+            operator.migrate(last["request"], there, None)
+        os.kill(next(one["pid"] for one in operator.status()["workers"] if one["worker"] == here), signal.SIGKILL)
+        answers = [stream.result() for stream in streams]
+        assert [answer.error for answer in answers] == [None] * STREAMS
+        operator.wait_idle()
+        operator._wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
+        assert daemon.stop() == 0
+    return path
+
+
+def test_an_outsider_finds_no_fault(log: Path) -> None:
+    """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
+    with log.open("rb") as lines:
+        auditor = Auditor().read(lines)
+    assert auditor.faults == []
+    assert auditor.kinds["arrive"] == auditor.kinds["finish"] == STREAMS
+    assert auditor.kinds["place"] > STREAMS, "those of the dead worker were placed again"
+    assert min(auditor.kinds[kind] for kind in ("move", "moved", "epoch", "grow", "retire")) > 0
+
+
+def test_an_outsider_would_find_too_much_on_a_worker(log: Path) -> None:
+    """An auditor that cannot find faults in such a log proves nothing."""
+    with log.open("rb") as lines:
+        records = [json.loads(line) for line in lines]
+    for record in records:
+        if record["kind"] == "worker":
+            record["capacity_bytes"] //= 2
+    assert any("holds" in fault for fault in Auditor().read(map(json.dumps, records)).faults)
+
+
+def test_the_daemons_decisions_are_made_again(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decision that somebody questions can be reproduced from the log alone, by the command."""
+    assert main(["simulate", "--replay", str(log), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    decisions = ("place", "queue", "move", "activate", "retire")
+    with log.open("rb") as lines:
+        kinds = [json.loads(line)["kind"] for line in lines]
+    assert (told["policy"], told["difference"]) == ("mell-plus", None)
+    assert (told["records"], told["decisions"]) == (len(kinds), sum(kind in decisions for kind in kinds))
+
+
+def test_another_policy_would_have_decided_otherwise(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first place where a policy parts from the log is told, with exit code 1."""
+    assert main(["simulate", "--replay", str(log), "--policy", "worst-fit"]) == 1
+    assert "the first difference is in step" in capsys.readouterr().out

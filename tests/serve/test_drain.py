@@ -1,0 +1,206 @@
+"""`melld drain` and `melld resume` on a real daemon under load: no stream is broken, and the device is free."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.cli import main
+from melld.control.client import ControlClient
+from melld.control.messages import Drain
+from tests.migrate.live import Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+
+STREAMS = 24
+BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 160}
+
+
+@pytest.fixture(scope="module")
+def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
+    """Two workers, a policy that moves nothing of itself, and a decision log that cannot be written."""
+    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags += ["--set", 'scheduler.decision_log="/dev/full"']
+    with DaemonProcess(demo_model, *flags) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def operator(daemon: DaemonProcess) -> Iterator[Operator]:
+    operator = Operator(daemon)
+    yield operator
+    daemon.melld("resume", "w0")
+    daemon.melld("resume", "w1")
+    operator.wait_ready()
+    operator.wait_idle()
+
+
+def body(number: int, tokens: int = 160) -> dict[str, Any]:
+    """A request that shares no block with the others."""
+    return {**BODY, "prompt": list(range(5 + number, 45 + number)), "cache_salt": str(number), "max_tokens": tokens}
+
+
+def state_of(operator: Operator, worker: str) -> Any:
+    return next(one for one in operator.status()["workers"] if one["worker"] == worker)
+
+
+def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
+    """Every answer is the answer, and the worker has no process when the command returns."""
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 300)) for number in range(STREAMS)]]
+    streams = [Stream(daemon, body(number, 300)) for number in range(STREAMS)]
+    for stream in streams:
+        stream.wait_chunks(3)
+    here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
+    pid = state_of(operator, "w1")["pid"]
+    done = daemon.melld("drain", "w1", "--wait", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["outcome"], report["left"], report["restarted"]) == (0, "drained", 0, 0)
+    assert here >= STREAMS // 4
+    assert report["moved"] >= 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    worker = state_of(operator, "w1")
+    assert (worker["state"], worker["pid"], worker["used_blocks"]) == ("drained", None, 0)
+    assert worker["why"] == "drained: `melld resume w1` starts it"
+    assert (worker["reason"], worker["tokens_per_s"], worker["memory_bytes"]) == ("", 0, None), "nothing is wrong"
+    assert [stream.result() for stream in streams] == unmoved
+
+
+def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operator) -> None:
+    """A slip of the operator's must not end the service; the reason is told."""
+    assert daemon.melld("drain", "w0", "--wait").returncode == 0
+    refused = daemon.melld("drain", "w1")
+    assert refused.returncode == 1
+    assert "w1 is the last worker that takes requests (w0: drained)" in refused.stderr
+    assert state_of(operator, "w1")["state"] != "draining"
+    assert Stream(daemon, body(1)).result().error is None
+
+
+def kv_memories(pid: int) -> int:
+    """How many workers' KV memories that process maps."""
+    maps = Path("/proc", str(pid), "maps").read_text().splitlines()
+    return len({line.split()[4] for line in maps if "/memfd:melld-kv" in line})
+
+
+def test_nobody_keeps_a_drained_workers_memory(daemon: DaemonProcess, operator: Operator) -> None:
+    """The device is wanted for something else: what a sibling goes on to map of it would not be free."""
+    pid = state_of(operator, "w0")["pid"]
+    operator._wait(lambda _: kv_memories(pid) == 2, 30)
+    assert daemon.melld("drain", "w1", "--wait").returncode == 0
+    operator._wait(lambda _: kv_memories(pid) == 1, 10)
+    assert daemon.melld("resume", "w1").returncode == 0
+    operator._wait(lambda _: kv_memories(pid) == 2, 60)
+
+
+def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator) -> None:
+    """The device was wanted for an hour, not for ever."""
+    assert daemon.melld("drain", "w0", "--wait").returncode == 0
+    resumed = daemon.melld("resume", "w0")
+    assert (resumed.returncode, resumed.stdout) == (0, "w0: starting; `melld status` says when it is ready\n")
+    operator.wait_ready()
+    assert daemon.melld("resume", "w0").stdout == "w0: was in service\n"
+    assert daemon.melld("drain", "w1", "--wait").returncode == 0
+    assert Stream(daemon, body(2)).result().error is None, "w0 alone is there to answer"
+
+
+def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator: Operator) -> None:
+    """A change of mind costs no client anything, and whoever waits for the drain is told."""
+    streams = [Stream(daemon, body(number, 500)) for number in range(4)]
+    for stream in streams:
+        stream.wait_chunks(3)
+    worker = operator.status()["requests"][0]["worker"]
+    begun = daemon.melld("drain", worker)
+    assert begun.returncode == 0
+    assert f"{worker}: drain" in begun.stdout
+    assert daemon.melld("resume", worker).returncode == 0
+    assert [stream.result().error for stream in streams] == [None] * 4
+
+
+def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: Operator) -> None:
+    """A crash on the way out gives the device free; the supervisor does not bring the worker back."""
+    streams = [Stream(daemon, body(number, 300)) for number in range(6)]
+    for stream in streams:
+        stream.wait_chunks(3)
+    worker = operator.status()["requests"][0]["worker"]
+    pid = state_of(operator, worker)["pid"]
+    os.kill(pid, signal.SIGSTOP)  # so that nothing can leave it
+    answers: list[bytes] = []
+    client = ControlClient([daemon.runtime_directory])
+    asked = Drain(worker=worker, wait=True)
+    waiting = threading.Thread(target=lambda: answers.append(client.operate("drain", asked, 60.0)))
+    waiting.start()
+    operator._wait(lambda status: any(one["state"] == "draining" for one in status["workers"]), 30.0)
+    os.kill(pid, signal.SIGKILL)
+    waiting.join(60)
+    report = json.loads(answers[0])
+    assert (report["outcome"], report["left"]) == ("drained", 0)
+    assert report["restarted"] > 0
+    assert [stream.result().error for stream in streams] == [None] * 6
+    assert state_of(operator, worker)["state"] == "drained"
+
+
+def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, operator: Operator) -> None:
+    """One that has died, and was about to be started again, is not: its device is wanted."""
+    os.kill(state_of(operator, "w1")["pid"], signal.SIGKILL)
+    operator._wait(lambda status: any(one["state"] != "ready" for one in status["workers"]), 30.0)
+    done = daemon.melld("drain", "w1", "--wait", "--json")
+    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "drained")
+    assert (state_of(operator, "w1")["state"], state_of(operator, "w1")["pid"]) == ("drained", None)
+    assert Stream(daemon, body(1)).result().error is None
+
+
+def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
+    """The device is wanted at a certain time: what could not be moved by then is replayed, and no stream is lost."""
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 300)) for number in range(4)]]
+    streams = [Stream(daemon, body(number, 300)) for number in range(4)]
+    for stream in streams:
+        stream.wait_chunks(3)
+    worker = operator.status()["requests"][0]["worker"]
+    done = daemon.melld("drain", worker, "--wait", "--deadline", "0", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["outcome"], report["left"]) == (0, "drained", 0)
+    assert report["restarted"] > 0
+    assert [stream.result() for stream in streams] == unmoved
+
+
+def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
+    unknown = daemon.melld("drain", "w9")
+    assert (unknown.returncode, "there are: w0, w1" in unknown.stderr) == (1, True)
+    assert daemon.melld("resume", "w9").returncode == 1
+    assert daemon.melld("drain", "w0", "--deadline", "soon").returncode == 2
+    for command in ("drain", "resume"):
+        assert main([command, "w0", "--runtime-directory", str(tmp_path)]) == 3
+
+
+def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
+    """What keeps a GPU awake, and what packing has saved, is not to be guessed."""
+    stream = Stream(daemon, body(1, 300))
+    stream.wait_chunks(3)
+    [one] = operator.requests_of(stream)
+    workers = {worker["worker"]: worker for worker in operator.status()["workers"]}
+    busy = workers.pop(one["worker"])
+    [other] = workers.values()
+    assert busy["size_class"] == "T"
+    assert re.fullmatch(r"1 request; awake for \d+ s \(\w+\)", busy["why"])
+    assert other["size_class"] is None
+    assert re.fullmatch(r"idle: sleeps in \d+ s|not needed.*|", other["why"])
+    assert stream.result().error is None
+    status = operator.status()
+    assert status["worker_seconds_awake"] > 0 < status["shadow_worker_seconds_awake"]
+    saved_s = status["shadow_worker_seconds_awake"] - status["worker_seconds_awake"]
+    assert status["gpu_hours_saved"] == pytest.approx(saved_s / 3600, abs=1e-4)
+    metrics = daemon.get("/metrics")
+    for name in ("melld_worker_awake_seconds_total", "melld_gpu_hours_saved", "melld_moves_deferred"):
+        assert f"\n{name} " in metrics
+
+
+def test_a_log_on_a_full_disk_is_one_warning(daemon: DaemonProcess, operator: Operator) -> None:
+    """All of the above was served although not one decision could be written."""
+    warnings = operator.status()["warnings"]
+    assert warnings == ["the decision log /dev/full ends here: No space left on device"]

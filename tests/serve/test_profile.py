@@ -1,0 +1,38 @@
+"""`melld profile` on a real daemon: real copies and real steps, and users first."""
+
+import json
+
+from melld.cli import main
+from tests.migrate.live import Stream
+from tests.serve.daemon_process import DaemonProcess
+
+
+def test_a_daemon_measures_what_moves_may_cost(daemon: DaemonProcess) -> None:
+    """Not while somebody is served; then the figures of every link and worker are there, and the status tells them."""
+    stream = Stream(daemon, {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True})
+    stream.wait_chunks(2)
+    refused = daemon.melld("profile")
+    assert (refused.returncode, "requests are running" in refused.stderr) == (1, True)
+    stream.result()
+    done = daemon.melld("profile", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["notes"] == []
+    assert report["took_s"] < 60
+    links, prefill = report["boundaries"]["links"], report["boundaries"]["prefill"]
+    assert {(source, target) for source, row in links.items() for target in row} == {("w0", "w1"), ("w1", "w0")}
+    assert all(count > 1 << 20 for row in links.values() for count in row.values())  # in 100 ms, from memory to memory
+    for table in prefill.values():
+        assert [batch for batch, _ in table] == [0, 1, 4, 16]
+        alone, *beside = (tokens for _, tokens in table)
+        assert all(1 <= tokens <= alone for tokens in beside)
+    assert json.loads(daemon.melld("profile", "--show", "--json").stdout) == report
+    assert daemon.status()["boundaries"].startswith("measured ")
+    assert "tokens computed for moves" in daemon.melld("profile", "--show").stdout.lower()
+    status = daemon.status()
+    assert [worker["used_blocks"] for worker in status["workers"]] == [0, 0]
+
+
+def test_without_a_daemon_there_is_nothing_to_measure(tmp_path: object) -> None:
+    """A script tells "nobody is there" (3) from "not now" (1)."""
+    assert main(["profile", "--runtime-directory", str(tmp_path)]) == 3

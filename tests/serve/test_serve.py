@@ -1,0 +1,259 @@
+"""What an operator relies on in `melld serve`: its start, its workers' lives, its end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from melld.daemon.preflight import WHAT_A_MODEL_IS
+from tests.serve.daemon_process import START_DEADLINE_S, DaemonProcess
+
+SOON_STEADY = ("--set", "health.steady_after_s=0")
+QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
+
+
+@contextlib.asynccontextmanager
+async def client_of(daemon: DaemonProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
+    stream = await client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=0.9,
+        stream=True,  # type: ignore[arg-type]
+    )
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
+
+
+def files_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until(condition: Any, deadline_s: float = 60.0) -> None:
+    """Look again whenever the loop is free, until it holds."""
+    async with asyncio.timeout(deadline_s):
+        while not await asyncio.to_thread(condition):
+            pass
+
+
+@pytest.fixture(scope="module")
+def own(demo_model: Path) -> Iterator[DaemonProcess]:
+    """A daemon to be harmed."""
+    with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY) as process:
+        yield process.wait_ready()
+
+
+class TestServing:
+    async def test_two_requests_run_on_the_two_workers(self, daemon: DaemonProcess) -> None:
+        """Both devices work, and `melld status --json` shows which request is where."""
+        async with client_of(daemon) as client:
+            answers = asyncio.gather(*(answer(client, seed, 1500) for seed in range(2)))
+            seen: set[str] = set()
+
+            def both_at_work() -> bool:
+                seen.update(request["worker"] for request in daemon.status()["requests"] if request["worker"])
+                return len(seen) == 2
+
+            await until(both_at_work)
+            await answers
+            assert seen == {"w0", "w1"}
+
+    async def test_all_blocks_are_free_when_all_requests_have_ended(self, daemon: DaemonProcess) -> None:
+        """Nothing leaks: what a request held is there for the next."""
+        async with client_of(daemon) as client:
+            await asyncio.gather(*(answer(client, seed, 40) for seed in range(6)))
+            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
+
+    async def test_a_client_that_leaves_frees_its_blocks(self, daemon: DaemonProcess) -> None:
+        """Nobody pays for answers that nobody reads."""
+        async with client_of(daemon) as client:
+            stream = await client.chat.completions.create(
+                model="demo",
+                messages=QUESTION,
+                max_tokens=20_000,
+                stream=True,  # type: ignore[arg-type]
+            )
+            async for _chunk in stream:
+                break
+            await stream.close()
+            await until(lambda: daemon.status()["requests"] == [])
+            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
+
+
+class TestWorkersLives:
+    async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
+        """A crash costs a client a short pause, not its answer."""
+        async with client_of(own) as client:
+            unharmed = await asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
+            harmed = asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
+
+            def is_decoding() -> bool:
+                requests = own.status()["requests"]
+                return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
+
+            await until(is_decoding)
+            victim = own.status()["workers"][0]
+            os.kill(victim["pid"], signal.SIGKILL)
+            assert await harmed == unharmed
+
+    async def test_a_killed_worker_comes_back(self, own: DaemonProcess) -> None:
+        """The daemon heals by itself."""
+        victim = own.status()["workers"][1]
+        os.kill(victim["pid"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            worker = own.status()["workers"][1]
+            return bool(worker["state"] == "ready" and worker["pid"] != victim["pid"] and worker["restarts"] >= 1)
+
+        await until(is_back, 150.0)
+
+    async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(self, own: DaemonProcess) -> None:
+        """SIGTERM drains to its deadline; a stream that is cut says so, and the exit code is 0."""
+        async with client_of(own) as client:
+            short = asyncio.create_task(answer(client, 1, 5))
+            long = asyncio.create_task(answer(client, 2, 30_000))
+            await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
+            pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
+            own.process.send_signal(signal.SIGTERM)
+            assert await short
+            with pytest.raises(openai.APIError):
+                await long
+            assert await asyncio.to_thread(own.wait_end) == 0
+            await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+
+
+class TestUnderAServiceManager:
+    def test_it_is_ready_when_it_serves_on_the_socket_it_was_given_and_reloads(
+        self, demo_model: Path, tmp_path: Path
+    ) -> None:
+        """What depends on it starts at the right moment, a restart refuses nobody, and a bad reload harms nothing."""
+        configuration = tmp_path / "melld.toml"
+        configuration.write_text("[server]\ndrain_s = 1\n")
+        keys = tmp_path / "keys"
+        keys.write_text("first-key\n")
+        with (
+            socket.create_server(("127.0.0.1", 0)) as api,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        ):
+            manager.bind(str(tmp_path / "notify"))
+            manager.settimeout(START_DEADLINE_S)
+            waiting = socket.create_connection(api.getsockname())  # it comes before the daemon is ready, and waits
+            flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys))
+            told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000000"}
+            with DaemonProcess(demo_model, *flags, environment=told, handed=api) as process:
+                heard = [manager.recv(4096).decode() for _ in range(1)]
+                while "READY=1" not in heard[-1]:
+                    assert "READY=1" not in "".join(heard[:-1])
+                    heard.append(manager.recv(4096).decode())
+                assert any("WATCHDOG=1" in message for message in heard)
+                assert ask(waiting, "first-key").startswith("HTTP/1.1 200")
+
+                keys.write_text("second-key\n")
+                process.process.send_signal(signal.SIGHUP)
+                hear_until(manager, "RELOADING=1")
+                hear_until(manager, "READY=1")
+                process.wait_for("reloaded: API keys (1 added, 1 removed)")
+                again = socket.create_connection(api.getsockname())
+                assert ask(again, "first-key").startswith("HTTP/1.1 401")
+
+                configuration.write_text("[server]\nprt = 1\n")
+                process.process.send_signal(signal.SIGHUP)
+                hear_until(manager, "RELOADING=1")
+                hear_until(manager, "READY=1")
+                assert "unknown key `prt`" in process.status()["warnings"][0]
+                again = socket.create_connection(api.getsockname())
+                assert ask(again, "second-key").startswith("HTTP/1.1 200")
+
+                process.process.send_signal(signal.SIGTERM)
+                hear_until(manager, "STOPPING=1")
+                assert process.wait_end() == 0
+
+
+def hear_until(manager: socket.socket, words: str) -> None:
+    while words not in manager.recv(4096).decode():
+        pass
+
+
+def ask(connection: socket.socket, key: str) -> str:
+    """The status line for /v1/models on this connection, which is closed after it."""
+    with connection:
+        connection.settimeout(60)
+        head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        return connection.makefile().readline()
+
+
+class TestEnds:
+    async def test_workers_die_with_a_daemon_that_is_killed(self, demo_model: Path, tmp_path: Path) -> None:
+        """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
+        with DaemonProcess(demo_model, "--device", "cpu:1", environment={"TMPDIR": str(tmp_path)}) as process:
+            process.wait_ready()
+            pids = [worker["pid"] for worker in process.status()["workers"]]
+            assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
+            process.process.kill()
+            process.wait_end()
+            await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+        assert files_in(tmp_path) == []
+
+    def test_a_bad_engine_argument_ends_it_with_one_clear_line(self, demo_model: Path) -> None:
+        """A typing error is told in words, not in a traceback."""
+        with DaemonProcess(demo_model, "--device", "cpu:1", "--set", "model.vllm.max_model_length=3") as process:
+            assert process.wait_end(150.0) == 2
+        why = "vLLM has no such option; did you mean 'max_model_len'?"
+        assert process.lines[-1:] == [f"melld serve: [model.vllm] max_model_length: {why}"]
+
+    def test_a_directory_without_a_model_ends_it_with_one_clear_line(self, tmp_path: Path) -> None:
+        """So does a wrong path."""
+        with DaemonProcess(tmp_path) as process:
+            assert process.wait_end() == 2
+        assert process.lines == [f"melld serve: [model] path: {tmp_path} holds no config.json: {WHAT_A_MODEL_IS}"]
+
+    def test_a_corrupt_model_ends_it_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
+        """Weights that cannot be read are named, and the exit code says failed."""
+        for file in demo_model.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "model.safetensors").write_bytes(b"no weights")
+        with DaemonProcess(tmp_path, "--device", "cpu:1") as process:
+            assert process.wait_end(150.0) == 1
+        assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 could not start: ")
+
+    def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:
+        """Two daemons do not fight over a port."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with DaemonProcess(demo_model, "--port", str(port)) as process:
+                assert process.wait_end() == 1, "it may be free later: a service manager may try again"
+        assert process.lines == [f"melld serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
+
+
+def test_the_first_line_of_the_daemon_comes_before_torch_is_imported() -> None:
+    """`melld status` and `check-config` start at once: the package itself brings no torch along."""
+    code = "import sys, json, melld.driver.driver, melld.engine.fleet.fleet; print(json.dumps('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) is False
