@@ -95,6 +95,9 @@ def report(run: str, results: list[dict[str, Any]]) -> str:
             rows = [plain for row in one["rows"] if tuple(plain := _plain(row)) == columns]
             lines += ["", f"{one['step']}:", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
             lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in rows]
+    if "gpu" in facts and any((one["step"], one["exit"]) == ("exact", 0) for one in results):
+        lines += ["", "Moves are exact with async scheduling: `ASYNC_SCHEDULING_SEEN_EXACT` in"]
+        lines += [f"`melld/engine/arguments.py` may be {day}."]
     return "\n".join(lines) + "\n"
 
 

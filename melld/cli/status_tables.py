@@ -5,7 +5,7 @@ in a pipe every row is one line with everything in it, however long.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +18,7 @@ from melld.cli.status_bars import STYLES, class_letter, worker_bar
 from melld.control.status import (
     DaemonState,
     DaemonStatus,
+    LinkStatus,
     MoveStatus,
     RequestStatus,
     WorkerState,
@@ -127,6 +128,8 @@ def _remarks(status: DaemonStatus) -> list[Text]:
         for failed in [worker.state is WorkerState.FAILED]
     ]
     remarks += [Text(f"boundaries: {status.boundaries}", "dim")] if status.boundaries else []
+    remarks += [Text(f"async scheduling: {said}", "dim")] if (said := status.async_scheduling) else []
+    remarks += _tokens_only(status.links)
     remarks += [_move(move) for move in status.moves[:MOST_MOVES]]
     remarks += [Text(f"and {more} more moves", "dim")] if (more := len(status.moves) - MOST_MOVES) > 0 else []
     remarks += [Text(f"! {warning}", "yellow") for warning in status.warnings]
@@ -135,6 +138,16 @@ def _remarks(status: DaemonStatus) -> list[Text]:
 
 def _why(worker: WorkerStatus) -> str:
     return f"class {worker.size_class}, {worker.why}" if worker.size_class else worker.why
+
+
+def _tokens_only(links: Sequence[LinkStatus]) -> list[Text]:
+    """A line for each reason why KV is not copied, with the links that it holds for."""
+    concerned: dict[str, list[str]] = {}
+    for link in links:
+        if link.tokens_only_because:
+            concerned.setdefault(link.tokens_only_because, []).append(f"{link.source} > {link.destination}")
+    said = {why: ", ".join(ends) if len(ends) < len(links) else "all links" for why, ends in concerned.items()}
+    return [Text.assemble((f"{ends}: ", "bold"), (f"tokens only: {why}", "yellow")) for why, ends in said.items()]
 
 
 def _move(move: MoveStatus) -> Text:

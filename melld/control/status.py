@@ -166,6 +166,21 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it was decided."""
 
 
+class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests go from one worker to one other, of those that have a process."""
+
+    source: str
+    """The worker that they leave."""
+    destination: str
+    """The worker that they go to."""
+    transport: str | None = None
+    """How their KV is copied: `shared_memory`, `cuda_peer`, `cuda_staged`; null where it cannot be."""
+    bytes_per_s: float | None = None
+    """How fast that was when the link was opened, with a few blocks; null where it was not tried."""
+    tokens_only_because: str = ""
+    """Why they can be moved by their tokens alone; empty where their KV can be copied."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon as it is now."""
 
@@ -207,6 +222,10 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The difference of the two, in hours; negative where best fit would have needed less."""
     boundaries: str = ""
     """How much links and workers may do for moves, in one line; `melld profile --show --json` has the figures."""
+    links: tuple[LinkStatus, ...] = ()
+    """From each worker to each other one."""
+    async_scheduling: str = ""
+    """Whether workers schedule a step while the last one is computed, as vLLM does by default, and why not."""
     moves: tuple[MoveStatus, ...] = ()
     """Every move that has been decided on and is not over, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()

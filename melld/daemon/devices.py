@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from melld.config import Config, CpuDevices, DevicesConfig
-from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT, engine_arguments
+from melld.engine.arguments import (
+    COMMON_ENVIRONMENT,
+    CPU_ENVIRONMENT,
+    engine_arguments,
+    without_expandable_segments,
+)
 from melld.engine.fleet.supervisor import Slot
 from melld.engine.wire import messages as wire
 from melld.errors import ConfigError
@@ -56,7 +61,7 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
             device_kind=kind,
             visible_devices=tuple(dict.fromkeys((own, *uuids))) if own else (),
             engine_arguments=arguments | (_share(arguments, name, shares[own]) if own else {}),
-            environment=settings | (_own_cache(worker, environment) if own else {}),
+            environment=settings | (_gpu_environment(worker, environment) if own else {}),
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
@@ -92,8 +97,11 @@ def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str,
     return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}
 
 
-def _own_cache(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """vLLM writes what it has compiled to files that it does not lock, and workers start side by side."""
+def _gpu_environment(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """A cache of its own: vLLM writes what it compiles to files that it does not lock, and workers start side by side.
+
+    And memory that siblings can map.
+    """
     home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
     root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")
-    return {"VLLM_CACHE_ROOT": str(root / "melld" / worker)}
+    return {"VLLM_CACHE_ROOT": str(root / "melld" / worker)} | without_expandable_segments(environment)

@@ -48,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     models: tuple[str, ...]
     started_s: float
+    async_scheduling: str = ""
 
 
 class Watch:
@@ -167,6 +168,8 @@ class Watch:
             url=self.url,
             policy=self._driver.policy,
             boundaries=self.boundaries(),
+            links=self._why.links(),
+            async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
             warnings=(*self.warnings, *self.lasting_warnings),
             preemptions=self._driver.preemptions,

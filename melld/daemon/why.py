@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from melld.control import status
-from melld.control.status import MoveStatus, MovingState
+from melld.control.status import LinkStatus, MoveStatus, MovingState
 from melld.daemon.shadow import AwakeSeconds, Shadow
 from melld.driver.drain import Drains, DrainState
 from melld.driver.driver import Driver
@@ -116,6 +116,19 @@ class Why:
             cause=because.cause,
             deferred_because=waits,
             age_s=round(max(self._clock() - because.at_s, 0.0), 3),
+        )
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        """How requests go from each worker to each other one."""
+        return tuple(
+            LinkStatus(
+                source=source,
+                destination=destination,
+                transport=link.transport or None,
+                bytes_per_s=round(link.bytes_per_s) or None,
+                tokens_only_because=link.failure,
+            )
+            for (source, destination), link in self._driver.links.items()
         )
 
     # -- savings -----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
+from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.fleet import Fleet
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
@@ -70,7 +71,12 @@ def make_parts(config: Config) -> Parts:
     drains = Drains(driver, fleet, clock)
     why = Why(driver, drains, clock)
     why.outlook = idle.outlook
-    identity = Identity(pid=os.getpid(), models=config.model.names, started_s=clock())
+    identity = Identity(
+        pid=os.getpid(),
+        models=config.model.names,
+        started_s=clock(),
+        async_scheduling=async_scheduling_told(config, slots[0].spec.device_kind),
+    )
     watch = Watch(fleet, driver, why, identity, nvml if gpus else None)
     boundaries = keep_boundaries(config, fleet, driver, gpus, nvml.links([gpu.uuid for gpu in gpus]), os.environ)
     watch.boundaries = boundaries.line

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from melld.control.messages import AlreadyThere
-from melld.driver.executor import Executor
+from melld.driver.executor import Executor, Link
 from melld.driver.moves import WantedMoves
 from melld.driver.queue import WaitingLine
 from melld.driver.report import MoveReport
@@ -171,6 +171,11 @@ class Driver:
         if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
         return await self._executor.report(await self.moves.begun(request))
+
+    @property
+    def links(self) -> Mapping[tuple[WorkerId, WorkerId], Link]:
+        """Whether KV can be copied from each worker to each other one."""
+        return self._executor.links
 
     def is_pinned(self, request: RequestId) -> bool:
         """Whether an operator has sent it where it is, or is going."""

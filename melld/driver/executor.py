@@ -11,7 +11,7 @@ import asyncio
 import collections
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,16 @@ class NoLink(MelldError):
 
     def __init__(self, source: str, destination: str, why: str) -> None:
         super().__init__(f"KV cannot be copied from {source} to {destination}: {why}")
+
+
+class Link(NamedTuple):
+    """Whether KV can be copied from one worker to another."""
+
+    failure: str
+    """Why not; empty once it can."""
+    transport: str = ""
+    bytes_per_s: float = 0.0
+    """As tried when it was opened, with a few blocks."""
 
 
 class Move:
@@ -71,7 +81,8 @@ class Executor:
         self._clock = clock
         self._meters = meters
         self._max_moves_per_link = max_moves_per_link
-        self._links: dict[tuple[WorkerId, WorkerId], str] = {}  # "" once it is open, else why it is not
+        self.links: dict[tuple[WorkerId, WorkerId], Link] = {}
+        """From each worker to each other one, of those that have been ready."""
         self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
         self._by_number: dict[int, Move] = {}
         self._gaps: dict[RequestId, Move] = {}
@@ -128,7 +139,7 @@ class Executor:
         source = self._fleet.live[request].worker
         if source is None:
             raise MoveRefused(request, Refusal.UNKNOWN)
-        why_not = self._links.get((source, destination), "there is no link")
+        why_not = self.links[link].failure if (link := (source, destination)) in self.links else "there is no link"
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)
         return why_not
@@ -148,12 +159,12 @@ class Executor:
         """Have it and each of its siblings open one another's KV memory."""
         for other, theirs in self._fleet.ready.items():
             if other != worker:
-                self._open(worker, ready.kv_handle, other)
-                self._open(other, theirs.kv_handle, worker)
+                self._open(worker, ready, other)
+                self._open(other, theirs, worker)
 
     def worker_lost(self, worker: WorkerId) -> None:
         """End, or roll back, what it took part in, and have nobody hold its memory."""
-        self._links = {link: state for link, state in self._links.items() if worker not in link}
+        self.links = {ends: link for ends, link in self.links.items() if worker not in ends}
         for move in list(self._by_number.values()):
             source, destination = move.link
             if worker == source:
@@ -167,7 +178,8 @@ class Executor:
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
         """An answer of a worker."""
         if isinstance(message, wire.LinkOpened):
-            self._links[WorkerId(message.peer), worker] = message.failure
+            link = Link(message.failure, message.transport, message.bytes_per_s)
+            self.links[WorkerId(message.peer), worker] = link
             what = f"by {message.transport}" if not message.failure else f"is not open: {message.failure}"
             log.info("KV from %s to %s %s", message.peer, worker, what)
             return
@@ -262,10 +274,10 @@ class Executor:
 
     # -- links -------------------------------------------------------------------------------------------------------
 
-    def _open(self, source: WorkerId, handle: bytes, destination: WorkerId) -> None:
-        self._links[source, destination] = "the link is not open yet" if handle else "its KV memory cannot be shared"
-        if handle:
-            self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
+    def _open(self, source: WorkerId, ready: wire.WorkerReady, destination: WorkerId) -> None:
+        self.links[source, destination] = Link(ready.kv_failure or "the link is not open yet")
+        if not ready.kv_failure:
+            self._fleet.send(destination, wire.OpenLink(peer=source), [ready.kv_handle])
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
         under_way = [move for move in self._by_number.values() if move.link == link]

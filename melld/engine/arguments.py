@@ -3,6 +3,8 @@
 Both sides build the same `VllmConfig` from the same words; nothing is pickled from one to the other.
 """
 
+import datetime
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from melld.config import Config, CpuDevices
@@ -42,6 +44,13 @@ COMMON_ENVIRONMENT = {
 }
 
 
+ASYNC_SCHEDULING_SEEN_EXACT: datetime.date | None = None
+"""The day on which `make gpu-check` saw moved requests to be exact with it on a GPU; None: not yet.  It is off until
+then, and vLLM's default from then on.  `make gpu-check` says when it may be set."""
+
+# torch's allocator maps expandable segments with CUDA's virtual memory calls; CUDA IPC has no handles of those.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
 # vLLM's front end sends an image to its engine once and then only the image's hash.  Here any worker may be next, so
 # every request brings its images along: what vLLM does by itself where several front ends share an engine.
 IMAGES_TRAVEL_WHOLE = {"_api_process_count": 2}
@@ -61,10 +70,32 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
-    else:
-        # Until live migration has been seen to be exact with it on a GPU, a step is scheduled when the last one ended.
-        arguments["async_scheduling"] = False
+    elif ASYNC_SCHEDULING_SEEN_EXACT is None:
+        arguments["async_scheduling"] = False  # a step is scheduled when the last one has ended
     return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
+
+
+def async_scheduling_told(config: Config, device_kind: str) -> str:
+    """For people: whether a worker on a device of this kind schedules steps ahead, and why not."""
+    if device_kind == "cpu":
+        return "off (vLLM has none on a CPU)"
+    seen = ASYNC_SCHEDULING_SEEN_EXACT
+    proof = f"seen exact on a GPU on {seen}" if seen else "not yet seen exact on a GPU; `make gpu-check`"
+    own = engine_arguments(config, device_kind).get("async_scheduling")
+    return f"{'on' if own or own is None else 'off'} ({proof})"
+
+
+def without_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of torch's allocator that ask for expandable segments, with them off: KV memory is shared."""
+    asking = {name: environment.get(name, "") for name in ALLOCATOR_VARIABLES}
+    return {
+        name: ",".join(
+            "expandable_segments:False" if option.strip().startswith("expandable_segments") else option
+            for option in value.split(",")
+        )
+        for name, value in asking.items()
+        if "expandable_segments" in value
+    }
 
 
 def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngineArgs":

@@ -3,6 +3,7 @@
 from melld.control.status import (
     DaemonState,
     DaemonStatus,
+    LinkStatus,
     MoveStatus,
     MovingState,
     RequestStatus,
@@ -111,6 +112,13 @@ DEFERRED = MoveStatus(
     age_s=0.2,
 )
 
+OPEN = LinkStatus(source="w0", destination="w1", transport="cuda_peer", bytes_per_s=2.1e11)
+TOKENS_ONLY = LinkStatus(
+    source="w1",
+    destination="w0",
+    tokens_only_because="cuda_peer: device 0 has no peer access to device 1; cuda_staged: the bytes are not the peer's",
+)
+
 STATUS = DaemonStatus(
     melld_version="0.1.0",
     vllm_version="0.32.0",
@@ -129,6 +137,8 @@ STATUS = DaemonStatus(
     shadow_worker_seconds_awake=7200.0,
     shadow_preemptions=3,
     gpu_hours_saved=0.5,
+    links=(OPEN, TOKENS_ONLY),
+    async_scheduling="off (not yet seen exact on a GPU; `make gpu-check`)",
     moves=(MOVING, DEFERRED),
     requests=(RUNNING, PREFILLING, QUEUED),
 )

@@ -1,6 +1,7 @@
 """The layout of `melld status`, whatever there is to show and however wide the terminal is."""
 
 import io
+import itertools
 
 import msgspec
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from rich.console import Console
 from melld.cli.status_tables import status_view
 from melld.control.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
-from tests.cli.plausible import STATUS
+from tests.cli.plausible import STATUS, TOKENS_ONLY
 
 names = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", max_size=8).map("w-".__add__)
 counts = st.integers(0, 100_000)
@@ -75,6 +76,22 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     assert row.split() == ["w0", "cpu:0", "starting", "·" * 40, "0"]
     status = msgspec.structs.replace(status, workers=(*starting, *STATUS.workers))
     assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
+
+
+def test_why_a_link_carries_tokens_only_is_told_once() -> None:
+    """Eight GPUs without access to each other are 56 links with one reason."""
+    assert [line for line in drawn(STATUS, 200) if "tokens only" in line] == [
+        f"w1 > w0: tokens only: {TOKENS_ONLY.tokens_only_because}"
+    ]
+    none = tuple(
+        msgspec.structs.replace(TOKENS_ONLY, source=a, destination=b)
+        for a, b in itertools.permutations(("w0", "w1", "w2"), 2)
+    )
+    lines = drawn(msgspec.structs.replace(STATUS, links=none), 200)
+    assert [line for line in lines if "tokens only" in line] == [
+        f"all links: tokens only: {TOKENS_ONLY.tokens_only_because}"
+    ]
+    assert "async scheduling: off (not yet seen exact on a GPU; `make gpu-check`)" in lines
 
 
 @settings(max_examples=30, deadline=None)

@@ -17,6 +17,7 @@ from melld.control.status import (
     SCHEMA,
     DaemonState,
     DaemonStatus,
+    LinkStatus,
     MoveStatus,
     MovingState,
     Phase,
@@ -26,7 +27,7 @@ from melld.control.status import (
 )
 from tests.cli.plausible import STATUS
 
-STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus)
+STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus, LinkStatus)
 WORDS = (DaemonState, WorkerState, Phase, MovingState)
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

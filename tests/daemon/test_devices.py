@@ -30,3 +30,16 @@ def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:
     slots = make_slots(parse_config(EACH, "test"), [FIRST, SECOND], {"XDG_CACHE_HOME": "/cache"})
     roots = [slot.spec.environment["VLLM_CACHE_ROOT"] for slot in slots]
     assert roots == ["/cache/vllm/melld/w0", "/cache/vllm/melld/w1"]
+
+
+def test_memory_of_gpu_workers_can_be_shared_whatever_the_allocator_is_asked_for() -> None:
+    """No handle can be had of expandable segments: all moves would go by tokens, for a setting made for another end."""
+    asked = {
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True",
+        "PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8",
+    }
+    environment = make_slots(parse_config(EACH, "test"), [FIRST, SECOND], asked)[0].spec.environment
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:512,expandable_segments:False"
+    assert "PYTORCH_ALLOC_CONF" not in environment
+    on_cpu = make_slots(parse_config('[model]\npath = "m"', "test"), [], asked)[0].spec.environment
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in on_cpu

@@ -8,14 +8,15 @@ from melld.daemon.why import Why
 from melld.driver.drain import Drain, Drains
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded
-from tests.serve.offline_daemon import W0, OfflineDaemon
+from melld.engine.wire import messages as wire
+from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 class Watched:
     """A daemon that has been ready, with three workers and what watches it."""
 
     def __init__(self) -> None:
-        daemon = OfflineDaemon()
+        daemon = self.daemon = OfflineDaemon()
         self.drains = Drains(daemon.driver, daemon.fleet, lambda: 0.0)
         why = Why(daemon.driver, self.drains, lambda: 0.0)
         identity = Identity(pid=1, models=("demo",), started_s=0.0)
@@ -108,3 +109,23 @@ def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
     for event in ("stop", "ended"):
         place.step(event)
         assert "wakes in about 5.5 s" in watched.watch.status().workers[0].why
+
+
+def test_a_link_that_carries_no_kv_says_why() -> None:
+    """Moves by tokens cost computation: whoever wonders why there are no others is told without reading logs."""
+    watched = Watched()
+    fleet = watched.fleet
+    no_access = "cuda_peer: device 0 has no peer access to device 1"
+    fleet.worker_said(fleet.slots[W1], wire.LinkOpened(peer=W0, failure=no_access), [])
+    watched.daemon.up(W2, kv_failure="the KV cache is 2 allocations, not one")
+    told = {(link.source, link.destination): link for link in watched.watch.status().links}
+    assert {ends: link.tokens_only_because for ends, link in told.items()} == {
+        (W0, W1): no_access,
+        (W1, W0): "",
+        (W2, W0): "the KV cache is 2 allocations, not one",
+        (W2, W1): "the KV cache is 2 allocations, not one",
+        (W0, W2): "the link is not open yet",
+        (W1, W2): "the link is not open yet",
+    }
+    assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 1e9)
+    assert told[W0, W1].transport is None

@@ -1,5 +1,6 @@
 """What vLLM is told, and the places where its version is written."""
 
+import datetime
 import json
 import os
 import re
@@ -7,11 +8,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from melld.config import parse_config
-from melld.engine.arguments import COMMON_ENVIRONMENT, engine_arguments
+from melld.engine import arguments
+from melld.engine.arguments import COMMON_ENVIRONMENT, async_scheduling_told, engine_arguments
 from melld.engine.pin import VLLM_VERSION, check_vllm_version
 from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS, option_behind
 from melld.errors import ConfigError
@@ -22,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_users_words_go_before_ours() -> None:
     """Defaults for the CPU are a beginning, not a law."""
     config = parse_config('[model]\npath="m"\n[model.vllm]\nblock_size=64\nmax-model-len=512', "test")
-    arguments = engine_arguments(config, "cpu")
-    assert (arguments["block_size"], arguments["max_model_len"], arguments["dtype"]) == (64, 512, "float32")
+    given = engine_arguments(config, "cpu")
+    assert (given["block_size"], given["max_model_len"], given["dtype"]) == (64, 512, "float32")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,23 @@ def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
     )
     ours, theirs = json.loads(done.stdout.splitlines()[-1])
     assert ours == theirs
+
+
+def on_gpu(own: str = "") -> tuple[Any, str]:
+    """What a GPU worker is told of async scheduling, and what people are told."""
+    config = parse_config(f'[model]\npath="m"\n[model.vllm]\n{own}', "test")
+    told = async_scheduling_told(config, "cuda")
+    return engine_arguments(config, "cuda").get("async_scheduling"), told
+
+
+def test_async_scheduling_is_off_until_it_was_seen_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moved answer must not change for a default: the day of the proof is what turns it on, and status says so."""
+    monkeypatch.setattr(arguments, "ASYNC_SCHEDULING_SEEN_EXACT", None)
+    assert on_gpu() == (False, "off (not yet seen exact on a GPU; `make gpu-check`)")
+    assert on_gpu("async_scheduling=true") == (True, "on (not yet seen exact on a GPU; `make gpu-check`)")
+    monkeypatch.setattr(arguments, "ASYNC_SCHEDULING_SEEN_EXACT", datetime.date(2031, 5, 6))
+    assert on_gpu() == (None, "on (seen exact on a GPU on 2031-05-06)")
+    assert on_gpu("async_scheduling=false") == (False, "off (seen exact on a GPU on 2031-05-06)")
 
 
 def test_options_of_the_api_do_not_reach_the_engine() -> None:

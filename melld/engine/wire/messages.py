@@ -142,6 +142,8 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """vLLM's `EngineCoreReadyResponse`, which syncs what was settled at start into the daemon's `VllmConfig`."""
     kv_handle: bytes = b""
     """How a sibling finds its KV memory (`migrate/transports`); empty where it cannot be shared."""
+    kv_failure: str = ""
+    """Why it cannot; its requests move by their tokens."""
 
 
 class StepDone(Message, frozen=True, tag=True):

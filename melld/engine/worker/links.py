@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from melld.engine.wire import messages as wire
 from melld.engine.worker.faults import FaultPoints, SpoiltLink
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
+from melld.engine.worker.residency.rules import kv_refusal
 from melld.errors import MelldError
 from melld.migrate.transports import choose
 from melld.migrate.transports.copies import Copies, CopyDone
@@ -29,14 +30,24 @@ log = logging.getLogger("melld.worker")
 TRIAL_BLOCKS = 8
 
 
-def share_memory(engine: "EngineCore") -> tuple[KvMemory | None, bytes]:
-    """The engine's KV memory and its handle for siblings; None and nothing where it cannot be shared."""
+class Shared(NamedTuple):
+    """The engine's KV memory and its handle for siblings, or why it cannot be shared."""
+
+    memory: KvMemory | None = None
+    handle: bytes = b""
+    failure: str = ""
+
+
+def share_memory(engine: "EngineCore") -> Shared:
+    """Offer the engine's KV memory to its siblings."""
     try:
+        if (refusal := kv_refusal(engine.scheduler)) is not None:
+            raise UnsupportedLayout(refusal.value)
         memory = KvMemory(engine)
-        return memory, choose.export(memory.tensors, memory.layout)
+        return Shared(memory, choose.export(memory.tensors, memory.layout))
     except (UnsupportedLayout, TransportFailed) as error:
         log.warning("KV cannot be copied to or from this worker, its requests move by their tokens: %s", error)
-        return None, b""
+        return Shared(failure=str(error))
 
 
 class Opening(msgspec.Struct, frozen=True):

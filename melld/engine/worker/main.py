@@ -80,7 +80,7 @@ class Worker:
         write_frame(connection, wire.WorkerLoading("making its first token"))
         warm_up(self._engine)
         load_s = time.monotonic() - started
-        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.kv_handle, response, load_s))
+        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s))
 
     def serve(self) -> None:
         """Step until told to stop.  Returns when everything said has been written."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from melld.engine.wire import messages as wire
 from melld.engine.worker.faults import VARIABLE, FaultPoints
 from melld.engine.worker.grammars import Grammars
-from melld.engine.worker.links import LinkOpener, Links, share_memory
+from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
     profiler: Profiler
     reporter: StepReporter
     block_bytes: int
-    kv_handle: bytes
+    shared: Shared
 
 
 def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
@@ -56,7 +56,8 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
     faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
-    memory, kv_handle = share_memory(engine)
+    shared = share_memory(engine)
+    memory = shared.memory
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     residency = Residency(engine, block_bytes)
     links = Links(LinkOpener(memory, spec.copy_rules, faults), residency, inbox.put, writer.say)
@@ -75,7 +76,7 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
         profiler=Profiler(engine, residency, links, lambda: not inbox.empty(), writer.say, pulse.in_step),
         reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
         block_bytes=block_bytes,
-        kv_handle=kv_handle,
+        shared=shared,
     )
 
 

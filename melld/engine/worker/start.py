@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
+    from melld.engine.worker.links import Shared
 
 PR_SET_PDEATHSIG = 1
 
@@ -117,7 +118,7 @@ def warm_up(engine: "EngineCore") -> None:
 
 
 def ready_of(
-    engine: "EngineCore", block_bytes: int, kv_handle: bytes, response: bytes, load_s: float
+    engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float
 ) -> wire.WorkerReady:
     """What the daemon is told when the worker can be used."""
     config = engine.vllm_config
@@ -127,7 +128,8 @@ def ready_of(
         total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
         block_tokens=config.cache_config.block_size,
         block_bytes=block_bytes,
-        kv_handle=kv_handle,
+        kv_handle=shared.handle,
+        kv_failure=shared.failure,
         max_model_tokens=config.model_config.max_model_len,
         max_requests=config.scheduler_config.max_num_seqs,
         supported_tasks=list(engine.get_supported_tasks()),
@@ -138,9 +140,12 @@ def ready_of(
 
 
 def block_bytes_of(engine: "EngineCore") -> int:
-    """The bytes of one block of all layers; 0 for a model without a KV cache."""
+    """The bytes of one block of all layers; 0 for a model without a KV cache.
+
+    All layers lie in one allocation, whose size each of vLLM's descriptions names (`KVCacheTensor.size`).
+    """
     kv_cache = engine.scheduler.kv_cache_config
-    return int(sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // max(1, kv_cache.num_blocks))
+    return int(max((tensor.size for tensor in kv_cache.kv_cache_tensors), default=0) // max(1, kv_cache.num_blocks))
 
 
 def _vllm_version() -> str:

@@ -61,7 +61,8 @@ def ipc_handle(address: int) -> tuple[bytes, int]:
     if found != 0:
         raise TransportFailed("cuda", f"cuMemGetAddressRange: error {found}")
     handle, start = IpcHandle(), ctypes.c_void_p(base.value)
-    _check("cudaIpcGetMemHandle", _runtime().cudaIpcGetMemHandle(ctypes.byref(handle), start))
+    given = _runtime().cudaIpcGetMemHandle(ctypes.byref(handle), start)
+    _check("cudaIpcGetMemHandle (only for memory of cudaMalloc, not of cuMemMap: expandable segments, sleep)", given)
     return bytes(handle.reserved), address - int(base.value)
 
 

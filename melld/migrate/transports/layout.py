@@ -6,6 +6,7 @@ A block's bytes are `chunk_offsets` many runs of `chunk_bytes`, at `offset + blo
 
     layers outermost (LBHNC, LBNHC)   one chunk per layer, far apart          |K0 V0 ...|K0 V0 ...|
     blocks outermost (BLHNC)          all layers of a block are one chunk     |all of 0|all of 1|...
+                                      (also layers of different sizes: latent attention with its indexer)
     heads outside of blocks (LHBNC)   one chunk per layer and head
 """
 
@@ -57,13 +58,18 @@ def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
     if len(storages) != 1:
         raise UnsupportedLayout(f"the KV cache is {len(storages)} allocations, not one")
     found = {_chunks(tensor, num_blocks) for tensor in tensors}
-    if len({(chunk, stride) for chunk, stride, _ in found}) != 1:
-        raise UnsupportedLayout("the layers' blocks are not of one shape")
-    chunk, stride, _ = next(iter(found))
+    strides = {stride for _, stride, _ in found}
+    if len(strides) != 1:
+        raise UnsupportedLayout(f"the layers' blocks lie {sorted(strides)} bytes apart: they are not of one size")
+    stride = strides.pop()
     offsets = sorted({offset for _, _, offsets in found for offset in offsets})  # groups of layers may share bytes
-    adjacent = all(b - a == chunk for a, b in itertools.pairwise(offsets))
-    if adjacent and chunk * len(offsets) <= stride:  # else another block lies there, or would in a larger cache
-        chunk, offsets = chunk * len(offsets), offsets[:1]
+    ends = max(offset + chunk for chunk, _, offsets in found for offset in offsets)
+    if ends - offsets[0] <= stride:  # blocks outermost: all layers of a block lie together, of whatever size each is
+        chunk, offsets = ends - offsets[0], offsets[:1]
+    elif len({chunk for chunk, _, _ in found}) == 1:
+        chunk = next(iter(found))[0]
+    else:
+        raise UnsupportedLayout("the layers' blocks are not of one shape")
     region_bytes = tensors[0].untyped_storage().nbytes()
     return KvLayout(num_blocks, chunk, stride, tuple(offsets), region_bytes)
 

@@ -52,6 +52,14 @@ def test_block_outermost_is_one_chunk() -> None:
     assert len(layout_of(cache("LHBNC", sizes), 8).chunk_offsets) == 4 * 2
 
 
+def test_layers_of_different_sizes_are_one_chunk_where_they_lie_together() -> None:
+    """Latent attention has an indexer's small pages beside its own in each block."""
+    whole = torch.arange(5 * 24, dtype=torch.float32)
+    latent, indexer = (whole.as_strided((5, size), (24, 1), at) for size, at in ((16, 0), (4, 16)))
+    layout = layout_of([latent, indexer], 5)
+    assert (layout.chunk_bytes, layout.block_stride_bytes, layout.chunk_offsets) == (20 * 4, 24 * 4, (0,))
+
+
 def test_blocks_that_the_kernel_splits_are_copied_whole() -> None:
     """An attention kernel may see a block of 32 tokens as two of 16."""
     sizes = {"L": 2, "B": 6, "H": 2, "N": 16, "C": 4}
@@ -79,7 +87,10 @@ def test_caches_that_one_stride_cannot_describe_are_refused() -> None:
     with pytest.raises(UnsupportedLayout, match="2 allocations"):
         layout_of([first, second], 4)
     whole = torch.zeros(24)
-    with pytest.raises(UnsupportedLayout, match="not of one shape"):
+    with pytest.raises(UnsupportedLayout, match=r"\[8, 16\] bytes apart"):
         layout_of([whole[:8].view(4, 2), whole[8:].view(4, 4)], 4)
+    padded = [whole.as_strided((3, 2), (4, 1), 0), whole.as_strided((3, 4), (4, 1), 12)]
+    with pytest.raises(UnsupportedLayout, match="not of one shape"):
+        layout_of(padded, 3)
     with pytest.raises(UnsupportedLayout, match="do not make"):
         layout_of([first], 3)

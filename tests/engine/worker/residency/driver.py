@@ -11,6 +11,8 @@ from typing import Any
 
 import torch.multiprocessing
 
+from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -151,6 +153,8 @@ class Worker:
             "max_logprobs": 20,
         } | options
         self.config = EngineArgs(**arguments).create_engine_config()
+        if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
+            schedule_asynchronously(self.config)
         self.engine = EngineCore(self.config, Executor.get_class(self.config), log_stats=True)
         self.processor = InputProcessor(self.config)
 

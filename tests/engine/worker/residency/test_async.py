@@ -1,0 +1,110 @@
+"""Requests move between two vLLM workers that schedule a step ahead, and nobody can tell from what they say.
+
+On the CPU: see `async_on_cpu` for what that shows and what it cannot.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from melld.demo_model import make_demo_model
+from tests.engine.worker.residency.driver import WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair
+from tests.engine.worker.residency.test_residency import CASES, GREEDY, LONG_PROMPT, PENALTIES, SAMPLED, SEEDED
+
+
+@pytest.fixture(scope="module")
+def async_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two workers with two steps in flight each."""
+    model = tmp_path_factory.mktemp("model") / "demo"
+    make_demo_model(model)
+    workers = [WorkerProxy(str(model), {"async_scheduling": True}) for _ in range(2)]
+    try:
+        for worker in workers:
+            worker.receive()
+        yield Pair(*workers)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+@pytest.fixture
+def pair(async_pair: Pair) -> Iterator[Pair]:
+    """When all requests have ended, both workers are as empty as they began."""
+    yield async_pair
+    try:
+        async_pair.assert_idle()
+    finally:
+        async_pair.clear()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_step_ahead_changes_no_answer(
+    pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy], case: Case
+) -> None:
+    """Else a comparison of moved with unmoved runs here would say nothing of what clients have had so far."""
+    assert pair.unmoved(case) == Pair(*residency_workers).unmoved(case)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+    """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(9)
+    assert pair.move(running, via) is not None
+    assert [expected] == pair.finish(running)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", [GREEDY, SAMPLED, CASES[-2]], ids=lambda case: case.name)
+def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
+    """There is no bad moment, though at most of them a token is under way that nobody knows yet."""
+    short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
+    expected = pair.unmoved(short)
+    runs = []
+    for steps in range(15):
+        running = pair.start(short)
+        pair.step(steps)
+        if running.answer.finish is None:
+            pair.move(running, via, decode_meanwhile=0)
+        runs.append(running)
+    assert [expected] * len(runs) == pair.finish(*runs)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
+def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
+    """Waiting, chunks computed or under way, or just begun."""
+    case = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(steps)
+    pair.move(running, via, decode_meanwhile=0)
+    assert [expected] == pair.finish(running)
+
+
+def test_eight_requests_move_there_and_back(pair: Pair) -> None:
+    """Emptying a worker is eight moves at the same time; and then they all come back."""
+    expected = [pair.unmoved(case) for case in CASES[:8]]
+    running = [pair.start(case) for case in CASES[:8]]
+    pair.step(12)
+    for turn in range(2):
+        for number, one in enumerate(running):
+            if one.answer.finish is None:
+                pair.move(one, "kv" if (number + turn) % 2 else "tokens", decode_meanwhile=1)
+    assert expected == pair.finish(*running)
+
+
+def test_a_request_in_flight_is_not_settled(pair: Pair) -> None:
+    """The token under way is told here before the request is elsewhere: none is lost, none said twice."""
+    running = pair.start(GREEDY)
+    pair.step(9)
+    assert pair.here("freeze", running.request_id, "kv") == "in flight"
+    told = len(running.answer.tokens)
+    pair.step(1)
+    assert len(running.answer.tokens) > told
+    assert pair.here("stillness", running.request_id) == "settled"
+    pair.here("thaw", running.request_id)
+    assert [pair.unmoved(GREEDY)] == pair.finish(running)
