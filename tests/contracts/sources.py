@@ -1,0 +1,70 @@
+"""Facts that are read from a package's sources, which need not be importable on this machine."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Fact(NamedTuple):
+    """What melld leans on, and the words of the source that make it so."""
+
+    what: str
+    file: str
+    """Within the package, after its name."""
+    where: str
+    """A function, `Class.method` or class; empty: the whole file."""
+    words: str
+    """In this order, whatever lies between the parts that `...` separates, however it is broken into lines."""
+
+    def __str__(self) -> str:
+        return self.what
+
+    def source(self) -> str:
+        """The text that should have the words."""
+        text = installed(self.file).read_text()
+        return part_of(text, self.where) if self.where else text
+
+    def holds_in(self, source: str) -> bool:
+        """Whether the text has the words."""
+        return re.search(self._pattern(), source, re.DOTALL) is not None
+
+    def otherwise(self) -> str:
+        """A copy of the source in which the last of the words is another, wherever it follows the others."""
+        *before, last = self._words()
+        changed = re.compile(self._join([*before, f"(?P<last>{last})"]), re.DOTALL)
+        source = self.source()
+        while (found := changed.search(source)) is not None:
+            source = source[: found.start("last")] + "@" + source[found.end("last") :]
+        return source
+
+    def _pattern(self) -> str:
+        return self._join(self._words())
+
+    def _words(self) -> list[str]:
+        return ["..." if word == "..." else re.escape(word) for word in re.findall(r"\.\.\.|\w+|[^\w\s]", self.words)]
+
+    @staticmethod
+    def _join(words: list[str]) -> str:
+        return r"\s*".join(".*?" if word == "..." else word for word in words)
+
+
+def installed(file: str) -> Path:
+    """Where a file of an installed package lies."""
+    package, _, rest = file.partition("/")
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations, package
+    return Path(spec.submodule_search_locations[0]) / rest
+
+
+def part_of(text: str, where: str) -> str:
+    """The source of a function or class; `Class.method` is one of that class."""
+    nodes: list[ast.AST] = [ast.parse(text)]
+    for name in where.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = [one for node in nodes for one in ast.walk(node) if isinstance(one, kinds) and one.name == name]
+        assert found, f"there is no {where}"
+        nodes = list(found[:1])
+    return ast.get_source_segment(text, nodes[0]) or ""

@@ -1,0 +1,120 @@
+"""ctypes believes whatever it is told: the C compiler is asked about each struct, number and prototype."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from melld.kvstore import nvml
+from melld.migrate.transports import cuda_runtime
+
+INCLUDE = Path("/usr/local/cuda/include")
+pytestmark = pytest.mark.skipif(
+    not (INCLUDE / "cuda_runtime_api.h").exists() or shutil.which("gcc") is None,
+    reason="the headers of CUDA's toolkit, or gcc, are not installed",
+)
+CALLS = {
+    "cudaIpcGetMemHandle": "cudaError_t (*)(cudaIpcMemHandle_t *, void *)",
+    "cudaIpcOpenMemHandle": "cudaError_t (*)(void **, cudaIpcMemHandle_t, unsigned int)",
+    "cudaIpcCloseMemHandle": "cudaError_t (*)(void *)",
+    "cudaMemcpyBatchAsync": (
+        "cudaError_t (*)(void *const *, const void *const *, const size_t *, size_t, "
+        "struct cudaMemcpyAttributes *, size_t *, size_t, cudaStream_t)"
+    ),
+    "cudaGetLastError": "cudaError_t (*)(void)",
+    "cudaGetErrorString": "const char *(*)(cudaError_t)",
+    "cuMemGetAddressRange_v2": "CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr)",
+}
+NUMBERS = {
+    "cudaSuccess": 0,
+    "CUDA_SUCCESS": 0,
+    "cudaIpcMemLazyEnablePeerAccess": cuda_runtime._LAZY_ENABLE_PEER_ACCESS,
+    "cudaMemcpySrcAccessOrderStream": cuda_runtime._SOURCE_ACCESS_IN_STREAM_ORDER,
+    "cudaMemcpyFlagPreferOverlapWithCompute": cuda_runtime._PREFER_OVERLAP_WITH_COMPUTE,
+    "sizeof(cudaIpcMemHandle_t)": ctypes.sizeof(cuda_runtime.IpcHandle),
+    "sizeof(struct cudaMemLocation)": ctypes.sizeof(cuda_runtime._Location),
+    "sizeof(struct cudaMemcpyAttributes)": ctypes.sizeof(cuda_runtime._CopyAttributes),
+    "sizeof(CUdeviceptr)": ctypes.sizeof(ctypes.c_uint64),
+    "sizeof(size_t)": ctypes.sizeof(ctypes.c_size_t),
+    "sizeof(enum cudaMemcpySrcAccessOrder)": ctypes.sizeof(ctypes.c_int),
+    **{
+        f"offsetof(struct {struct}, {theirs})": getattr(getattr(cuda_runtime, ours), field).offset
+        for struct, ours, fields in (
+            ("cudaMemLocation", "_Location", {"type": "type", "id": "id"}),
+            (
+                "cudaMemcpyAttributes",
+                "_CopyAttributes",
+                {
+                    "source_access_order": "srcAccessOrder",
+                    "source_hint": "srcLocHint",
+                    "destination_hint": "dstLocHint",
+                    "flags": "flags",
+                },
+            ),
+        )
+        for field, theirs in fields.items()
+    },
+}
+
+
+def complaints(include: Path, first_cuda: tuple[int, int] = cuda_runtime._BATCH_SINCE_CUDA) -> str:
+    """What the compiler has to say to all that is believed, with these headers."""
+    lines = ["#include <stddef.h>", "#include <cuda.h>", "#include <cuda_runtime_api.h>"]
+    lines += [f'_Static_assert({name} == {number}, "{name}");' for name, number in NUMBERS.items()]
+    lines += [f"__typeof__(({kind})0) call_{name} = {name};" for name, kind in CALLS.items()]
+    major, minor = first_cuda
+    lines += [f'_Static_assert(CUDART_VERSION >= {major * 1000 + minor * 10}, "too old");']
+    command = ["gcc", "-x", "c", "-", "-fsyntax-only", "-Wno-deprecated", "-Werror=incompatible-pointer-types"]
+    done = subprocess.run(
+        [*command, f"-I{include}"], input="\n".join(lines), text=True, capture_output=True, check=False
+    )
+    return done.stderr
+
+
+def test_each_struct_number_and_prototype_is_cudas() -> None:
+    """A wrong offset here would be a copy from a wrong address there."""
+    assert complaints(INCLUDE) == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "pattern", "instead", "named"),
+    [
+        (
+            "driver_types.h",
+            r"(#define CUDA_IPC_HANDLE_SIZE) 64",
+            r"\1 128",
+            "cudaIpcMemHandle_t",
+        ),
+        ("driver_types.h", r"(cudaMemcpySrcAccessOrderStream\s*= )0x1", r"\g<1>0x4", "cudaMemcpySrcAccessOrderStream"),
+        ("driver_types.h", r"(struct cudaMemLocation srcLocHint;)", r"int more; \1", "srcLocHint"),
+        ("driver_types.h", r"(#define cudaIpcMemLazyEnablePeerAccess\s+)0x01", r"\g<1>0x02", "LazyEnablePeerAccess"),
+        # The form before 13.0, with a place for the index of a copy that failed.
+        (
+            "cuda_runtime_api.h",
+            r"(size_t numAttrs, )(cudaStream_t stream\);)",
+            r"\1size_t *failIdx, \2",
+            "pointer-types",
+        ),
+    ],
+)
+def test_a_header_that_says_otherwise_is_noticed(
+    tmp_path: Path, header: str, pattern: str, instead: str, named: str
+) -> None:
+    """The test above can fail: it does with a copy of the header in which one fact is another."""
+    for entry in INCLUDE.iterdir():  # a header finds others beside itself first
+        if entry.name != header:
+            (tmp_path / entry.name).symlink_to(entry)
+    text, changed = re.subn(pattern, instead, (INCLUDE / header).read_text())
+    assert changed
+    (tmp_path / header).write_text(text)
+    assert named in complaints(tmp_path)
+
+
+def test_the_numbers_of_nvml_are_its_own() -> None:
+    """pynvml gives one of them as a tuple by mistake; the day it does not, ours can go."""
+    assert pynvml.NVML_P2P_CAPS_INDEX_READ == (nvml.P2P_READ,)
+    assert pynvml.NVML_P2P_CAPS_INDEX_NVLINK == nvml.P2P_NVLINK

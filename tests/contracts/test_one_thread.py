@@ -1,0 +1,53 @@
+"""The template of GPU workers can be forked: with all that it imports ahead, it has one thread and no CUDA.
+
+Seen here: numpy with its BLAS, torch, transformers, vLLM with both GPU runners, and Triton beside them.  Not seen: what
+CUDA's build of torch and vLLM's compiled kernels do as they are loaded; `has_one_thread` asks again before each fork.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from melld.engine.arguments import COMMON_ENVIRONMENT
+from melld.engine.worker.template import IMPORTS_OF_KIND
+
+ROOT = Path(__file__).parents[2]
+TRITON = Path(sys.executable).parents[1] / "triton"  # where vLLM's CPU build does not find it by itself
+TEMPLATE = f"""
+import sys
+from melld.engine.worker import template
+template.preload("cuda")
+assert set({IMPORTS_OF_KIND["cuda"]!r}) | {{"numpy", "torch", "triton", "transformers"}} <= set(sys.modules)
+print(template.has_one_thread(), template.may_use_gpu())
+"""
+NUMPY = """
+import numpy
+from melld.engine.worker import template
+print(template.has_one_thread())
+"""
+
+
+def told(code: str, **environment: str) -> list[str]:
+    """The words that this program prints last, with these variables."""
+    path = os.pathsep.join([str(ROOT), str(TRITON)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_all_that_a_gpu_worker_imports_makes_no_thread_and_no_context() -> None:
+    """Else every worker would import everything anew, and start in half a minute instead of a second."""
+    assert told(TEMPLATE, **COMMON_ENVIRONMENT) == ["True", "True"]
+
+
+def test_threads_of_a_blas_are_noticed() -> None:
+    """They are what the environment of workers forbids; a count that missed them would prove nothing."""
+    assert told(NUMPY, OPENBLAS_NUM_THREADS="2") == ["False"]
+    assert told(NUMPY, **COMMON_ENVIRONMENT) == ["True"]
