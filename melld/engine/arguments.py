@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.config import Config, CpuDevices
 from melld.engine.vllm_options import FRONTEND_OPTIONS, check_option
+from melld.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -112,4 +113,18 @@ def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
     """
     from vllm.usage.usage_lib import UsageContext
 
+    if arguments.reasoning_parser_plugin:
+        import_parsers("reasoning_parser_plugin", arguments.reasoning_parser_plugin)
     return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def import_parsers(option: str, file: str) -> None:
+    """Make the parsers in a file of the operator's known to this process: vLLM's launcher does so, which is not used.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    from vllm.utils.import_utils import import_plugin
+
+    if import_plugin(file) is None:
+        raise ConfigError(f"[model.vllm] {option}", f"{file} cannot be imported: the log says why")

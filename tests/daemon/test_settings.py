@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,6 +137,22 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> N
             await settings.reload()
         assert settings.keys.open_to("two")
         assert settings.config.server.drain_s == 1.0
+
+
+async def test_a_reload_reads_beside_the_loop(key_file: Path) -> None:
+    """Files may lie on a disk that does not answer: the streams go on all the same."""
+    readers = []
+
+    class Slow(Operator):
+        def config(self) -> Config:
+            readers.append(threading.current_thread())
+            return super().config()
+
+    with Slow(ServerConfig(port=0, api_key_file=str(key_file))).settings() as settings:
+        readers.clear()
+        await settings.reload()
+    assert readers
+    assert threading.current_thread() not in readers
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from prometheus_client import CollectorRegistry
 
+from melld.config import Config, ModelConfig
 from melld.control.status import DaemonState, WorkerState, workers_ready
+from melld.daemon.lifecycle import Daemon
 from melld.daemon.watch import Identity, Watch
 from melld.daemon.why import Why
 from melld.driver.drain import Drain, Drains
@@ -67,6 +69,24 @@ def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
         place.died(was_ready=True)
         place.failed_starts = MAX_FAILED_STARTS
     assert watched.watch.why_closed() == "no worker can serve: w0 failed, w1 failed, w2 failed"
+
+
+def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
+    """Its watchdog starts a daemon anew that has no worker to try again; one that has sees to that itself."""
+    watched = Watched()
+    config = Config(model=ModelConfig(path="demo"))
+    daemon = Daemon(config, lambda _line: None, lambda: config)
+    daemon.watch = watched.watch
+    assert daemon._look().well
+    for place in watched.places:
+        place.died(was_ready=True)
+    beat = daemon._look()
+    assert (beat.well, beat.status.startswith("no worker can serve: w0 failed")) == (True, True)
+    for place in watched.places:
+        place.failed_starts = MAX_FAILED_STARTS
+    assert not daemon._look().well
+    watched.watch.state = DaemonState.STARTING
+    assert daemon._look().well
 
 
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:

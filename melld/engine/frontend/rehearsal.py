@@ -18,7 +18,7 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from melld.config import Config
-from melld.engine.arguments import engine_arguments
+from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.frontend import rehearse_frontend, serving_arguments, vllm_config_of
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
@@ -36,6 +36,8 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
         vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+        if arguments.tool_parser_plugin:
+            import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(rehearse_frontend(_Nobody(), vllm_config, arguments))

@@ -135,6 +135,7 @@ class TestSchemas:
             {"type": "object", "properties": {"child": {"$ref": "#"}}},
             {"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
             {"$defs": {"a/b~c": {"type": "string"}}, "$ref": "#/$defs/a~1b~0c"},
+            {"$defs": {"a": {"type": "string"}}, "$ref": "#/$defs/%61"},
             {"$defs": {"a": {"$anchor": "here", "type": "string"}}, "$ref": "#here"},
             {"anyOf": [{"$ref": "#/$defs/s"}, {"$ref": "#/$defs/s"}], "$defs": {"s": {"type": "string"}}},
         ],
@@ -149,7 +150,7 @@ MANY = 200_000
 NODE: dict[str, Any] = {"a": {}}
 WORST: dict[str, dict[str, Any]] = {
     "anchors": _tool({"$defs": {"z": {"$anchor": "z"}}, "enum": [{"$ref": "#z"}] * 2800}),
-    "many-anchors": _tool({"enum": [{"$ref": "#z"}] * 12_000}),
+    "many-anchors": _tool({"$defs": {"z": {"$anchor": "z"}}, "enum": [{"$ref": "#z"}] * 12_000}),
     "anchors-and-names": _tool({"$defs": {f"d{i}": {"$anchor": f"n{i}", "$ref": f"#n{i + 1}"} for i in range(MANY)}}),
     "pointers": _tool({"enum": [{"$ref": "#" + "/a" * 40_000}] * 100}),
     "escapes": _tool({"$ref": "#/" + "%61" * 2_000_000}),

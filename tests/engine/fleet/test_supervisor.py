@@ -12,10 +12,12 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.supervisor import Supervisor, WorkerStartFailed
+from melld.engine.wire.messages import Pong
 from melld.ids import WorkerId
 from tests.engine.fleet.test_order import SLOT
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+from tests.engine.fleet.virtual_worker import VirtualWorker
 from tests.serve.offline_daemon import W0, OfflineDaemon
 
 
@@ -160,6 +162,49 @@ def test_a_crash_soon_after_a_crash_waits_longer() -> None:
         await asyncio.sleep(2)
         daemon.worker(W0).die(-11)
         assert (waited_s, place.back_off_s) == ([1, 2, 4, 8], 1.0)
+        await daemon.close()
+
+    run_virtually(told)
+
+
+async def watched_worker(loop: VirtualLoop, health: HealthConfig) -> tuple[VirtualDaemon, VirtualWorker]:
+    """One that is ready, and looked after; nobody puts it to rest."""
+    daemon = VirtualDaemon(loop, workers=1, health=health)
+    starting = daemon.spawn(daemon.fleet.supervisor.start())
+    await daemon.settle()
+    worker = daemon.worker(W0)
+    worker.become_ready()
+    await daemon.flush()
+    await starting
+    daemon.spawn(daemon.fleet.supervisor.watch())
+    return daemon, worker
+
+
+@pytest.mark.parametrize("silence_s", [2.0, 10.0, 600.0])
+def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: float) -> None:
+    """A busy machine may answer late: how late is too late is the operator's to say."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=silence_s))
+        worker.hung = True
+        await asyncio.sleep(0.8 * silence_s)
+        assert worker.ended is None
+        await asyncio.sleep(0.6 * silence_s)
+        assert worker.ended is not None
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_a_step_may_take_as_long_as_the_operator_says() -> None:
+    """A slow device is not a hung one; a step that never ends is."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon, worker = await watched_worker(loop, HealthConfig(step_timeout_s=1000.0))
+        for busy_s, is_alive in ((999.0, True), (1001.0, False)):
+            worker.say(Pong(steps=1, busy_s=busy_s, requests=1))
+            await daemon.flush()
+            assert (worker.ended is None) == is_alive
         await daemon.close()
 
     run_virtually(told)

@@ -37,6 +37,7 @@ from tests.engine.fleet.virtual_loop import VirtualLoop
 from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualTemplate, VirtualWorker, Words, core_request
 
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
+SOON_STEADY = HealthConfig(steady_after_s=1.0)
 
 
 class LoudDriver(Driver):
@@ -49,11 +50,17 @@ class LoudDriver(Driver):
 class VirtualDaemon:
     """`start` first.  `clients` has the tokens of every request that was let in, `errors` how one ended otherwise."""
 
-    def __init__(self, loop: VirtualLoop, workers: int = 3, policy: str = "mell-plus") -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        workers: int = 3,
+        policy: str = "mell-plus",
+        health: HealthConfig = SOON_STEADY,
+    ) -> None:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
         specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
-        self.fleet = Fleet(slots, loop.time, HealthConfig(steady_after_s=1.0))
+        self.fleet = Fleet(slots, loop.time, health)
         self.template = VirtualTemplate()
         self.fleet.supervisor.template = self.template  # type: ignore[assignment]
         self.fleet.codec = VirtualCodec()

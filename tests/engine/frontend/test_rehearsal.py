@@ -15,8 +15,16 @@ from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 SCRIPT = """
 import json, sys
 from melld.config import parse_config
+from melld.engine.frontend import frontend
 from melld.engine.frontend.rehearsal import prepare
+from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import ConfigError
+unread = set(FRONTEND_OPTIONS)
+class Watched(frontend.Namespace):
+    def __getattribute__(self, name):
+        unread.discard(name)
+        return super().__getattribute__(name)
+frontend.Namespace = Watched
 for line in sys.stdin:
     model, options = json.loads(line)
     config = parse_config("", "the test", {"model.path": model, "model.vllm": options, "devices.cpu": 1})
@@ -26,6 +34,19 @@ for line in sys.stdin:
     except ConfigError as error:
         told = [error.where, error.why]
     print("TOLD", json.dumps(told), flush=True)
+print("TOLD", json.dumps(sorted(unread)))
+"""
+TOOL_PARSER = """
+from vllm.tool_parsers import ToolParserManager
+from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+@ToolParserManager.register_module("ours")
+class Ours(Hermes2ProToolParser): ...
+"""
+REASONING_PARSER = """
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.identity_reasoning_parser import IdentityReasoningParser
+@ReasoningParserManager.register_module("ours")
+class Ours(IdentityReasoningParser): ...
 """
 TOOLS = {"enable_auto_tool_choice": True}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -46,11 +67,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What each case comes to: those of `REFUSED`, a directory that is no model, and one that is served, twice."""
+    """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
+
+    At the end the options of vLLM's API that nobody has asked for.
+    """
     wrong = tmp_path_factory.mktemp("wrong")
     (wrong / "config.json").write_text('{"model_type": "no such thing"}')
     served = (str(demo_model), {**TOOLS, "tool_call_parser": "hermes"})
+    (wrong / "tools.py").write_text(TOOL_PARSER)
+    (wrong / "reasons.py").write_text(REASONING_PARSER)
+    plugins = {"tool_parser_plugin": str(wrong / "tools.py"), "reasoning_parser_plugin": str(wrong / "reasons.py")}
+    ours = {**TOOLS, "tool_call_parser": "ours", "reasoning_parser": "ours"}
     cases = [*((str(demo_model), options) for options, _, _ in REFUSED), (str(wrong), {}), served, served]
+    cases += [(str(demo_model), ours | plugins), (str(demo_model), {"tool_parser_plugin": "/no/such"})]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -81,4 +110,16 @@ def test_files_that_are_no_model_are_told_as_the_path(told: list[list[str]]) -> 
 
 def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) -> None:
     """Once and again in one process, as a daemon prepares before it serves."""
-    assert told[len(REFUSED) + 1 :] == [["served", demo_model.name, demo_model.name]] * 2
+    assert told[len(REFUSED) + 1 :][:2] == [["served", demo_model.name, demo_model.name]] * 2
+
+
+def test_parsers_of_the_operators_own_are_known(told: list[list[str]]) -> None:
+    """The files that hold them are read, and one that cannot be read is named."""
+    served, refused, _ = told[len(REFUSED) + 3 :]
+    assert served[0] == "served", served
+    assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: the log says why"]
+
+
+def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:
+    """What is let in as carried out by vLLM's serving classes is read by somebody when they are built."""
+    assert told[-1] == []

@@ -1,0 +1,48 @@
+"""Which errors the log must have whole: a client that is told nothing but 500 has nobody else to tell the operator."""
+
+import json
+import subprocess
+import sys
+
+# vLLM takes seconds to import, and warns: a process of its own answers for all errors.
+SCRIPT = """
+import json
+from http import HTTPStatus
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.v1.engine.exceptions import EngineGenerateError
+from melld.api.answers import Refusal
+from melld.api.error_mapping import ServingFault, answer_to, needs_traceback
+from melld.errors import NoJudge
+
+def raised_from(cause):
+    error = EngineGenerateError()
+    error.__cause__ = cause
+    return error
+
+errors = {
+    "a bug": RuntimeError("a bug"),
+    "a bug in a generator": raised_from(KeyError("a bug")),
+    "a bug that was wrapped": ServingFault(RuntimeError("a bug")),
+    "a bug that was reported": ServingFault(create_error_response("a bug", "InternalServerError", HTTPStatus(500))),
+    "a client's mistake": ServingFault(ValueError("no such field")),
+    "a refusal": Refusal(400, "no such field"),
+    "told in words": raised_from(NoJudge()),
+}
+answers = {name: answer_to(error) for name, error in errors.items()}
+print(json.dumps({name: [answers[name].status, needs_traceback(errors[name], answers[name])] for name in errors}))
+"""
+
+
+def test_the_log_has_whatever_ends_in_500() -> None:
+    """Whether vLLM raised it or reported it; what is a client's own, or is told in words, fills no log."""
+    words = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=170, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "a bug": [500, True],
+        "a bug in a generator": [500, True],
+        "a bug that was wrapped": [500, True],
+        "a bug that was reported": [500, True],
+        "a client's mistake": [400, False],
+        "a refusal": [400, False],
+        "told in words": [503, False],
+    }
