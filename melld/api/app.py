@@ -249,7 +249,7 @@ class Api:
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config(), self._least_priority())
         work = perform(call, self._context.state, parsed, vllm_request)
-        if "stream" in type(parsed).model_fields and parsed.stream:
+        if getattr(parsed, "stream", False):
             return await self._stream(exchange, work)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
         return web.Response(body=(await work).body, headers=headers)
@@ -264,7 +264,9 @@ class Api:
             with watch, KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
                 await response.prepare(request)
                 exchange.response = response
-                async for text in (await performing).stream:
+                stream = (await performing).stream
+                assert stream is not None, "a streaming call gave a body"
+                async for text in stream:
                     await response.write(text.encode())
                     keep_alive.spoke()
                     exchange.events += 1

@@ -104,7 +104,7 @@ class Connection(web.RequestHandler):
             if self._wire_bytes > WIRE_BYTES_PER_BYTE * self._body.total_bytes + WIRE_BYTES_SPARE:
                 self._refuse_framing()
 
-    def eof_received(self) -> bool | None:
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows more than aiohttp declares
         """Keep the connection of a client that has sent all of its requests and waits for an answer."""
         waits = self._requests_answered < self._requests_seen and self._body.is_eof()
         if not waits or self.transport is None:

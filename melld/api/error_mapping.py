@@ -92,7 +92,7 @@ def _is_dead_end(error: BaseException) -> bool:
     """Whether a worker ended the request because the token that came was none that may come: vLLM gives no reason."""
     found: object = error.reported if isinstance(error, ServingFault) else error
     if isinstance(found, ErrorResponse):
-        return found.error.code == 500 and found.error.message == str(GenerationError())
+        return bool(found.error.code == 500 and found.error.message == str(GenerationError()))
     return type(found) is GenerationError
 
 

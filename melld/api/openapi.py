@@ -189,7 +189,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     for schema in components.values():
         _leave_out_refused(schema)
         _name_the_encoding(schema)
-    return schemas, components  # type: ignore[return-value]
+    return schemas, components
 
 
 def _leave_out_refused(schema: dict[str, Any]) -> None:

@@ -35,10 +35,11 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
         ValidationError, vLLM's errors: the body does not fit the model.
         Refusal: a part of it is too large to be looked at in one go.
     """
-    fields: dict[str, Any] = {
-        name: (_by_item(field.annotation), field) for name, field in model.model_fields.items() if name in _BY_ITEM
-    }
-    made = create_model(model.__name__, __base__=model, **fields)
+    fields: dict[str, Any] = {}
+    for name in _BY_ITEM & model.model_fields.keys():
+        annotation: Any = model.model_fields[name].annotation
+        fields[name] = (_by_item(annotation), model.model_fields[name])
+    made: type[BaseModel] = create_model(model.__name__, __base__=model, **fields)
 
     def parse(body: dict[str, Any]) -> BaseModel:
         check_bites(body)

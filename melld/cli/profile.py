@@ -54,6 +54,6 @@ def in_words(profiled: Profiled) -> str:
         lines.append(f"  all > {worker}  {size_text(count):>9}")
     lines += [f"  {segment.name}: {size_text(segment.nbytes)} together" for segment in limits.segments]
     lines += ["", f"Tokens computed for moves in an epoch of {per_epoch}, by requests that decode meanwhile"]
-    for worker, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
-        lines.append(f"  {worker:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))
+    for name, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
+        lines.append(f"  {name:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))
     return "\n".join([*lines, *(f"! {note}" for note in profiled.notes)])

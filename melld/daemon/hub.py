@@ -26,7 +26,7 @@ def check_hub(path: str) -> list[str]:
     if Path(path).exists() or "://" in path or path.endswith(".gguf") or os.environ.get("VLLM_USE_MODELSCOPE"):
         return []
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's own
 
     if constants.HF_HUB_OFFLINE:
         return []

@@ -149,7 +149,7 @@ class Daemon:
         from melld.engine.frontend.frontend import serving_state
 
         registry = prometheus_client.REGISTRY
-        registry.register(self.watch)  # type: ignore[arg-type]
+        registry.register(self.watch)
         probe = LoopProbe(registry)
         self._watch_over(frontend.watch_outputs(), "outputs")
         self._watch_over(frontend.learn_token_texts(), "token texts")
@@ -169,7 +169,7 @@ class Daemon:
             check_line=self._parts.driver.check_line,
         )
         take_over_loggers()
-        media = contextlib.nullcontext()
+        media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if not self.config.server.allow_internal_media_urls:
             domains = getattr(arguments, "allowed_media_domains", None)
             media = media_from_public_addresses(has_domains=bool(domains))

@@ -242,7 +242,7 @@ class Watch:
             moving_step=migration.state if migration is not None else None,
             request=live.request,
             worker=live.worker,
-            phase=holding.phase if holding else Phase.WAITING,
+            phase=Phase(holding.phase) if holding else Phase.WAITING,
             prompt_tokens=live.prompt_tokens,
             output_tokens=len(live.output_token_ids),
             kv_bytes=holding.kv_bytes if holding else 0,

@@ -18,7 +18,7 @@ def option_kinds() -> Mapping[str, str]:
     """The annotation of each option, such as `int | None`, by the option's name; empty where there is no vLLM."""
     if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:
         return {}
-    kinds = {}
+    kinds: dict[str, str] = {}
     for file, names in SOURCES:
         module = ast.parse((Path(found.origin).parent / file).read_bytes())
         for kind in module.body:

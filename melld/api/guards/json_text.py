@@ -73,8 +73,8 @@ def _check_amount(body: bytes) -> None:
         is_text = np.logical_xor.accumulate(piece == ord('"')) ^ in_text
         in_text = is_text[-1]
         structure = piece[~is_text]
-        containers += np.count_nonzero((structure == ord("[")) | (structure == ord("{")))
-        separators += np.count_nonzero(structure == ord(","))
+        containers += int(np.count_nonzero((structure == ord("[")) | (structure == ord("{"))))
+        separators += int(np.count_nonzero(structure == ord(",")))
         if containers > MAX_CONTAINERS:
             raise _malformed(f"the body holds more than {MAX_CONTAINERS} objects and lists")
         if separators > MAX_VALUES:

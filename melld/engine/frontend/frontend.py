@@ -76,7 +76,7 @@ class _Resources:
     engine_dead = False
 
 
-class FleetClient(EngineCoreClient):
+class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """The fleet as the one engine that `AsyncLLM` knows."""
 
     def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...], vocabulary: int) -> None:
@@ -90,7 +90,7 @@ class FleetClient(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing: the daemon ends the workers."""
 
-    async def get_supported_tasks_async(self) -> tuple[str, ...]:  # type: ignore[override]
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
         """What the model can do, as the workers have said."""
         return self._supported_tasks
 
@@ -148,7 +148,7 @@ class OutputsStopped(MelldError):
         super().__init__("vLLM has stopped to read the workers' outputs, its log says why")
 
 
-class Frontend(AsyncLLM):
+class Frontend(AsyncLLM):  # type: ignore[misc]
     """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor.
 
     What a client wants its output constrained to reaches no compiler in this process: `judges` rule on it, whichever
@@ -267,11 +267,11 @@ async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, a
 def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
     """`AsyncLLM` makes its client with a static method: the one place where ours can take its room."""
     made_by_vllm = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign]
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
         yield
     finally:
-        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)  # type: ignore[method-assign]
+        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)
 
 
 def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:

@@ -44,7 +44,7 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         return vllm_config, arguments
 
 
-class _Nobody(EngineCoreClient):
+class _Nobody(EngineCoreClient):  # type: ignore[misc]
     """An engine that never says anything."""
 
     engine_ranks_managed = (0,)
@@ -52,7 +52,7 @@ class _Nobody(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """There is nothing to end."""
 
-    async def get_output_async(self) -> NoReturn:  # type: ignore[override]
+    async def get_output_async(self) -> NoReturn:
         """None comes."""
         await asyncio.Event().wait()
         raise AssertionError

@@ -159,7 +159,8 @@ class Moves:
     def _expect(self, expected: Expected) -> None:
         request = expected.command.request
         warm = isinstance(expected.command, say.WarmRequest)
-        if warm and self._plans.pop(request, None):  # once more: what was computed stays in the prefix cache
+        if warm and request in self._plans:  # once more: what was computed stays in the prefix cache
+            del self._plans[request]
             self._residency.cancel(request)
         if warm and self._residency.warm(expected.core_request, expected.output_token_ids):
             self.warming[request] = expected

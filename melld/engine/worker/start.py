@@ -75,7 +75,7 @@ def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[E
 def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[Executor]":
     """The same executor; it says what vLLM asks of it."""
 
-    class Telling(executor):  # type: ignore[misc, valid-type]
+    class Telling(executor):  # type: ignore[misc]
         def determine_available_memory(self) -> Any:
             tell("measuring its memory")
             return super().determine_available_memory()
