@@ -1,6 +1,6 @@
 """GPUs against the lower bound, with migrations beside them: every policy on real and generated load, several seeds.
 
-    python benchmarks/packing.py ../shared/traces --write docs/results.md --plot docs/results
+    python benchmarks/packing.py ../shared/traces --write docs/results.md --plot docs/figures
     python benchmarks/packing.py ../shared/traces --only table:paper --seeds 1
 
 Each cell (machines, load, policy, links, seed) is kept under benchmarks/out/packing and computed anew only when the

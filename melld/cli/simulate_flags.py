@@ -128,7 +128,7 @@ def add_output(group: argparse._ArgumentGroup) -> None:
         "--plot",
         metavar="DIR",
         type=pathlib.Path,
-        help="draw the paper's figures 11 to 15 as PNG and SVG (needs matplotlib)",
+        help="draw the paper's figures 11 to 15 as PNG (needs matplotlib)",
     )
 
 

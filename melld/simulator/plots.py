@@ -1,4 +1,4 @@
-"""The paper's figures 11 to 15, from reports and samples: PNG to look at, SVG to keep.
+"""The paper's figures 11 to 15, from reports and samples: as PNG.
 
 Owns how things look.  Takes groups of reports: a group is a workload (its label on the axis), and has one list of
 reports per policy, one report per seed.  Equal input gives equal bytes.  matplotlib is imported when first needed.
@@ -16,7 +16,7 @@ from melld.simulator.measures import Report, Samples
 
 Groups = Mapping[str, Mapping[str, Sequence[Report]]]
 COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#222222")
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "melld"}
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 WIDE, HIGH = 7.5, 4.2
 
 
@@ -40,9 +40,9 @@ def draw_run(directory: pathlib.Path, outcomes: Sequence[Outcome], unbatched: Se
 def draw_groups(directory: pathlib.Path, groups: Groups) -> list[pathlib.Path]:
     """Figures 11 (GPUs), 12 (migration frequency) and 14 (utilisation), by workload and policy."""
     return [
-        *_draw(directory, "fig11_gpus", lambda plot: _gpus(plot, groups)),
-        *_draw(directory, "fig12_migrations", lambda plot: _migrations(plot, groups)),
-        *_draw(directory, "fig14_utilisation", lambda plot: _utilisation(plot, groups)),
+        _draw(directory, "fig11_gpus", lambda plot: _gpus(plot, groups)),
+        _draw(directory, "fig12_migrations", lambda plot: _migrations(plot, groups)),
+        _draw(directory, "fig14_utilisation", lambda plot: _utilisation(plot, groups)),
     ]
 
 
@@ -63,7 +63,7 @@ def draw_batching(
         axes.set_title("Operation batching (the paper's Fig. 13)")
         _legend(figure)
 
-    return _draw(directory, "fig13_batching", draw)
+    return [_draw(directory, "fig13_batching", draw)]
 
 
 def draw_over_time(directory: pathlib.Path, samples: Mapping[str, Samples]) -> list[pathlib.Path]:
@@ -94,7 +94,7 @@ def draw_over_time(directory: pathlib.Path, samples: Mapping[str, Samples]) -> l
         handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
-    return _draw(directory, "fig15_over_time", draw)
+    return [_draw(directory, "fig15_over_time", draw)]
 
 
 def _gpus(plot: Any, groups: Groups) -> None:
@@ -167,7 +167,7 @@ def _legend(figure: Any) -> None:
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
 
-def _draw(directory: pathlib.Path, name: str, draw: Callable[[Any], None]) -> list[pathlib.Path]:
+def _draw(directory: pathlib.Path, name: str, draw: Callable[[Any], None]) -> pathlib.Path:
     try:
         import matplotlib as mpl
 
@@ -182,8 +182,7 @@ def _draw(directory: pathlib.Path, name: str, draw: Callable[[Any], None]) -> li
     with pyplot.rc_context({**STYLE, "figure.constrained_layout.use": True}):
         draw(pyplot)
         figure = pyplot.gcf()
-        paths = [directory / f"{name}.png", directory / f"{name}.svg"]
-        figure.savefig(paths[0], dpi=140, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None})
+        path = directory / f"{name}.png"
+        figure.savefig(path, dpi=140, metadata={"Software": None})
         pyplot.close(figure)
-    return paths
+    return path

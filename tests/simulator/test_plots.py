@@ -2,6 +2,9 @@
 
 import pathlib
 
+import pytest
+from matplotlib.figure import Figure
+
 from melld.simulator.experiment import Outcome, SchedulerChoices, run_policy
 from melld.simulator.plots import draw_run
 from tests.simulator.setups import PAPER_SLOTS, small_load
@@ -23,20 +26,26 @@ def test_the_papers_five_figures_are_drawn_and_reproducible(tmp_path: pathlib.Pa
     """A figure in the documentation must not change when nothing has."""
     first, second = draw(tmp_path / "first"), draw(tmp_path / "second")
     figures = ("fig11_gpus", "fig12_migrations", "fig13_batching", "fig14_utilisation", "fig15_over_time")
-    assert set(first) == {f"{figure}.{kind}" for figure in figures for kind in ("png", "svg")}
+    assert set(first) == {f"{figure}.png" for figure in figures}
     assert first == second
-    for name, content in first.items():
-        assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+    for content in first.values():
+        assert content.startswith(b"\x89PNG")
         assert len(content) > 5000
 
 
-def test_axes_say_what_they_measure(tmp_path: pathlib.Path) -> None:
+def test_axes_say_what_they_measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure without units is a decoration."""
-    text = b"".join(content for name, content in draw(tmp_path).items() if name.endswith("svg")).decode()
-    for words in (
+    labels: set[str] = set()
+
+    def labels_of(figure: Figure, path: pathlib.Path, **_: object) -> None:
+        labels.update(label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel()))
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(Figure, "savefig", labels_of)
+    draw(tmp_path)
+    assert labels >= {
         "GPUs, mean over time",
         "migrations per second",
         "KV memory in use, % of GPUs awake",
         "time, minutes",
-    ):
-        assert f"<!-- {words} -->" in text, words
+    }
