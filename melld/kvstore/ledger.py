@@ -8,9 +8,7 @@ and does not know who owns a request: during a migration a request holds blocks 
 
 Blocks that only vLLM's prefix cache holds are free: they are taken back as soon as someone needs them.
 
-A worker numbers its messages by step.  A message may come twice or late: each fact is kept with its step, and gives
-way only to a later one.  A late one beyond `REORDER_STEPS` is dropped whole, so that the memory of requests that have
-gone stays small.
+Reports are taken as they come: whoever calls has put them in order (`engine.fleet.reports`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,9 +19,6 @@ from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger_page import Holding, Page, WorkerBlocks
-
-REORDER_STEPS = 256
-"""How many steps late a message may be and still be understood."""
 
 BlockFacts = tuple[int, int, int, int, str]
 """(blocks, computed tokens, prompt tokens, output tokens, phase) of one request, as its worker sees them."""
@@ -66,43 +61,35 @@ class Ledger:
     def blocks_changed(
         self,
         worker: WorkerId,
-        step: int,
         blocks: tuple[int, int, int],
         changed: Mapping[RequestId, BlockFacts],
         gone: Iterable[RequestId] = (),
     ) -> None:
-        """What a worker says after `step`: its (used, total, shared) blocks, the requests that changed, and who went.
+        """Take a worker's report: its (used, total, shared) blocks, the requests that changed, and who went.
 
-        Facts that are no later than those known are passed over; so is a worker that is not open.  A message names a
-        request as changed or as gone, not as both.
+        A report names a request as changed or as gone, not as both.  One of a worker that is not open is ignored.
         """
         page = self._pages.get(worker)
-        if page is None or step <= page.step - REORDER_STEPS:
+        if page is None:
             return
         for request, facts in changed.items():
-            self._set_holding(page, step, request, facts)
+            self._set_holding(page, request, facts)
         for request in gone:
-            self._drop_holding(page, step, request)
-        if step > page.step:
-            page.step = step
-            page.released_blocks = 0
-            page.used_blocks, page.total_blocks, page.shared_blocks = blocks
-            if len(page.gone) > REORDER_STEPS:
-                page.gone = {name: when for name, when in page.gone.items() if when > step - REORDER_STEPS}
+            if page.holdings.pop(request, None) is not None:
+                self._leave(request, worker)
+        page.released_blocks = 0
+        page.used_blocks, page.total_blocks, page.shared_blocks = blocks
 
-    def tokens_seen(self, worker: WorkerId, step: int, new_tokens: Mapping[RequestId, int]) -> None:
-        """Tokens that came out at `step`: between two reports of its blocks, a decoding request is known by these."""
+    def tokens_seen(self, worker: WorkerId, new_tokens: Mapping[RequestId, int]) -> None:
+        """Count tokens that came out without a report of their requests' blocks."""
         page = self._pages.get(worker)
         if page is None:
             return
         for request, count in new_tokens.items():
             held = page.holdings.get(request)
-            if held is not None and step > held.tokens_step:
+            if held is not None:
                 page.holdings[request] = msgspec.structs.replace(
-                    held,
-                    computed_tokens=held.computed_tokens + count,
-                    output_tokens=held.output_tokens + count,
-                    tokens_step=step,
+                    held, computed_tokens=held.computed_tokens + count, output_tokens=held.output_tokens + count
                 )
 
     def reserve(self, worker: WorkerId, request: RequestId, blocks: int) -> None:
@@ -128,34 +115,18 @@ class Ledger:
         emptied, self._emptied = self._emptied, []
         return emptied
 
-    def _set_holding(self, page: Page, step: int, request: RequestId, facts: BlockFacts) -> None:
+    def _set_holding(self, page: Page, request: RequestId, facts: BlockFacts) -> None:
         worker, held = page.worker, page.holdings.get(request)
-        known_step = held.blocks_step if held is not None else page.gone.get(request, -1)
-        if step <= known_step:
-            return
-        page.gone.pop(request, None)
         blocks, computed_tokens, prompt_tokens, output_tokens, phase = facts
-        tokens_step = step
-        if held is not None and held.tokens_step > step:  # a late report: the tokens seen since still count
-            computed_tokens, output_tokens, tokens_step = held.computed_tokens, held.output_tokens, held.tokens_step
         kv_bytes = page.geometry.bytes_for_blocks(blocks)
         page.holdings[request] = Holding(
-            request, worker, blocks, kv_bytes, computed_tokens, prompt_tokens, output_tokens, phase, step, tokens_step
+            request, worker, blocks, kv_bytes, computed_tokens, prompt_tokens, output_tokens, phase
         )
         self._homes.setdefault(request, set()).add(worker)
         if held is None or blocks > held.blocks or (request, worker) in self._grown:
             self._grown[request, worker] = kv_bytes
         if held is not None and held.blocks and not blocks:
             self._emptied.append((request, worker))
-
-    def _drop_holding(self, page: Page, step: int, request: RequestId) -> None:
-        held = page.holdings.get(request)
-        if held is not None:
-            if held.blocks_step > step:  # it has come back since
-                return
-            del page.holdings[request]
-            self._leave(request, page.worker)
-        page.gone[request] = max(step, page.gone.get(request, -1))
 
     def _leave(self, request: RequestId, worker: WorkerId) -> None:
         homes = self._homes[request]

@@ -25,10 +25,6 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     output_tokens: int
     phase: str
-    blocks_step: int
-    """The step that blocks and phase are from."""
-    tokens_step: int
-    """The step that the tokens are from; later than `blocks_step` while decoding within a block."""
 
 
 class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +36,6 @@ class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
     used_blocks: int
     reserved_blocks: int
     requests: int
-    step: int
 
     @property
     def free_blocks(self) -> int:
@@ -72,13 +67,10 @@ class Page:
         self.total_blocks = total_blocks
         self.used_blocks = 0
         self.shared_blocks = 0
-        self.step = -1
         self.holdings: dict[RequestId, Holding] = {}
         self.reserved: dict[RequestId, int] = {}
         self.released_blocks = 0
         """Reserved no more, and perhaps still among those in use: the worker has not reported since."""
-        self.gone: dict[RequestId, int] = {}
-        """request -> the step at which it had gone, for late messages."""
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +86,6 @@ class Page:
             used_blocks=self.used_blocks,
             reserved_blocks=sum(self.reserved.values()),
             requests=len(self.holdings),
-            step=self.step,
         )
 
     def broken_laws(self) -> list[str]:

@@ -87,7 +87,7 @@ class OfflineDaemon:
         worker = self.fleet.live[request].worker
         assert worker is not None
         facts = {request: (blocks, tokens, tokens, 1, Phase.DECODING)}
-        self.fleet.ledger.blocks_changed(worker, 1, (blocks, BLOCKS, 0), facts)
+        self.fleet.ledger.blocks_changed(worker, (blocks, BLOCKS, 0), facts)
         return request
 
     def where(self, request: RequestId) -> WorkerId:

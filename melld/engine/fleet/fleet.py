@@ -19,11 +19,10 @@ import msgspec
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.dispatch import Dispatch
-from melld.engine.fleet.order import Turn
 from melld.engine.fleet.ports import Codec, MoveKeeper
 from melld.engine.fleet.presence import Offer, Presence
 from melld.engine.fleet.process import WorkerEnded
-from melld.engine.fleet.reports import Reports
+from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken
 from melld.engine.fleet.supervisor import Slot, Supervisor
 from melld.engine.wire import messages as wire
@@ -306,7 +305,7 @@ class Fleet:
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
-        if (turn := facts.order.turn(done.step)) is not Turn.NEXT:
+        if (turn := facts.turn(done.step)) is not Turn.NEXT:
             self._out_of_turn(worker, done.step, turn)
             return
         outputs = self.codec.decode_outputs(payload, facts.index) if payload else None
@@ -322,7 +321,7 @@ class Fleet:
             self.outputs.put_nowait(outputs)
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
-        """A report that came twice says nothing; after one that is missing, its requests go on from the log."""
+        """Drop a report that came twice; kill the worker after a gap: its requests go on from the log."""
         log.error("%s: report %d is not the next one (%s)", worker, step, turn)
         process = self.supervisor.process(worker)
         if turn is Turn.GAP and process is not None:

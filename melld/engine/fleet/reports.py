@@ -1,22 +1,30 @@
-"""What workers' reports bring: blocks for the ledger, tokens for the log, and how long their steps take.
+"""Take workers' reports: blocks for the ledger, tokens for the log, and how long their steps take.
 
-Owns what is known of each ready worker's work, and the writing of the log (its tokens stand with their requests).  What
-comes from a worker that does not own the request is dropped here.  Acts on nothing else: what follows is handed back.
+Owns the order of each worker's reports, what is known of its work, and the writing of the log (its tokens stand with
+their requests).  Drops what comes from a worker that does not own the request.  Returns what follows from a report.
 """
 
 import collections
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.order import ReportOrder
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
 from melld.scheduler.pace import Pace
+
+
+class Turn(enum.StrEnum):
+    """What to make of a report."""
+
+    NEXT = "next"
+    STALE = "came twice"
+    GAP = "one before it is missing"
 
 
 class WorkerFacts(msgspec.Struct):
@@ -28,8 +36,19 @@ class WorkerFacts(msgspec.Struct):
     pace: Pace | None = None
     """Where there is a target for the steps' time."""
     tokens: int = 0
-    order: ReportOrder = msgspec.field(default_factory=ReportOrder)
+    reports: int = 0
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
+
+    def turn(self, number: int) -> Turn:
+        """Return what to make of the report of that number; the next one counts as taken.
+
+        The wire keeps its order, so anything but the next one is a fault: after a gap, in which tokens may have been,
+        the worker's word is worth nothing.
+        """
+        if number != self.reports + 1:
+            return Turn.STALE if number <= self.reports else Turn.GAP
+        self.reports = number
+        return Turn.NEXT
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -84,7 +103,7 @@ class Reports:
         if done.step_s:
             facts.step_s.append(done.step_s)
         blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
-        self._ledger.blocks_changed(worker, done.step, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
+        self._ledger.blocks_changed(worker, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
         if outputs is None:
             return Reported()
         if facts.pace is not None and done.step_s:
@@ -113,5 +132,6 @@ class Reports:
                 reported.finished.append(live.request)
         outputs.outputs = kept
         self.workers[worker].tokens += sum(new_tokens.values())
-        self._ledger.tokens_seen(worker, done.step, new_tokens)
+        unreported = {request: count for request, count in new_tokens.items() if request not in done.blocks}
+        self._ledger.tokens_seen(worker, unreported)
         return reported

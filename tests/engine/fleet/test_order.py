@@ -11,31 +11,31 @@ from prometheus_client import CollectorRegistry
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
-from melld.engine.fleet.order import ReportOrder, Turn
+from melld.engine.fleet.reports import Turn, WorkerFacts
 from melld.engine.fleet.supervisor import Slot
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
+
+
+def facts() -> WorkerFacts:
+    return WorkerFacts(0, KvGeometry(block_tokens=16, block_bytes=64), 4)
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))
 def test_each_report_is_taken_once_and_in_order(numbers: list[int]) -> None:
     """However the reports are shuffled, what has been taken is 1, 2, 3, ... without a gap."""
-    order = ReportOrder()
-    taken = [number for number in numbers if order.turn(number) is Turn.NEXT]
+    worker = facts()
+    taken = [number for number in numbers if worker.turn(number) is Turn.NEXT]
     assert taken == list(range(1, len(taken) + 1))
 
 
 def test_a_missing_report_is_noticed_and_one_that_comes_twice_is_stale() -> None:
     """The one is a broken worker, the other is nothing."""
-    order = ReportOrder()
-    assert [order.turn(number) for number in (1, 1, 3, 2, 1)] == [
-        Turn.NEXT,
-        Turn.STALE,
-        Turn.GAP,
-        Turn.NEXT,
-        Turn.STALE,
-    ]
+    worker = facts()
+    turns = [worker.turn(number) for number in (1, 1, 3, 2, 1)]
+    assert turns == [Turn.NEXT, Turn.STALE, Turn.GAP, Turn.NEXT, Turn.STALE]
 
 
 class Asked(msgspec.Struct):

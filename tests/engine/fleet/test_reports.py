@@ -58,6 +58,18 @@ def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
     assert gaps == [{R: pytest.approx(0.5)}, {}]
 
 
+def test_a_token_is_counted_once_whether_its_blocks_are_reported_or_not() -> None:
+    """The facts of a request count the tokens of the step that they come with."""
+    desk = Desk()
+    facts = (1, 5, 3, 2, "decoding")
+    for step, blocks in ((1, {R: facts}), (2, {})):
+        done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks=blocks, leases={}, gone=[])
+        desk.reports.take(W0, done, tokens(7), 0.0)
+    held = desk.reports._ledger.holding(R, W0)
+    assert held is not None
+    assert (held.computed_tokens, held.output_tokens) == (6, 3)
+
+
 def test_the_last_output_is_told() -> None:
     """Its room is free from then on."""
     desk = Desk()
