@@ -164,9 +164,9 @@ class Why:
         for command in commands:
             match command:
                 case events.ActivateWorker() | events.RetireWorker():
-                    self._switched[command.worker] = Because(event.at_s, command.cause)
+                    self._switched[command.worker] = Because(event.at_s, command.reason)
                 case events.MoveRequest():
-                    self._moving[command.request] = Because(event.at_s, command.cause)
+                    self._moving[command.request] = Because(event.at_s, command.reason)
         self._awake.note(self._driver.scheduler.cluster)
         self._shadow.hear(event)
 

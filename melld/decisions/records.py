@@ -88,7 +88,7 @@ def decision_record(
             kind, rest = "activate", {"worker": command.worker}
         case events.RetireWorker():
             kind, rest = "retire", {"worker": command.worker}
-    return _stamped(at_s, kind, {**rest, "cause": command.cause}, step)
+    return _stamped(at_s, kind, {**rest, "cause": command.reason}, step)
 
 
 def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:

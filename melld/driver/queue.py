@@ -14,6 +14,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError, QueueFull, WaitedTooLong
 from melld.ids import RequestId
 from melld.scheduler import events
+from melld.scheduler.reasons import Reason
 
 log = logging.getLogger("melld.driver")
 MAX_RETRY_AFTER_S = 60.0
@@ -24,8 +25,8 @@ class WaitingLine:
     """The line in front of the workers, seen from the driver."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self.sent_away: Counter[str] = Counter({events.QUEUE_FULL: 0, events.WAITED_TOO_LONG: 0})
-        """How many, by the cause."""
+        self.sent_away: Counter[str] = Counter({Reason.QUEUE_FULL: 0, Reason.WAITED_TOO_LONG: 0})
+        """How many, by the reason."""
         self._fleet = fleet
         self._clock = clock
         self._since_s: dict[RequestId, float] = {}
@@ -53,16 +54,16 @@ class WaitingLine:
         Raises:
             QueueFull
         """
-        self.sent_away[events.QUEUE_FULL] += 1
-        self._tell(events.QUEUE_FULL)
-        raise self._error(events.QUEUE_FULL)
+        self.sent_away[Reason.QUEUE_FULL] += 1
+        self._tell(Reason.QUEUE_FULL)
+        raise self._error(Reason.QUEUE_FULL)
 
     def send_away(self, command: events.ShedRequest) -> None:
         """End it, with an answer that says when to come again."""
         self._since_s.pop(command.request, None)
-        self.sent_away[command.cause] += 1
-        self._fleet.end(command.request, self._error(command.cause))
-        self._tell(command.cause)
+        self.sent_away[command.reason] += 1
+        self._fleet.end(command.request, self._error(command.reason))
+        self._tell(command.reason)
 
     @property
     def retry_after_s(self) -> float:
@@ -74,18 +75,18 @@ class WaitingLine:
         family = CounterMetricFamily(
             "melld_requests_sent_away", "Requests that ended before they began, for want of room.", labels=["cause"]
         )
-        for cause, count in self.sent_away.items():
-            family.add_metric([cause], count)
+        for reason, count in self.sent_away.items():
+            family.add_metric([reason], count)
         return family
 
-    def _error(self, cause: str) -> MelldError:
-        kind = QueueFull if cause == events.QUEUE_FULL else WaitedTooLong
+    def _error(self, reason: Reason) -> MelldError:
+        kind = QueueFull if reason is Reason.QUEUE_FULL else WaitedTooLong
         return kind(len(self._since_s), self.retry_after_s)
 
-    def _tell(self, cause: str) -> None:
+    def _tell(self, reason: Reason) -> None:
         """One line for many: under overload they come by the hundred."""
         self._untold += 1
         now_s = self._clock()
         if now_s - self._told_s >= TELL_EVERY_S:
-            log.warning("%d requests were sent away, the last because: %s", self._untold, cause)
+            log.warning("%d requests were sent away, the last because: %s", self._untold, reason)
             self._untold, self._told_s = 0, now_s

@@ -33,11 +33,9 @@ from melld.scheduler.events import (
 from melld.scheduler.growth import GrowthRate
 from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy
+from melld.scheduler.reasons import Reason
 from melld.scheduler.roster import Roster
 from melld.scheduler.state import Request, Worker, WorkerState
-
-OPERATOR = "operator"
-"""The cause of what an operator asks for."""
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
@@ -78,7 +76,7 @@ class Cluster(Occupancy):
 
     # ---- deciding: each records its command
 
-    def activate(self, worker: Worker, cause: str) -> None:
+    def activate(self, worker: Worker, reason: Reason) -> None:
         """Wake the worker: requests may be assigned to it from now on."""
         worker.state = worker.after("activate")
         self._orders += 1
@@ -87,9 +85,9 @@ class Cluster(Occupancy):
         self.active[worker.id] = worker
         self._empty[worker.id] = worker
         self.room.note(worker)
-        self.commands.append(ActivateWorker(cause, worker.id))
+        self.commands.append(ActivateWorker(reason, worker.id))
 
-    def retire(self, worker: Worker, cause: str) -> None:
+    def retire(self, worker: Worker, reason: Reason) -> None:
         """Let the empty worker sleep."""
         assert not worker.count, worker.id
         worker.state = worker.after("retire")
@@ -99,9 +97,9 @@ class Cluster(Occupancy):
         self.room.note(worker)
         if worker.state is WorkerState.ASLEEP:
             self.roster.sleeps(worker)
-        self.commands.append(RetireWorker(cause, worker.id))
+        self.commands.append(RetireWorker(reason, worker.id))
 
-    def assign(self, request: Request, worker: Worker, cause: str, urgency_s: float = float("inf")) -> None:
+    def assign(self, request: Request, worker: Worker, reason: Reason, urgency_s: float = float("inf")) -> None:
         """Place the waiting request on the worker, or move the running one there.  It must fit."""
         assert self.fits(worker, request.kv_bytes), (request.id, worker.id)
         source = request.worker
@@ -111,15 +109,15 @@ class Cluster(Occupancy):
             request.placed_s = self.now_s
             request.worker = worker
             self._take(request, worker, worker.requests)
-            self.commands.append(PlaceRequest(cause, request.id, worker.id))
+            self.commands.append(PlaceRequest(reason, request.id, worker.id))
             return
         assert source is not worker, request.id
-        assert not request.pinned or cause == OPERATOR, request.id
+        assert not request.pinned or reason is Reason.OPERATOR, request.id
         request.state = request.after("move")
         request.moved_s = self.now_s
         self._begin_move(request, source, worker)
         self.commands.append(
-            MoveRequest(cause, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s)
+            MoveRequest(reason, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s)
         )
         if self.settings.instant_moves:
             self.commit(request)

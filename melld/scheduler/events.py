@@ -11,10 +11,7 @@ Times are seconds on a monotonic clock that the caller chooses.  Sizes are bytes
 import msgspec
 
 from melld.ids import RequestId, WorkerId
-
-QUEUE_FULL = "queue full"
-WAITED_TOO_LONG = "waited too long"
-"""Why a request is shed: the causes of a `ShedRequest`."""
+from melld.scheduler.reasons import Reason
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -161,9 +158,9 @@ class EpochStarted(Event, frozen=True, tag=True, gc=False):
 
 
 class Command(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A decision.  `cause` is a short word or two for people and the decision log: "arrival", "refill", "overload"."""
+    """A decision, and what it is for."""
 
-    cause: str
+    reason: Reason
 
 
 class PlaceRequest(Command, frozen=True, tag=True, gc=False):
@@ -188,7 +185,7 @@ class RefuseRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class ShedRequest(Command, frozen=True, tag=True, gc=False):
-    """The request, which has not begun, waits no longer: `QUEUE_FULL` or `WAITED_TOO_LONG` is the cause."""
+    """Send the request, which has not begun, away: `Reason.QUEUE_FULL` or `Reason.WAITED_TOO_LONG`."""
 
     request: RequestId
 

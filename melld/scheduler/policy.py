@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
@@ -28,16 +29,16 @@ class Policy(ABC):
         self.cluster = cluster
 
     @abstractmethod
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """Assign the request to a worker other than its own, waking one if need be; False if none has room.
 
         A waiting request (`request.worker is None`) is thereby placed, a running one moved.  Other requests may be
         moved in the same breath.  False must leave the request as it was.
         """
 
-    def send(self, request: Request, worker: Worker, cause: str) -> None:
+    def send(self, request: Request, worker: Worker, reason: Reason) -> None:
         """An operator has decided: the running request goes there, where it fits.  It is `pinned` already."""
-        self.cluster.assign(request, worker, cause)
+        self.cluster.assign(request, worker, reason)
 
     def hold(self, request: Request) -> None:  # noqa: B027
         """An operator has decided: the running request stays where it is.  It is `pinned` already."""
@@ -61,9 +62,9 @@ class Policy(ABC):
     def epoch(self) -> None:  # noqa: B027
         """Judge overloads, carry out what was batched.  Empty workers are retired afterwards."""
 
-    def spare(self, kv_bytes: int, cause: str) -> Worker | None:
+    def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
         """Wake a sleeping worker that is large enough; None if there is none."""
         worker = self.cluster.sleeping(kv_bytes)
         if worker is not None:
-            self.cluster.activate(worker, cause)
+            self.cluster.activate(worker, reason)
         return worker

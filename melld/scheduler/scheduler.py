@@ -15,9 +15,10 @@ import msgspec
 from melld.errors import IllegalTransition
 from melld.ids import WorkerId
 from melld.scheduler import events
-from melld.scheduler.cluster import OPERATOR, Cluster, ClusterSettings
+from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policy import Policy
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 
 
@@ -89,29 +90,29 @@ class Scheduler:
         request = cluster.add_request(event)
         if event.kv_bytes > (largest_bytes := cluster.roster.largest_capacity_bytes) and cluster.workers:
             cluster.remove_request(request)
-            cluster.record(events.RefuseRequest("too large", request.id, event.kv_bytes, largest_bytes))
+            cluster.record(events.RefuseRequest(Reason.TOO_LARGE, request.id, event.kv_bytes, largest_bytes))
         elif cluster.waiting.requests:
             cluster.waiting.add(request)
             self._serve_waiting()
             self._tell_waiting(request)
             self._shed_surplus()
-        elif not self._allocate(request, "arrival"):
+        elif not self._allocate(request, Reason.ARRIVAL):
             cluster.waiting.add(request)
             self._tell_waiting(request)
             self._shed_surplus()
 
-    def _allocate(self, request: Request, cause: str) -> bool:
+    def _allocate(self, request: Request, reason: Reason) -> bool:
         """The policy's choice among the steady workers; where they have no room, among all."""
-        if self.policy.allocate(request, cause):
+        if self.policy.allocate(request, reason):
             return True
         if not self.cluster.unsteady:
             return False
         with self.cluster.last_resort():
-            return self.policy.allocate(request, cause)
+            return self.policy.allocate(request, reason)
 
     def _tell_waiting(self, request: Request) -> None:
         if request.state is RequestState.WAITING:
-            self.cluster.record(events.QueueRequest("no room", request.id))
+            self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id))
 
     def would_shed(self, client: str, priority: int) -> bool:
         """Whether a request of the client, were it to arrive now, would be sent away because too many wait."""
@@ -121,7 +122,7 @@ class Scheduler:
     def _shed_surplus(self) -> None:
         most, waiting = self.settings.max_waiting, self.cluster.waiting
         while most is not None and waiting.newcomers > most:
-            self._shed(waiting.last(), events.QUEUE_FULL)
+            self._shed(waiting.last(), Reason.QUEUE_FULL)
 
     def _shed_late(self) -> None:
         """Those that have waited too long and have not begun.  A stream that has is never ended for want of room."""
@@ -130,13 +131,13 @@ class Scheduler:
         now_s = self.cluster.now_s
         late = [one for one in self.cluster.waiting if now_s - one.arrived_s >= deadline_s]
         for request in late:
-            self._shed(request, events.WAITED_TOO_LONG)
+            self._shed(request, Reason.WAITED_TOO_LONG)
         if late:
             self._serve_waiting()  # one of them may have stood before others who fit
 
-    def _shed(self, request: Request, cause: str) -> None:
+    def _shed(self, request: Request, reason: Reason) -> None:
         self.cluster.remove_request(request)
-        self.cluster.record(events.ShedRequest(cause, request.id))
+        self.cluster.record(events.ShedRequest(reason, request.id))
 
     def _grew(self, event: events.RequestsGrew) -> None:
         self.cluster.grow(event.kv_bytes)
@@ -187,10 +188,10 @@ class Scheduler:
             return
         with self.cluster.last_resort():
             if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
-                self.cluster.activate(worker, OPERATOR)
+                self.cluster.activate(worker, Reason.OPERATOR)
             if self.cluster.fits(worker, request.kv_bytes):
                 self.cluster.pin(request)
-                self.policy.send(request, worker, OPERATOR)
+                self.policy.send(request, worker, Reason.OPERATOR)
         self._serve_waiting()
 
     # ---- workers
@@ -287,7 +288,7 @@ class Scheduler:
         for worker in self.cluster.empty_workers():
             draining = worker.state is WorkerState.DRAINING
             if draining or event.at_s - worker.empty_since_s >= self.settings.retire_after_s:
-                self.cluster.retire(worker, "drained" if draining else "empty")
+                self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 
     def _empty_draining(self, worker: Worker) -> None:
         """Move its requests away, unless one waits that a worker could hold: it has no worker at all and goes first."""
@@ -298,14 +299,14 @@ class Scheduler:
         for request in list(worker.requests.values()):
             if request.state is RequestState.RUNNING:
                 self.cluster.unpin(request)
-                self._allocate(request, "drain")
+                self._allocate(request, Reason.DRAIN)
 
     def _serve_waiting(self) -> None:
         """Strictly in order; only a request that no worker could hold now even if empty is passed over."""
         waiting = self.cluster.waiting
         while (name := waiting.head()) is not None:
             request = self.cluster.requests[name]
-            if self._allocate(request, "room"):
+            if self._allocate(request, Reason.ROOM):
                 continue
             if self.cluster.could_hold(request.kv_bytes):
                 break

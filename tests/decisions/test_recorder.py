@@ -11,6 +11,7 @@ from melld.decisions.recorder import Recorder
 from melld.decisions.records import Record, decision_record, encode, header_record
 from melld.decisions.replay import Choice, Replayed, UnusableLog, as_event, is_decision, replay
 from melld.scheduler import events as e
+from melld.scheduler.reasons import Reason
 from tests.scheduler.driving import scheduler_with
 from tests.scheduler.machine import PolicyMachine, machine_of
 
@@ -144,6 +145,6 @@ def test_every_decision_has_its_record() -> None:
     names = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5, "capacity_bytes": 4}
     for kind in typing.get_args(e.AnyCommand):
         known = {field: names[field] for field in kind.__struct_fields__ if field in names}
-        record = decision_record(1.0, kind(cause="why", **known))
+        record = decision_record(1.0, kind(reason=Reason.ROOM, **known))
         assert is_decision(record)
         assert {**known, "cause": record["cause"]}.items() <= {**names, **record}.items()

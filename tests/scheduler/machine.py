@@ -109,9 +109,9 @@ class Books:
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
                 assert request not in self.going, command
-                assert request not in self.pinned or source in self.drained or command.cause == "operator", command
+                assert request not in self.pinned or source in self.drained or command.reason == "operator", command
                 self.pinned.discard(request)
-                if command.cause == "operator":
+                if command.reason == "operator":
                     self.pinned.add(request)
                 assert self.fits(destination, self.size[request]), command
                 assert command.kv_bytes == self.size[request], command

@@ -34,7 +34,7 @@ def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int,
     there = B if home_of(scheduler, "r0") == A else A
     asked = scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
     moves = [command for command in asked if isinstance(command, events.MoveRequest) and command.request == "r0"]
-    assert [(move.destination, move.cause) for move in moves] == [(there, "operator")]
+    assert [(move.destination, move.reason) for move in moves] == [(there, "operator")]
     ended = events.MoveCommitted if committed else events.MoveAborted
     scheduler.handle(ended(2.0, request=RequestId("r0"), destination=there))
     assert (home_of(scheduler, "r0") == there) is committed
@@ -98,7 +98,7 @@ def test_a_request_can_be_held_where_it_is(policy: str) -> None:
     assert home_of(scheduler, "r0") == home
     other = B if home == A else A
     asked = scheduler.handle(events.MoveAsked(70.0, request=RequestId("r0"), destination=other))
-    assert [command.cause for command in asked if isinstance(command, events.MoveRequest)] == ["operator"]
+    assert [command.reason for command in asked if isinstance(command, events.MoveRequest)] == ["operator"]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -11,6 +11,7 @@ import msgspec
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.fit import WorstFit
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
@@ -42,7 +43,7 @@ class LoadBalance(WorstFit):
                 return
             request = smallest_movable(source)
             if request is not None and self.cluster.fits(destination, request.kv_bytes):
-                self.cluster.assign(request, destination, "balance")
+                self.cluster.assign(request, destination, Reason.BALANCE)
 
 
 def freeness(worker: Worker) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policy import Policy
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
@@ -24,13 +25,13 @@ class BestFit(Policy):
 
     name: ClassVar[str] = "best-fit"
 
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         cluster, kv_bytes = self.cluster, request.kv_bytes
-        worker = cluster.room.first(kv_bytes, request.worker) or self.spare(kv_bytes, cause)
+        worker = cluster.room.first(kv_bytes, request.worker) or self.spare(kv_bytes, reason)
         if worker is None:
             return False
-        cluster.assign(request, worker, cause)
+        cluster.assign(request, worker, reason)
         return True
 
 
@@ -39,11 +40,11 @@ class WorstFit(Policy):
 
     name: ClassVar[str] = "worst-fit"
 
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
-        worker = roomiest_fit(self.cluster, request) or self.spare(request.kv_bytes, cause)
+        worker = roomiest_fit(self.cluster, request) or self.spare(request.kv_bytes, reason)
         if worker is not None:
-            self.cluster.assign(request, worker, cause)
+            self.cluster.assign(request, worker, reason)
         return worker is not None
 
 
@@ -52,11 +53,11 @@ class MostFree(Policy):
 
     name: ClassVar[str] = "most-free"
 
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         worker = roomiest_fit(self.cluster, request)
         if worker is None or worker.requests or worker.arriving:
-            worker = self.spare(request.kv_bytes, cause) or worker
+            worker = self.spare(request.kv_bytes, reason) or worker
         if worker is not None:
-            self.cluster.assign(request, worker, cause)
+            self.cluster.assign(request, worker, reason)
         return worker is not None

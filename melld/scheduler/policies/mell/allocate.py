@@ -18,34 +18,35 @@ from melld.scheduler.policies.mell.bins import Bin
 from melld.scheduler.policies.mell.classes import L, M, S, SizeClass, T
 from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
 
 CANDIDATES = 8  # of how many that fit, the roomiest first, the one with the highest priority is taken
 SLOTS_AT_MOST = 256  # a worker without a slot limit is reckoned as vLLM's default
 
 
-def arrive(plan: Plan, request: Request, cause: str) -> bool:
+def arrive(plan: Plan, request: Request, reason: Reason) -> bool:
     """Place a waiting request; False if no bin has room."""
     item = plan.book.new_item(request)
     if item.grouped and (group := _open_group(plan, item)) is not None and _still_open(plan, group, item):
-        plan.join(request, group, cause)
+        plan.join(request, group, reason)
         return True
-    if allocate(plan, item, cause):
+    if allocate(plan, item, reason):
         return True
     del plan.book.item_of[request]
     return False
 
 
-def allocate(plan: Plan, item: Item, cause: str, avoid: Bin | None = None) -> bool:
+def allocate(plan: Plan, item: Item, reason: Reason, avoid: Bin | None = None) -> bool:
     """Place the item, or move it, to where its class belongs; False (and nothing changed for it) if nothing fits."""
     klass = item.klass
-    bin_ = _choose(plan, item, cause, avoid)
+    bin_ = _choose(plan, item, reason, avoid)
     if bin_ is not None and not plan.ready(bin_, item):
-        bin_ = _choose(plan, item, cause, avoid)  # no move is held back any more
+        bin_ = _choose(plan, item, reason, avoid)  # no move is held back any more
     if bin_ is None or not plan.ready(bin_, item):
         return False
     source = item.bin
-    plan.place(item, bin_, cause)
+    plan.place(item, bin_, reason)
     if source is not None:
         plan.note_hole(source, klass)
     if klass is L or (klass is not T and not plan.settings.literal):
@@ -63,7 +64,7 @@ def evict_for(plan: Plan, bin_: Bin, item: Item) -> bool:
         tees = [other for other in bin_.items if other.klass is T and not other.is_fixed]
         if not (plan.instant and plan.may_evict) or not 0 < lacking_bytes <= sum(tee.reckoned_bytes for tee in tees):
             return False
-        if not allocate(plan, least_sufficient(tees, lacking_bytes), "evict", avoid=bin_):
+        if not allocate(plan, least_sufficient(tees, lacking_bytes), Reason.EVICT, avoid=bin_):
             return False
     return True
 
@@ -109,7 +110,7 @@ def _still_open(plan: Plan, group: Item, item: Item) -> bool:
     return bin_ is not None and plan.ready(bin_, item) and group in plan.book.open_groups
 
 
-def _choose(plan: Plan, item: Item, cause: str, avoid: Bin | None) -> Bin | None:
+def _choose(plan: Plan, item: Item, reason: Reason, avoid: Bin | None) -> Bin | None:
     plan.book.settle_orders()
     klass = item.klass
     if klass is T:
@@ -118,7 +119,7 @@ def _choose(plan: Plan, item: Item, cause: str, avoid: Bin | None) -> Bin | None
         found = None
     else:
         found = _choose_for_s_or_m(plan, item, avoid)
-    return found or plan.new_bin(item, cause, avoid) or _anywhere(plan, item, avoid)
+    return found or plan.new_bin(item, reason, avoid) or _anywhere(plan, item, avoid)
 
 
 def _choose_for_t(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:

@@ -8,6 +8,7 @@ from melld.scheduler.policies.mell.bins import Bin
 from melld.scheduler.policies.mell.classes import L, SizeClass, T
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.policies.mell.pull import bring_partner, pull, stranded
+from melld.scheduler.reasons import Reason
 
 
 def refill(plan: Plan, bin_: Bin, klass: SizeClass) -> None:
@@ -20,14 +21,14 @@ def refill(plan: Plan, bin_: Bin, klass: SizeClass) -> None:
         _refill_beside_large(plan, bin_, klass)
     elif klass is L:
         for item in stranded(bin_):
-            allocate(plan, item, "large left", avoid=bin_)
+            allocate(plan, item, Reason.LARGE_LEFT, avoid=bin_)
     else:
         latest = book.latest(klass)
         if latest is not None and latest is not bin_:
             pull(plan, bin_, latest, (klass,), book.free_bytes(bin_) + bin_.t_bytes * (klass is not T))
         if klass is not T and bin_.klass is T:
             for item in stranded(bin_):
-                allocate(plan, item, "stranded", avoid=bin_)
+                allocate(plan, item, Reason.STRANDED, avoid=bin_)
 
 
 def _refill_beside_large(plan: Plan, bin_: Bin, klass: SizeClass) -> None:

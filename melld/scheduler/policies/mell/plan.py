@@ -13,6 +13,7 @@ from melld.scheduler.policies.mell.bins import Bin
 from melld.scheduler.policies.mell.book import Book
 from melld.scheduler.policies.mell.classes import SizeClass
 from melld.scheduler.policies.mell.items import Item
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, WorkerState
 
 
@@ -39,7 +40,7 @@ class HeldMove(msgspec.Struct):
     source: Bin
     destination: Bin
     kv_bytes: int
-    cause: str
+    reason: Reason
     aside: bool = False  # it has stepped aside already, to break a circle
 
 
@@ -88,7 +89,7 @@ class Plan:
 
     # ---- deciding
 
-    def place(self, item: Item, bin_: Bin, cause: str) -> None:
+    def place(self, item: Item, bin_: Bin, reason: Reason) -> None:
         """Put the waiting request's item into the bin, or move the item there."""
         requests = list(item.sizes)
         if item.bin is not None:
@@ -96,45 +97,45 @@ class Plan:
             self.items_moved += 1
         self.book.put_in(item, bin_)
         for request in requests:
-            self._send(request, bin_, cause)
+            self._send(request, bin_, reason)
 
-    def join(self, request: Request, group: Item, cause: str) -> None:
+    def join(self, request: Request, group: Item, reason: Reason) -> None:
         """Place the waiting tiny request where the group is."""
         bin_ = group.bin
         assert bin_ is not None
         self.book.join(request, group)
-        self._send(request, bin_, cause)
+        self._send(request, bin_, reason)
 
-    def _send(self, request: Request, bin_: Bin, cause: str) -> None:
+    def _send(self, request: Request, bin_: Bin, reason: Reason) -> None:
         self.drop(request)
         source = request.worker
         if source is bin_.worker:
             return
         if source is None or not self.settings.batching:
-            self._carry_out(request, bin_, cause)
+            self._carry_out(request, bin_, reason)
         else:
-            held = HeldMove(self.book.bin_of(source), bin_, request.kv_bytes, cause)
+            held = HeldMove(self.book.bin_of(source), bin_, request.kv_bytes, reason)
             self.held[request] = held
             self._reckon(held, 1)
 
-    def _carry_out(self, request: Request, bin_: Bin, cause: str) -> None:
+    def _carry_out(self, request: Request, bin_: Bin, reason: Reason) -> None:
         source = request.worker
-        self.cluster.assign(request, bin_.worker, cause)
+        self.cluster.assign(request, bin_.worker, reason)
         self.book.touch(bin_)
         if source is not None:
             self.book.touch(self.book.bin_of(source))
         if request.destination is not None:
             self.book.item_of[request].moving += 1
 
-    def send_at_once(self, request: Request, bin_: Bin, cause: str) -> None:
+    def send_at_once(self, request: Request, bin_: Bin, reason: Reason) -> None:
         """Move the running request there now, as an item of its own: somebody else has decided."""
         self.drop(request)
         former, left = self.book.forget(request)
         self.note_hole(left, former.klass)
         self.book.put_in(self.book.new_item(request), bin_)
-        self._carry_out(request, bin_, cause)
+        self._carry_out(request, bin_, reason)
 
-    def new_bin(self, item: Item, cause: str, avoid: Bin | None = None) -> Bin | None:
+    def new_bin(self, item: Item, reason: Reason, avoid: Bin | None = None) -> Bin | None:
         """An empty bin for the item: one that is awake, else one that is woken, else None."""
         self.book.settle_orders()
         for bin_ in self.book.vacant:
@@ -144,7 +145,7 @@ class Plan:
         worker = self.cluster.sleeping(kv_bytes)
         if worker is None or worker.slots < len(item.sizes):
             return None
-        self.cluster.activate(worker, cause)
+        self.cluster.activate(worker, reason)
         bin_ = self.book.bin_of(worker)
         self.book.touch(bin_)
         return bin_ if self.takes(bin_, item) else None
@@ -179,7 +180,7 @@ class Plan:
         for request, held in list(self.held.items()):
             if held.source is bin_ and self.cluster.fits(held.destination.worker, request.kv_bytes):
                 self.drop(request)
-                self._carry_out(request, held.destination, held.cause)
+                self._carry_out(request, held.destination, held.reason)
 
     def carry_out_all(self) -> None:
         """Carry out the moves held back, in an order in which each fits.
@@ -199,7 +200,7 @@ class Plan:
         if not self.cluster.fits(held.destination.worker, request.kv_bytes):
             return False
         self.drop(request)
-        self._carry_out(request, held.destination, held.cause)
+        self._carry_out(request, held.destination, held.reason)
         return True
 
     def _step_aside(self) -> bool:
@@ -215,9 +216,9 @@ class Plan:
             roomiest = self.cluster.sleeping(request.kv_bytes)
             if roomiest is None:
                 return False
-            self.cluster.activate(roomiest, "circle")
+            self.cluster.activate(roomiest, Reason.CIRCLE)
         self.drop(request)
-        self._carry_out(request, self.book.bin_of(roomiest), "circle")
+        self._carry_out(request, self.book.bin_of(roomiest), Reason.CIRCLE)
         held.source = self.book.bin_of(roomiest)
         held.aside = True
         self.held[request] = held

@@ -17,6 +17,7 @@ from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
 from melld.scheduler.policies.mell.items import Item, class_of_single
 from melld.scheduler.policies.mell.plan import MellSettings, Plan
 from melld.scheduler.policy import Policy
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
@@ -34,25 +35,25 @@ class Mell(Policy):
 
     # ---- events
 
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         plan = self.plan
         if request.worker is not None:
-            return self._leave(request, cause)
-        placed = allocate.arrive(plan, request, cause)
+            return self._leave(request, reason)
+        placed = allocate.arrive(plan, request, reason)
         for plan.may_evict in (True, False):  # what is held back or missing may make room; at last disturb nobody
             if placed or not (plan.holes or plan.held):
                 break
             self._fill_holes()
             plan.carry_out_all()
-            placed = allocate.arrive(plan, request, cause)
+            placed = allocate.arrive(plan, request, reason)
         plan.may_evict = True
         self._end_operation()
         return placed
 
-    def send(self, request: Request, worker: Worker, cause: str) -> None:
+    def send(self, request: Request, worker: Worker, reason: Reason) -> None:
         """See `Policy.send`."""
-        self.plan.send_at_once(request, self.plan.book.bin_of(worker), cause)
+        self.plan.send_at_once(request, self.plan.book.bin_of(worker), reason)
         self._end_operation()
 
     def hold(self, request: Request) -> None:
@@ -124,7 +125,7 @@ class Mell(Policy):
 
     # ---- the parts of an operation
 
-    def _leave(self, request: Request, cause: str) -> bool:
+    def _leave(self, request: Request, reason: Reason) -> bool:
         """A running request must leave its worker."""
         plan = self.plan
         if request.destination is not None:
@@ -132,7 +133,7 @@ class Mell(Policy):
         former, bin_ = plan.book.forget(request)
         plan.note_hole(bin_, former.klass)
         item = plan.book.new_item(request)
-        left = allocate.allocate(plan, item, cause, avoid=bin_)
+        left = allocate.allocate(plan, item, reason, avoid=bin_)
         if not left:
             plan.book.put_in(item, bin_)
         self._end_operation()

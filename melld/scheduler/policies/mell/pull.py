@@ -11,6 +11,7 @@ from melld.scheduler.policies.mell.bins import Bin
 from melld.scheduler.policies.mell.classes import M, S, SizeClass, T
 from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.reasons import Reason
 
 
 def pull(plan: Plan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_bytes: int) -> bool:
@@ -19,7 +20,7 @@ def pull(plan: Plan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_
     fitting = [i for i in source.items if i.klass in wanted and not i.is_fixed and i.reckoned_bytes <= room_bytes]
     for item in sorted(fitting, key=lambda item: (-item.reckoned_bytes, item.order)):
         if evict_for(plan, bin_, item):
-            plan.place(item, bin_, "refill")
+            plan.place(item, bin_, Reason.REFILL)
             plan.book.settle_orders()
             return True
     return False

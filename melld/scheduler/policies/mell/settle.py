@@ -23,6 +23,7 @@ from melld.scheduler.policies.mell.classes import TINY, L, M, S, T
 from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.policies.mell.pull import bring_partner, pull, stranded, t_source
+from melld.scheduler.reasons import Reason
 
 
 def settle(plan: Plan, bin_: Bin) -> None:
@@ -122,7 +123,7 @@ def _give(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
     for item in stranded(giver):
         if item.klass is not T and item not in given and evict_for(plan, taker, item):
             given.add(item)
-            plan.place(item, taker, "complete")
+            plan.place(item, taker, Reason.COMPLETE)
             return True
     return False
 
@@ -138,4 +139,4 @@ def _dismiss_s(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
 
 
 def _to_s_bin(plan: Plan, item: Item, bin_: Bin) -> bool:
-    return allocate(plan, item, "complete", avoid=bin_)
+    return allocate(plan, item, Reason.COMPLETE, avoid=bin_)

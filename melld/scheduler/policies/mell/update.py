@@ -15,6 +15,7 @@ from melld.scheduler.policies.mell.classes import L, SizeClass, T
 from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.policies.mell.pull import stranded
+from melld.scheduler.reasons import Reason
 
 
 def overload_bytes(plan: Plan, bin_: Bin) -> int:
@@ -33,7 +34,7 @@ def shed(plan: Plan, bin_: Bin) -> None:
         if not movable:
             return
         item = least_sufficient(movable, lacking_bytes)
-        if not allocate(plan, item, "overload", avoid=bin_):
+        if not allocate(plan, item, Reason.OVERLOAD, avoid=bin_):
             failed.add(item)
 
 
@@ -58,7 +59,7 @@ def _change_as_printed(plan: Plan, item: Item, bin_: Bin, was: SizeClass) -> Non
     if _may_stay(plan, item, bin_, others):
         return
     plan.book.take_out(item)
-    if allocate(plan, item, "class", avoid=bin_):
+    if allocate(plan, item, Reason.CLASS, avoid=bin_):
         plan.note_hole(bin_, was)
     else:
         plan.book.put_in(item, bin_)
@@ -79,7 +80,7 @@ def send_others_away(plan: Plan, bin_: Bin, large: Item) -> None:
     """As printed: all but the L are departed and allocated anew."""
     for item in stranded(bin_):
         if item is not large:
-            allocate(plan, item, "overload", avoid=bin_)
+            allocate(plan, item, Reason.OVERLOAD, avoid=bin_)
             plan.holes.pop((bin_, item.klass), None)
 
 

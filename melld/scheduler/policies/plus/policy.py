@@ -31,6 +31,7 @@ from melld.scheduler.policies.plus.lifetime import Lifetimes
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
 from melld.scheduler.policies.plus.settings import BALANCED, PlusSettings
 from melld.scheduler.policy import Policy
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
@@ -53,16 +54,16 @@ class MellPlus(Policy):
 
     # ---- dispatch
 
-    def allocate(self, request: Request, cause: str) -> bool:
+    def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         worker = (
             self._lasting(request)
             or self._pushed_aside(request)
-            or self.spare(request.kv_bytes, cause)
+            or self.spare(request.kv_bytes, reason)
             or self._fitting(request)
         )
         if worker is not None:
-            self.cluster.assign(request, worker, cause)
+            self.cluster.assign(request, worker, reason)
         return worker is not None
 
     def _lasting(self, request: Request) -> Worker | None:
@@ -102,7 +103,7 @@ class MellPlus(Policy):
         if best is None:
             return None
         leaver, taker, source = best
-        self.cluster.assign(leaver, taker, "pushed aside")
+        self.cluster.assign(leaver, taker, Reason.PUSHED_ASIDE)
         return source
 
     def _asides(self, request: Request) -> Iterator[tuple[float, Request, Worker, Worker]]:
@@ -152,7 +153,7 @@ class MellPlus(Policy):
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
             if (move := self._best_move(worker, [smallest])) is not None:
-                self.cluster.assign(*move, "overload", 0.0)
+                self.cluster.assign(*move, Reason.OVERLOAD, 0.0)
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
@@ -164,19 +165,19 @@ class MellPlus(Policy):
                 if not self._let_one_leave(worker, requests, urgency_s):
                     return
             elif (move := self._larger_home(worker, requests[0])) is not None:
-                self.cluster.assign(*move, "overload", urgency_s)
+                self.cluster.assign(*move, Reason.OVERLOAD, urgency_s)
 
     def _let_one_leave(self, worker: Worker, requests: list[Request], urgency_s: float) -> bool:
         move = self._best_move(worker, requests)
         if move is None and (chain := self._best_chain(worker, requests)) is not None:
-            self.cluster.assign(chain[0], chain[1], "make room", urgency_s)
+            self.cluster.assign(chain[0], chain[1], Reason.MAKE_ROOM, urgency_s)
             move = chain[2], chain[3]
         if move is None:
             largest_first = sorted(requests, key=lambda request: (-request.kv_bytes, request.sequence))
             move = self._some_relief(worker, largest_first) or self._woken(largest_first)
         if move is None:
             return False
-        self.cluster.assign(*move, "overload", urgency_s)
+        self.cluster.assign(*move, Reason.OVERLOAD, urgency_s)
         return True
 
     def _larger_home(self, worker: Worker, request: Request) -> Move | None:
@@ -185,7 +186,7 @@ class MellPlus(Policy):
         larger = [one for one in self._takers(request, worker, roomiest) if one.capacity_bytes > worker.capacity_bytes]
         taker = max(larger, key=lambda one: self.outlook.life_s(one, request.kv_bytes, 1), default=None)
         if taker is None:
-            taker = self.spare(max(request.kv_bytes, worker.capacity_bytes + 1), "overload")
+            taker = self.spare(max(request.kv_bytes, worker.capacity_bytes + 1), Reason.OVERLOAD)
         return None if taker is None else (request, taker)
 
     def _some_relief(self, worker: Worker, largest_first: list[Request]) -> Move | None:
@@ -203,7 +204,7 @@ class MellPlus(Policy):
         if any(worker.wake_s for worker in self.cluster.active.values()):
             return None
         for request in largest_first:
-            if (spare := self.spare(request.kv_bytes, "overload")) is not None:
+            if (spare := self.spare(request.kv_bytes, Reason.OVERLOAD)) is not None:
                 return request, spare
         return None
 
@@ -289,7 +290,7 @@ class MellPlus(Policy):
         for worker in heapq.nsmallest(self.settings.drain_attempts, occupied, key=cost):
             plan = plan_drain(worker, self.outlook, self.settings.drain_life_s, self.settings.candidates)
             for request, taker in plan or ():
-                self.cluster.assign(request, taker, "drain")
+                self.cluster.assign(request, taker, Reason.DRAIN)
             if plan:
                 return worker
         return None

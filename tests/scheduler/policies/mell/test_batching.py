@@ -50,7 +50,7 @@ def test_an_epoch_batched_serves_the_same_and_moves_each_request_once(
     """
     packing = Packing(BATCHED)
     moves = one_epoch(packing, first, seed, arrivals)
-    straight = [move.request for move in moves if move.cause != "circle"]
+    straight = [move.request for move in moves if move.reason != "circle"]
     assert arrivals or len(straight) == len(set(straight))
     assert not packing.queued
     assert not packing.policy.plan.held
@@ -111,7 +111,7 @@ def test_growth_is_judged_one_horizon_ahead() -> None:
         for step in range(1, 60):
             packing.grow({names[0]: CAPACITY // 2 + 10 * step, names[1]: CAPACITY // 3 + 10 * step})
             packing.epoch()
-            if any(move.cause == "overload" for move in packing.moves):
+            if any(move.reason == "overload" for move in packing.moves):
                 moved_at[horizon_s] = step
                 break
     assert moved_at[10.0] <= moved_at[0.0] - 9
