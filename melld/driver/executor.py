@@ -10,7 +10,7 @@ bytes: workers do.
 import asyncio
 import collections
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
-from melld.migrate.migration import Action, Finish, HandOver, Migration, Tell, Wish
+from melld.migrate.migration import Action, Finish, HandOver, Migration, Pace, Tell, Wish
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.migrate.table import MoveState, Outcome, Sign
 from melld.scheduler import events
@@ -96,12 +96,11 @@ class Executor:
         request: RequestId,
         destination: WorkerId,
         via: Via | None = None,
-        bytes_per_s: float = 0.0,
-        paced_s: float = 0.0,
+        paces: Mapping[Via, Pace] | None = None,
     ) -> Move:
         """Begin to move a request; `via` None: its KV if that can be, else its tokens.
 
-        `bytes_per_s`, `paced_s`: see `Wish`.
+        `paces`: see `Wish`.
 
         Raises:
             MoveRefused: it is not on a worker, or on its way already.
@@ -121,8 +120,7 @@ class Executor:
             destination=destination,
             via=Via.TOKENS if why_not else via,
             lease=self._fleet.new_lease(request),
-            bytes_per_s=bytes_per_s,
-            paced_s=paced_s,
+            paces=paces or {},
         )
         move = Move(Migration(wish, self._clock()))
         self.moves[request] = self._by_number[wish.move] = move

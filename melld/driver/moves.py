@@ -17,6 +17,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger_page import Holding
+from melld.migrate.migration import Pace
 from melld.migrate.planner import Deferred, Planner, Start, Wanted
 from melld.migrate.snapshot import Phase, Via
 from melld.migrate.table import MoveState, Outcome
@@ -199,12 +200,8 @@ class WantedMoves:
         wanted = start.wanted
         # A source that finds that its KV cannot go sends the tokens, where both ways are open.
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
-        bytes_per_s = paced_s = 0.0
-        if start.via is Via.KV and wanted.kv_bytes > start.per_epoch:  # more than a boundary lets through in one epoch
-            bytes_per_s = start.per_epoch / self.planner.boundaries.epoch_s
-            paced_s = wanted.kv_bytes / bytes_per_s
         try:
-            move = self._executor.start(wanted.request, wanted.destination, via, bytes_per_s, paced_s)
+            move = self._executor.start(wanted.request, wanted.destination, via, self._paces(wanted))
         except Exception as error:  # the boundary of one move: the others begin
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", start)
@@ -217,6 +214,14 @@ class WantedMoves:
         for future in self._waiters.pop(wanted.request, ()):
             if not future.done():
                 future.set_result(move)
+
+    def _paces(self, wanted: Wanted) -> dict[Via, Pace]:
+        """The ways on which it is more than a boundary lets through in one epoch."""
+        epoch_s, paces = self.planner.boundaries.epoch_s, {}
+        for via, cost in ((Via.KV, wanted.kv_bytes), (Via.TOKENS, wanted.tokens)):
+            if cost > (per_epoch := self.planner.per_epoch(wanted, via)):
+                paces[via] = Pace(per_epoch / epoch_s, cost / per_epoch * epoch_s)
+        return paces
 
     def _call_off(self, deferred: Deferred, why: str) -> None:
         """The scheduler counts it on both workers until it hears of this."""

@@ -40,10 +40,12 @@ class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
 class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
     """To the destination: compute its blocks from its tokens, then keep room.  `RoomReserved`.
 
-    Said again with the tokens that have come since, until few are left.  Payload: as for `ReserveBlocks`.
+    Said again with the tokens that have come since, until few are left.  `tokens_per_s`: no faster than so beside
+    others' decoding; 0: one slice after the other.  Payload: as for `ReserveBlocks`.
     """
 
     token_capacity: int
+    tokens_per_s: float = 0.0
 
 
 class CopyBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):

@@ -90,10 +90,17 @@ class Finish(msgspec.Struct, frozen=True):
 Action = Tell | HandOver | Finish
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """The rate, in bytes or tokens, that a way keeps to beside decoding, and how long it then takes; 0: its own."""
+
+    per_s: float = 0.0
+    takes_s: float = 0.0
+
+
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted.  `via` None: by KV where that is possible.  `lease`: what the destination would emit under.
 
-    `bytes_per_s`: the rate that the copy beside decoding keeps to, which then takes `paced_s`; 0: the link's own.
+    `paces`: of the ways on which it is more than a boundary lets through at once.
     """
 
     move: int
@@ -102,8 +109,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     destination: WorkerId
     via: Via | None = None
     lease: int
-    bytes_per_s: float = 0.0
-    paced_s: float = 0.0
+    paces: Mapping[Via, Pace] = {}
 
 
 class Migration:
@@ -216,8 +222,11 @@ class Migration:
         self.number += 1
         wish = self.wish
         worker = wish.source if self.state in _TO_SOURCE else wish.destination
-        paced_s = wish.paced_s if self.state is MoveState.COPYING else 0.0
+        paced_s = self._pace().takes_s if self.state in (MoveState.COPYING, MoveState.WARMING) else 0.0
         return Tell(worker, self._command(), DEADLINES_S[self.state] + paced_s)
+
+    def _pace(self) -> Pace:
+        return self.wish.paces.get(self.via, Pace())
 
     def _command(self) -> say.MoveCommand:
         wish, described = self.wish, self._described
@@ -246,8 +255,9 @@ class Migration:
                 block_ids=described.block_ids,
                 block_epoch=described.block_epoch,
                 token_capacity=capacity,
-                bytes_per_s=wish.bytes_per_s,
+                bytes_per_s=self._pace().per_s,
             )
         self._sent_tokens = described.num_tokens
-        make_room = say.ReserveBlocks if self.state is MoveState.RESERVING else say.WarmRequest
-        return make_room(**names, token_capacity=capacity)
+        if self.state is MoveState.RESERVING:
+            return say.ReserveBlocks(**names, token_capacity=capacity)
+        return say.WarmRequest(**names, token_capacity=capacity, tokens_per_s=self._pace().per_s)

@@ -165,6 +165,10 @@ class Planner:
         ways = self._candidate(Deferred(wanted, 0.0)).ways
         return _via(min(ways, key=lambda way: way.epochs)) if ways else Via.KV
 
+    def per_epoch(self, wanted: Wanted, via: Via) -> int:
+        """What of it, in bytes or tokens, may go this way in one epoch."""
+        return min(map(self._boundary, self._bins_of(wanted, via)))
+
     def at_once(self, request: RequestId, batches: Mapping[WorkerId, int]) -> Start | None:
         """Begin a waiting move between two epochs, if it cannot wait and what is left of this epoch allows."""
         deferred = self.waiting[request]
@@ -270,16 +274,16 @@ class Planner:
         return [waits.sensible(self._candidate(deferred)) for deferred in group]
 
     def _candidate(self, deferred: Deferred) -> Candidate:
-        wanted = deferred.wanted
-        ways = []
-        if Via.KV in wanted.ways:
-            ways.append(self._way(paths.path(self.boundaries, wanted.source, wanted.destination), wanted.kv_bytes))
-        if Via.TOKENS in wanted.ways:
-            ways.append(self._way(paths.compute(wanted.destination), wanted.tokens))
+        wanted, ways = deferred.wanted, []
+        for via, cost in ((Via.KV, wanted.kv_bytes), (Via.TOKENS, wanted.tokens)):
+            if via in wanted.ways:
+                ways.append(Way(self._bins_of(wanted, via), cost, cost / self.per_epoch(wanted, via)))
         return Candidate(tuple(ways), self.is_pressing(deferred))
 
-    def _way(self, bins: tuple[Bin, ...], cost: int) -> Way:
-        return Way(bins, cost, cost / min(map(self._boundary, bins)))
+    def _bins_of(self, wanted: Wanted, via: Via) -> tuple[Bin, ...]:
+        if via is Via.TOKENS:
+            return paths.compute(wanted.destination)
+        return paths.path(self.boundaries, wanted.source, wanted.destination)
 
 
 def _via(way: Way) -> Via:

@@ -70,8 +70,25 @@ async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemo
     wish = daemon.executor.moves[large].migration.wish
     boundary, kv_bytes = TIGHT.other_link_bytes, daemon.driver.scheduler.cluster.requests[large].kv_bytes
     assert kv_bytes > boundary
-    assert wish.bytes_per_s == boundary / TIGHT.epoch_s
-    assert wish.paced_s == pytest.approx(kv_bytes / boundary * TIGHT.epoch_s)
+    pace = wish.paces[Via.KV]
+    assert pace.per_s == boundary / TIGHT.epoch_s
+    assert pace.takes_s == pytest.approx(kv_bytes / boundary * TIGHT.epoch_s)
+    daemon.refuse(large)
+    await task
+
+
+@pytest.mark.parametrize("via", [Via.TOKENS, None])
+async def test_a_prompt_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemon, via: Via | None) -> None:
+    """So are tokens, also where the source finds that the KV that was to go cannot."""
+    large = daemon.admit("large", 10)
+    source = daemon.where(large)
+    task = daemon.ask(large, W1 if source == W0 else W0, via)
+    await asyncio.sleep(0)
+    wish, tokens = daemon.executor.moves[large].migration.wish, daemon.fleet.live[large].prompt_tokens
+    boundary = TIGHT.prefill_tokens(wish.destination, 0)
+    assert tokens > boundary
+    assert wish.paces[Via.TOKENS].per_s == pytest.approx(boundary / TIGHT.epoch_s)
+    assert wish.paces[Via.TOKENS].takes_s == pytest.approx(tokens / boundary * TIGHT.epoch_s)
     daemon.refuse(large)
     await task
 

@@ -10,6 +10,7 @@ import pytest
 
 from melld.cli import main
 from melld.control.client import ControlRefused
+from melld.migrate.boundaries import DEFAULT_EPOCH_S, DEFAULT_PREFILL
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 
 
@@ -77,6 +78,25 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
     for mover in movers:
         mover.join()
     assert [stream.result() for stream in streams] == unmoved
+
+
+def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench) -> None:
+    """Who decodes there is not held up by all of it at once, and the moved answer is the answer."""
+    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+    unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
+    stream = Stream(bench.daemon, body | {"cache_salt": "paced"})
+    stream.wait_chunks(3)
+    [one] = bench.operator.requests_of(stream)
+    beside = Stream(bench.daemon, {**GREEDY, "max_tokens": 2000})  # the policy spreads: it is on the other worker
+    beside.wait_chunks(5)
+    [other] = bench.operator.requests_of(beside)
+    assert other["worker"] != one["worker"]
+    [report] = bench.operator.move(stream, "tokens")
+    beside.leave()
+    rate = DEFAULT_PREFILL[-1][1] / DEFAULT_EPOCH_S
+    assert report["outcome"] == "committed"
+    assert report["total_s"] > (len(body["prompt"]) - 2 * DEFAULT_PREFILL[-1][1]) / rate
+    assert stream.result() == unmoved
 
 
 def test_a_client_that_leaves_in_mid_move_frees_both_workers(bench: Bench) -> None:

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.errors import IllegalTransition
-from melld.migrate.migration import Migration, Wish
+from melld.migrate import messages as say
+from melld.migrate.migration import Migration, Pace, Tell, Wish
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.migrate.migration_world import ALL_CHOICES, CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
@@ -79,6 +80,20 @@ def test_an_impossible_event_changes_nothing() -> None:
     with pytest.raises(IllegalTransition, match="migration 1 is queued"):
         migration.happened(Sign.ATTACHED, 1.0)
     assert (migration.state, migration.outcome, migration.story) == (MoveState.QUEUED, None, [])
+
+
+def test_a_paced_prefill_has_the_time_that_its_pace_takes() -> None:
+    """A long prompt at a slow rate is not taken for a worker that hangs; a move by KV has a pace of its own."""
+    paces = {Via.TOKENS: Pace(50.0, 400.0), Via.KV: Pace(1e6, 7.0)}
+    wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=Via.TOKENS, lease=1, paces=paces)
+    migration = Migration(wish, 0.0)
+    migration.happened(Sign.STARTED, 0.0)
+    described = say.RequestDescribed(
+        move=1, number=1, request=REQUEST, num_tokens=20_000, block_ids=((),), block_epoch=1
+    )
+    [tell] = migration.answered(described, 0.1)
+    assert isinstance(tell, Tell)
+    assert (tell.command.tokens_per_s, tell.deadline_s) == (50.0, DEADLINES_S[MoveState.WARMING] + 400.0)
 
 
 def test_an_answer_to_a_command_that_was_given_up_says_nothing() -> None:

@@ -91,6 +91,7 @@ class Worker:
         while not self._stopping:
             while not inbox.empty():
                 self._handle(inbox.get())
+            self._parts.moves.before_step()
             if self._engine.scheduler.has_requests() or self._engine.batch_queue:
                 self._step()
             else:

@@ -71,6 +71,11 @@ class Moves:
 
     # -- beside the steps -------------------------------------------------------------------------------------------
 
+    def before_step(self) -> None:
+        """Go on with what is computed ahead; also before the engine rests."""
+        if self.warming:
+            self._residency.warm_on()
+
     def after_step(self, outputs: "EngineCoreOutputs | None") -> None:
         """Take what concerns migrations alone out of the step's outputs, and go on where it was waited for."""
         if self.warming:
@@ -162,7 +167,8 @@ class Moves:
         if warm and request in self._plans:  # once more: what was computed stays in the prefix cache
             del self._plans[request]
             self._residency.cancel(request)
-        if warm and self._residency.warm(expected.core_request, expected.output_token_ids):
+        tokens = expected.output_token_ids
+        if warm and self._residency.warm(expected.core_request, tokens, expected.command.tokens_per_s):
             self.warming[request] = expected
         else:
             self._reserve(expected)

@@ -162,12 +162,17 @@ class Residency:
 
     # -- the destination --------------------------------------------------------------------------------------------
 
-    def warm(self, core_request: bytes, output_token_ids: list[int]) -> bool:
+    def warm(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
         """Begin to compute a request's blocks ahead of a move by tokens, in chunks, while it decodes at its source.
 
-        False where there is nothing to be gained: reserve at once.
+        `tokens_per_s`: no faster than so while others run here; 0: no limit.  False where there is nothing to be
+        gained: reserve at once.
         """
-        return self._warmers.begin(core_request, output_token_ids)
+        return self._warmers.begin(core_request, output_token_ids, tokens_per_s)
+
+    def warm_on(self) -> None:
+        """Before each step, and before the engine rests: go on with what `warm` has begun."""
+        self._warmers.go_on()
 
     def take_warmed(self, outputs: "EngineCoreOutputs | None") -> list[str]:
         """After each step: remove what `warm` put into its outputs; the requests that are to be reserved for now."""

@@ -4,6 +4,7 @@ Owns shadow requests.  A shadow has the first tokens of the request as its promp
 told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: a request is
 computed in slices, each as long as the other requests of this worker may be held up.  Where `reserve` then finds all
 blocks, what is left to compute after the freeze is the last block and the tokens since, however long the request is.
+A request that is paced (`migrate/pacing`) has its next slice when that is due, or when nobody else is to be computed.
 
     warm ──► slice, slice, ... among the others' steps ──► take_warmed ──► reserve (at once: nothing evicts between)
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.migrate.pacing import SlicePace
 from melld.migrate.snapshot import WARM_SUFFIX
 
 if TYPE_CHECKING:
@@ -30,9 +32,12 @@ class _Warming(msgspec.Struct):
 
     original: Any
     tokens: list[int]
+    pace: SlicePace
     begun_tokens: int = 0
     slice_tokens: int = 0
     slice_began_s: float = 0.0
+    is_between: bool = True
+    """No slice is under way: the next one has yet to begin."""
 
 
 class Warmers:
@@ -47,8 +52,8 @@ class Warmers:
     def __bool__(self) -> bool:
         return bool(self._warming)
 
-    def begin(self, core_request: bytes, output_token_ids: list[int]) -> bool:
-        """Start to compute the request's full blocks.
+    def begin(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
+        """Start to compute the request's full blocks, no faster than so (0: no limit) beside others.
 
         False where there is nothing to gain (no prefix cache, no full block), and for a request with images.
         """
@@ -62,7 +67,8 @@ class Warmers:
         full = len(tokens) // self._scheduler.block_size * self._scheduler.block_size
         if not full or not self._scheduler.kv_cache_manager.enable_caching or original.request_id in self._warming:
             return False
-        warming = _Warming(original, tokens[:full])
+        pace = SlicePace(tokens_per_s, int(self._scheduler.block_size))
+        warming = _Warming(original, tokens[:full], pace)
         warming.begun_tokens = self._cached_tokens(warming)
         if warming.begun_tokens + self._scheduler.block_size >= full:  # the last block is computed in any case
             return False
@@ -83,12 +89,19 @@ class Warmers:
             elif output.finish_reason is not None:
                 self._adapt(warming)
                 if warming.begun_tokens < len(warming.tokens):
-                    self._next_slice(warming)
+                    warming.is_between = True
                 else:
                     del self._warming[request_id]
                     done.append(request_id)
         outputs.outputs = others
         return done
+
+    def go_on(self) -> None:
+        """Before each step, and before the engine rests: begin the slices that are due."""
+        for warming in self._warming.values():
+            is_due = warming.is_between and time.monotonic() >= warming.pace.due_s
+            if is_due or (warming.is_between and not self._scheduler.has_unfinished_requests()):
+                self._next_slice(warming)
 
     def cancel(self, request_id: str) -> None:
         """Stop to compute for this request, if it is being computed for."""
@@ -97,10 +110,13 @@ class Warmers:
 
     def _next_slice(self, warming: _Warming) -> None:
         """Add a shadow with so many more tokens; those of the one before are in the prefix cache."""
-        warming.slice_tokens = min(self._slice_tokens, len(warming.tokens) - warming.begun_tokens)
+        wanted = warming.pace.slice_tokens(self._slice_tokens)
+        warming.slice_tokens = min(wanted, len(warming.tokens) - warming.begun_tokens)
+        warming.is_between = False
         warming.begun_tokens += warming.slice_tokens
         self._engine.add_request(self._shadow(warming, warming.begun_tokens))
         warming.slice_began_s = time.monotonic()
+        warming.pace.began(warming.slice_tokens, warming.slice_began_s)
 
     def _shadow(self, warming: _Warming, tokens: int) -> Any:
         from vllm.sampling_params import SamplingParams

@@ -195,6 +195,7 @@ class Worker:
         """That many steps (fewer if there is nothing to do), and what they put out."""
         outputs = []
         for _ in range(count):
+            self.residency.warm_on()
             if not self.engine.scheduler.has_requests() and not self.engine.batch_queue:
                 break
             result, executed = self.engine.step_fn()
@@ -300,9 +301,9 @@ class Worker:
         request = self.engine.scheduler.requests[request_id]
         return encode_core_request(request), list(request.output_token_ids)
 
-    def warm(self, core_request: bytes, tokens: list[int]) -> bool:
+    def warm(self, core_request: bytes, tokens: list[int], tokens_per_s: float = 0.0) -> bool:
         self.warmed.clear()
-        return self.residency.warm(core_request, tokens)
+        return self.residency.warm(core_request, tokens, tokens_per_s)
 
     def is_warm(self, request_id: str) -> bool:
         return request_id in self.warmed

@@ -217,6 +217,40 @@ def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str
     assert [expected] == pair.finish(running)
 
 
+def test_a_paced_request_is_computed_where_it_disturbs_nobody(pair: Pair) -> None:
+    """Beside a request that decodes it keeps to its rate; as soon as the worker has nothing else to do, it goes on."""
+    case = Case("paced", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
+    expected, running = pair.unmoved(case), pair.start(case)
+    pair.step(6)
+    neighbour = pair.start(
+        Case("beside", PROMPT, {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}), pair.there
+    )
+    pair.step(2)
+    assert pair.there("warm", *pair.here("core_request", running.request_id), 0.001)
+    pair.finish(neighbour)
+    assert not pair.there("is_warm", running.request_id)
+    while not pair.there("is_warm", running.request_id):
+        pair.step()
+    assert running.answer.finish is None
+    reservation = pair.there("reserve", *pair.here("core_request", running.request_id), 0)
+    assert reservation.reused_blocks >= 700 // 32
+    pair.complete(running, CopyPlan(reservation), "tokens")
+    assert [expected] == pair.finish(running)
+
+
+def test_a_paced_request_can_be_called_off_between_two_slices(pair: Pair) -> None:
+    """What waits for its next slice is forgotten as well."""
+    params = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
+    running = pair.start(Case("called off", LONG_PROMPT, params))
+    neighbour = pair.start(Case("beside", PROMPT, params), pair.there)
+    pair.step(6)
+    assert pair.there("warm", *pair.here("core_request", running.request_id), 0.001)
+    pair.step(3)
+    pair.there("cancel_warm", running.request_id)
+    pair.finish(running, neighbour)
+    assert not pair.there("is_warm", running.request_id)
+
+
 def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
     """A request that ends, or whose move is cancelled, leaves no shadow."""
     running = pair.start(
