@@ -50,14 +50,17 @@ class Outlook:
         return [request for request in requests if CAUTION * expected_s(request.kv_bytes) <= left_s] or requests
 
     def arrives_in_time(self, request: Request, taker: Worker) -> bool:
-        """Whether the request would be gone before its worker overflows.
+        """Whether the request would be gone before its worker overflows, even if no other leaves there in time.
 
         What is on its way to the taker already comes first, for they share its links and its compute.
         """
-        if request.worker is None or not taker.arriving:
+        source = request.worker
+        if source is None or not taker.arriving:
             return True
         ahead_s = sum(self.moves.expected_s(one.kv_bytes) for one in taker.arriving.values())
-        return CAUTION * (ahead_s + self.moves.expected_s(request.kv_bytes)) <= self.life_s(request.worker)
+        rate = len(source.requests) * self.growth_bytes_s(source)
+        left_s = min(self.life_s(source), max(source.free_bytes, 0) / rate if rate > 0.0 else FOREVER_S)
+        return CAUTION * (ahead_s + self.moves.expected_s(request.kv_bytes)) <= left_s
 
     def growth_bytes_s(self, worker: Worker) -> float:
         """What one request on the worker adds per second: its own rate, or everybody's while it has none."""

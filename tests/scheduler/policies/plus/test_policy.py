@@ -147,6 +147,22 @@ def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
     assert outlook.arrives_in_time(second, idle)
 
 
+def test_who_leaves_already_may_not_be_gone_in_time() -> None:
+    """A second cure goes where nothing is in its way: it is wanted because the first one may be late."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    grown(scheduler, 0.0, 2)
+    cluster, outlook = scheduler.cluster, scheduler.policy.outlook
+    source, idle, taker = map(cluster.workers.__getitem__, map(WorkerId, ("w0", "w1", "w2")))
+    cluster.activate(taker, "test")
+    outlook.moves.took(400, 20.0)
+    cluster.assign(cluster.requests["b"], taker, "test")
+    assert outlook.life_s(source) > 100.0
+    assert not outlook.arrives_in_time(cluster.requests["a"], taker)
+    assert outlook.arrives_in_time(cluster.requests["a"], idle)
+
+
 def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
     """A move that takes longer than any before it costs nobody a preemption: a small request is still in time."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
