@@ -14,9 +14,8 @@ workers, any bin with room is the last resort.
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import L, M, S, SizeClass, T
-from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request

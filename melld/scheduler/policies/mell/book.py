@@ -9,9 +9,8 @@ only what is planned and not yet carried out.  Never decides, never records a co
 from collections.abc import Iterator
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item, halves
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
-from melld.scheduler.policies.mell.items import Item, halves
 from melld.scheduler.policies.mell.ladder import Ladder
 from melld.scheduler.state import Request, Worker, WorkerState
 

@@ -9,10 +9,9 @@ is to where it ends, and one that comes back or ends is not moved at all.  Placi
 import msgspec
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.book import Book
 from melld.scheduler.policies.mell.classes import SizeClass
-from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, WorkerState
 

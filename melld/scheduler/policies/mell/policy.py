@@ -12,9 +12,8 @@ from typing import ClassVar
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell import allocate, depart, settle, update
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item, class_of_single
 from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
-from melld.scheduler.policies.mell.items import Item, class_of_single
 from melld.scheduler.policies.mell.plan import MellSettings, Plan
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from melld.scheduler.policies.mell.allocate import CANDIDATES, best, evict_for
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import M, S, SizeClass, T
-from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.reasons import Reason
 

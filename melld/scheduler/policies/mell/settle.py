@@ -18,9 +18,8 @@ with an L and an M (3/2), and by (4) a single L of ours meets there only partner
 """
 
 from melld.scheduler.policies.mell.allocate import allocate, evict_for
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import TINY, L, M, S, T
-from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.policies.mell.pull import bring_partner, pull, stranded, t_source
 from melld.scheduler.reasons import Reason

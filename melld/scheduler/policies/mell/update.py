@@ -10,9 +10,8 @@ and S that have become S or M are allocated anew, and an L that overloads its bi
 from itertools import islice
 
 from melld.scheduler.policies.mell.allocate import CANDIDATES, allocate, best, least_sufficient
-from melld.scheduler.policies.mell.bins import Bin
+from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import L, SizeClass, T
-from melld.scheduler.policies.mell.items import Item
 from melld.scheduler.policies.mell.plan import Plan
 from melld.scheduler.policies.mell.pull import stranded
 from melld.scheduler.reasons import Reason
