@@ -17,13 +17,13 @@ from melld.api.keys import load_keys
 from melld.api.reach import refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
-from melld.cli.service_access import remark_on_key_file
 from melld.cli.toml_text import toml_text
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, make_slots
 from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.systemd import read_supervision
+from melld.daemon.units import remark_on_key_file
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device

@@ -13,8 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from melld.cli import DONE, FAILED
-from melld.cli.service_access import remark_on_key_file
-from melld.daemon.units import CONFIG, is_ours, signed, system_unit, user_unit
+from melld.daemon.units import CONFIG, is_ours, remark_on_key_file, signed, system_unit, user_unit
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")

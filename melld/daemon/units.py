@@ -1,17 +1,20 @@
-"""The texts of the systemd units that `melld install-service` writes, and how one of them is known again.
+"""The texts of the systemd units that `melld install-service` writes, and what a service under them can read.
 
-Pure: the units of `systemd/` in, the text to write out.  A written unit begins with a line that names its writer and
-the digest of all that follows, so that a file of somebody else, or one that was edited, is told from ours.
+The texts are pure: the units of `systemd/` in, the text to write out.  A written unit begins with a line that names
+its writer and the digest of all that follows, so that a file of somebody else, or an edited one, is told from ours.
 """
 
 import hashlib
 import re
+import stat
+from pathlib import Path
 
 WRITER = "# Written by `melld install-service`; local changes belong in `systemctl edit`. sha256:"
 _FIRST_LINE = re.compile(re.escape(WRITER) + r"([0-9a-f]{64})\n")
 PROGRAM = "/usr/local/bin/melld"
 """The program as the units of `systemd/` name it."""
 CONFIG = "/etc/melld/melld.toml"
+ROOT_GROUP = 0
 
 # What a user's own service manager can do without privileges; the rest of the system's unit needs namespaces, other
 # users or cgroups that a user's manager does not have.
@@ -54,3 +57,30 @@ def is_ours(text: str) -> bool:
     """Whether `text` is a unit as `signed` made it, for this or any other version of melld, unedited."""
     match = _FIRST_LINE.match(text)
     return match is not None and hashlib.sha256(text[match.end() :].encode()).hexdigest() == match[1]
+
+
+def remark_on_key_file(named: str, root: Path = Path("/")) -> str | None:
+    """Return what is to be said of `[server] api_key_file`; None where the service can read it, or it is not there.
+
+    The service runs as a user that exists only while it runs (DynamicUser): judged by modes alone, it may read what
+    everybody may, or a group that the unit names.
+    """
+    path = root / Path(named).absolute().relative_to("/")
+    way = [path, *path.parents][: len(path.relative_to(root).parts)]
+    try:
+        closed = next((one for one in way if not _is_open(one)), None)
+    except OSError:
+        return None
+    if closed is None:
+        return None
+    return (
+        f"[server] api_key_file: {named} cannot be read by the service, which runs as a user of its own ({closed} is "
+        "for its owner alone): leave the key out, and the unit hands over /etc/melld/api-keys; "
+        "or give the file a group (docs/install.md)"
+    )
+
+
+def _is_open(path: Path) -> bool:
+    about = path.stat()
+    others, group = (stat.S_IXOTH, stat.S_IXGRP) if stat.S_ISDIR(about.st_mode) else (stat.S_IROTH, stat.S_IRGRP)
+    return bool(about.st_mode & others or (about.st_mode & group and about.st_gid != ROOT_GROUP))

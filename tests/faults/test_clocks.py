@@ -15,7 +15,7 @@ WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLO
 TOLD = {
     "daemon/wiring.py": "the first record of the decision log says what o'clock it is",
     "driver/boundaries.py": "a profile says when it was measured",
-    "engine/worker/own_request.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
+    "engine/worker/start.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
 }
 
 

@@ -1,14 +1,15 @@
 """The grammars of a worker's requests: compiled by the compiler that a judge chose, dropped when a request is aborted.
 
-Owns the compilations that have not begun.  Takes the place of the one step of vLLM's manager that begins them.
+Owns vLLM's compilers by name, the same in judges and in workers, and the compilations that have not begun.  Replaces
+the one step of vLLM's manager that begins them.
 """
 
+import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from melld.engine.worker.grammar_backends import GrammarBackends
-
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -53,3 +54,45 @@ class Grammars:
             manager.backend = backend  # allocates the masks of all of them
         kind, text = wanted.structured_output_key
         return backend.compile_grammar(kind, text, stop_token_ids=sampling.all_stop_token_ids)
+
+
+class GrammarBackends:
+    """Make each compiler for one model's tokenizer when it is first needed.  Any thread may ask.
+
+    vLLM's own manager keeps the one that its first request needed, and gives it what others have validated.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", tokenizer: Any) -> None:
+        self._vllm_config = vllm_config
+        self._tokenizer = tokenizer
+        self._made: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Any:
+        """The compiler of that name, a `StructuredOutputBackend`."""
+        with self._lock:
+            if name not in self._made:
+                vocab_size = self._vllm_config.model_config.get_vocab_size()
+                self._made[name] = _class_of(name)(self._vllm_config, tokenizer=self._tokenizer, vocab_size=vocab_size)
+            return self._made[name]
+
+
+def _class_of(name: str) -> Any:
+    match name:
+        case "xgrammar":
+            from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+            return XgrammarBackend
+        case "guidance":
+            from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+
+            return GuidanceBackend
+        case "outlines":
+            from vllm.v1.structured_output.backend_outlines import OutlinesBackend
+
+            return OutlinesBackend
+        case "lm-format-enforcer":
+            from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
+
+            return LMFormatEnforcerBackend
+    raise ValueError(f"there is no structured output backend {name!r}")

@@ -23,7 +23,7 @@ from melld.engine.frontend.schema import Budget, check_schema
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder
 from melld.engine.wire.judge import MEMORY_BYTES, JudgeConstraint, JudgeReady, Verdict
-from melld.engine.worker.grammar_backends import GrammarBackends
+from melld.engine.worker.grammars import GrammarBackends
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.writer import write_frame
 from melld.errors import MelldError

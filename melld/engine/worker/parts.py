@@ -17,8 +17,7 @@ from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
 from melld.engine.worker.profile import Profiler
-from melld.engine.worker.pulse import Pulse
-from melld.engine.worker.reader import Reader, Received
+from melld.engine.worker.reader import Pulse, Reader, Received
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
 from melld.engine.worker.residency.block_tables import BlockReporter

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
-from melld.engine.worker.own_request import add_own_request
 from melld.engine.worker.residency.residency import Residency
+from melld.engine.worker.start import add_own_request
 from melld.errors import MelldError
 from melld.migrate.transports.copies import CopyDone
 

@@ -1,7 +1,7 @@
 """A worker's wire, read by a thread that waits for nothing else: a ping is answered while a request is made ready.
 
-Owns the reading.  Never prepares a request and never touches the scheduler: `worker_preparer` makes ready what the
-engine then takes at once.
+Owns the reading, and the pulse that a ping is answered with.  Never prepares a request and never touches the
+scheduler: `preparer.py` makes ready what the engine then takes at once.
 
     wire ──► frames ──► line ──► preparer ──► inbox          a ping is answered from here, also while a step runs
 """
@@ -9,6 +9,7 @@ engine then takes at once.
 import os
 import queue
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,32 @@ READ_BYTES = 1 << 18
 
 Received = tuple[Any, list[bytes]]
 """A message of `wire.ToWorker` and its payload."""
+
+
+class Pulse:
+    """Whether the engine steps: the answer to a ping, whoever hangs.
+
+    Two numbers, which the engine's thread writes and the reader's reads: each by itself is whole.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._began_s = 0.0
+
+    def in_step(self, began_s: float) -> None:
+        """A step began then; 0.0: none runs now."""
+        self._began_s = began_s
+
+    def stepped(self) -> None:
+        """One of those that the daemon counts has ended."""
+        self._began_s = 0.0
+        self._steps += 1
+
+    def pong(self, requests: int) -> wire.Pong:
+        """As it is now, with so many requests here."""
+        began_s = self._began_s
+        busy_s = time.monotonic() - began_s if began_s else 0.0
+        return wire.Pong(steps=self._steps, busy_s=busy_s, requests=requests)
 
 
 class Reader:

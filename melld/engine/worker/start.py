@@ -6,6 +6,7 @@ Owns what is done once.  Runs on the worker's main thread, before its loop.
 import ctypes
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.own_request import add_own_request
 
 if TYPE_CHECKING:
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
@@ -152,3 +154,29 @@ def _vllm_version() -> str:
     from vllm.version import __version__
 
     return str(__version__)
+
+
+def add_own_request(
+    engine: "EngineCore", name: str, token_ids: list[int], parameters: "SamplingParams | PoolingParams"
+) -> None:
+    """Have the engine compute a prompt of the worker's own, to warm up or to measure; nobody hears of its outputs.
+
+    `parameters` say whether it is for sampling or for pooling; `name` keeps it apart from users' requests.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    samples = isinstance(parameters, SamplingParams)
+    request = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=token_ids,
+        mm_features=None,
+        sampling_params=parameters if samples else None,
+        pooling_params=None if samples else parameters,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    prepared, _ = engine.preprocess_add_request(request)
+    engine.add_request(prepared)
