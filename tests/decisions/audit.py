@@ -27,6 +27,7 @@ class Auditor:
         self.records = 0
         self.at = 0.0
         self.capacity: dict[str, int] = {}
+        self.built: dict[str, int] = {}  # the most that it ever offered: others may have taken of it since
         self.slots: dict[str, int] = {}
         self.of_a_daemon = False
         self.awake: set[str] = set()
@@ -87,15 +88,16 @@ class Auditor:
 
         What is decided must fit with all that is to come.  What has happened to a daemon may leave no room for that:
         the destination then refuses what is on its way, and what was placed there, or has come by its tokens, holds
-        nothing before it begins.
+        nothing before it begins.  Others may take of a device what its requests hold: they stay, and may grow.
         """
+        everything = decided or not self.of_a_daemon
+        limits = self.capacity if everything else self.built
         for worker in self.touched:
-            everything = decided or not self.of_a_daemon
             holds = self.held[worker].items()
             used = sum(size for (one, role), size in holds if everything or (role == "runs" and one in self.begun))
             used -= self.shared[worker]
-            if used > self.capacity.get(worker, 0):
-                self.fault(record, f"{worker} holds {used} of {self.capacity.get(worker, 0)} bytes")
+            if used > limits.get(worker, 0):
+                self.fault(record, f"{worker} holds {used} of {limits.get(worker, 0)} bytes")
             if len(self.held[worker]) > self.slots.get(worker, 1 << 60):
                 self.fault(record, f"{worker} has {len(self.held[worker])} requests in {self.slots[worker]} slots")
         self.touched.clear()
@@ -123,6 +125,7 @@ class Auditor:
     def on_worker(self, record: Record) -> None:
         worker = str(record["worker"])
         self.capacity[worker] = int(record["capacity_bytes"])  # type: ignore[call-overload]
+        self.built[worker] = max(self.built.get(worker, 0), self.capacity[worker])
         if "slots" in record:
             self.slots[worker] = int(record["slots"])  # type: ignore[call-overload]
         self.touched.add(worker)
@@ -132,6 +135,7 @@ class Auditor:
     def on_gone(self, worker: str) -> None:
         """Its requests have no worker, moves to it are off, and one that comes up in its place is in service."""
         self.shared[worker] = 0
+        self.built[worker] = 0
         self.awake.discard(worker)
         self.drained.discard(worker)
         self.held[worker].clear()
@@ -238,13 +242,15 @@ class Auditor:
         self.expect(record, request in self.moving, "does not move")
         self.expect(record, outcome in ("committed", "aborted"), "no outcome")
         destination = self.moving.pop(request, "?")
-        self.hold(destination, request, "arrives", None)
         if outcome == "committed":
+            self.held[destination].pop((request, "arrives"), None)  # it stays, and shares what it did
             self.hold(str(self.owner.get(request)), request, "runs", None)
             self.pushed_out.discard(request)
             self.owner[request] = destination
             (self.begun.discard if record.get("via") == "tokens" else self.begun.add)(request)
             self.hold(destination, request, "runs", self.size.get(request, 0))
+        else:
+            self.hold(destination, request, "arrives", None)
 
     def on_preempt(self, record: Record) -> None:
         request, worker = str(record["request"]), str(record["worker"])

@@ -11,12 +11,14 @@ from melld.control.status import WorkerState
 from melld.ids import WorkerId
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Via
+from melld.migrate.table import MoveState
 from melld.scheduler.events import MoveAsked
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, BLOCKS, FrameDecoder, VirtualWorker, wire
 
-CHOICES = 4096
+CHOICES = 65536
+STATES = tuple(MoveState)
 POLICIES = ("mell-plus", "mell", "most-free", "best-fit")
 
 
@@ -33,6 +35,7 @@ class History:
             *[self._step] * 6,
             *[self._admit] * 5,
             *[self._migrate] * 6,
+            *[self._move] * 8,
             *[self._pass] * 4,
             self._wait,
             self._refuse,
@@ -105,6 +108,24 @@ class History:
             via = (None, Via.KV, Via.TOKENS)[number % 3]
             request = requests[number % len(requests)]
             self.daemon.spawn(self.daemon.driver.migrate(request, name, via))
+
+    async def _move(self, _: WorkerId, number: int) -> None:
+        """One that can be carried out begins, and goes on until it stands at one of its states."""
+        fleet = self.daemon.fleet
+        ready = [name for name in self.daemon.names if fleet.is_ready(name)]
+        owned = [(request, live.worker) for request, live in fleet.live.items() if live.worker in ready]
+        moves = [(request, other) for request, owner in owned for other in ready if other != owner]
+        if not moves:
+            return
+        state = STATES[number % len(STATES)]
+        request, destination = moves[number // len(STATES) % len(moves)]
+        self.daemon.spawn(self.daemon.driver.migrate(request, destination, None))
+        for _ in range(60):
+            await self.daemon.settle()
+            self.daemon.check()
+            move = self.daemon.executor.moves.get(request)
+            if (move is not None and move.migration.state is state) or not self.daemon.advance():
+                return
 
     async def _pass(self, _: WorkerId, number: int) -> None:
         await asyncio.sleep(0.05 * (1 + number % 8))
