@@ -14,7 +14,7 @@ RUN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
 
-.PHONY: setup serve test check gpu-check chaos dist lock clean
+.PHONY: setup serve test test-all check gpu-check chaos dist lock clean
 
 setup: $(SETUP)
 
@@ -22,14 +22,21 @@ serve: $(SETUP)
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 
+# In at most five minutes on two cores: two processes, each with its own daemons; ARGS="-n 0" for one.
+PYTEST := $(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: $(DEV)
-	$(RUN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# The long forms too: every case on a daemon that a worker of its own proves in `make test`, and four times the examples.
+test-all: $(DEV)
+	$(PYTEST) --long $(ARGS)
 
 check: $(DEV)
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # All that only a GPU shows, in two runs of under ten minutes; ARGS="--device cpu" rehearses it without one.
 gpu-check: $(DEV)

@@ -5,16 +5,46 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from melld.demo_model import make_demo_model
+from tests.effort import LONG, SHORT
+from tests.forked import nursery
 from tests.serve.daemon_process import DaemonProcess
 
+SHARING = ("api", "faults", "migrate")
+"""Folders whose tests share daemons."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
 
 # A shell without job control starts its background commands with SIGINT ignored, and every child would inherit that:
 # a suite that runs there must test Ctrl-C all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` is `make test-all`."""
+    parser.addoption("--long", action="store_true", help="every example, and the tests that are marked long too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is read: how many examples there are to be; and the nursery begins its imports."""
+    settings.load_profile(LONG if config.getoption("--long") else SHORT)
+    if getattr(config.option, "numprocesses", None):  # several workers share one
+        nursery()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long ones wait for `--long`; those of a folder whose daemons are shared stay with one worker of xdist."""
+    for item in items:
+        folder = item.path.parent.name
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else item.path.stem))
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

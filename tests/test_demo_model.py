@@ -13,6 +13,7 @@ import pytest
 from melld.cli import demo_model as command
 from melld.demo_model import FILES, SPECIAL_TOKENS, VOCABULARY, make_demo_model
 from melld.errors import ConfigError
+from tests.forked import run_python
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +163,7 @@ def test_vllm_serves_it_like_transformers(model: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command_line = [sys.executable, "-c", script, str(model)]
-    done = subprocess.run(
-        command_line, check=False, env=os.environ | knobs, capture_output=True, text=True, timeout=150
-    )
+    done = run_python("-c", script, str(model), env=os.environ | knobs, timeout=150)
     assert done.returncode == 0, done.stderr[-2000:]
     served = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("TOKENS"))[7:])
     ids = torch.tensor([list(range(300, 340))])

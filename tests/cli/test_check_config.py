@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from melld.cli.toml_text import toml_text
 from melld.config import parse_config
+from tests.forked import run_melld
 
 KEY = "sk-a-key-that-nobody-may-see"
 
@@ -37,15 +38,7 @@ port = 9000
 
 
 def check(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "melld", "check-config", "--quick", *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_melld("check-config", "--quick", *words, cwd=place, env={**os.environ, **environment})
 
 
 def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:
@@ -154,8 +147,8 @@ def test_what_is_printed_as_toml_reads_back(tables: dict[str, dict[str, object]]
 def test_what_vllm_would_refuse_is_found_too(place: Path, demo_model: Path) -> None:
     """The check before a restart finds what the start would: README's own file with a model that has other tools."""
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json")
-    command = [sys.executable, "-m", "melld", "check-config", "--model", str(demo_model), "--max-model-len", "512"]
-    done = subprocess.run([*command, *tools], cwd=place, capture_output=True, text=True, timeout=170, check=False)
+    words = ("--model", str(demo_model), "--max-model-len", "512", *tools)
+    done = run_melld("check-config", *words, cwd=place, timeout=170)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("melld check-config: [model.vllm] tool_call_parser: ")
     assert done.stderr.count("\n") == 1

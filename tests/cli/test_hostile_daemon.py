@@ -1,8 +1,6 @@
 """Who has made the control socket may be no daemon: what it answers is shown, and steers no terminal."""
 
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ import pytest
 
 from melld.control.messages import CONTROL_SOCKET
 from tests.cli.plausible import STATUS
+from tests.forked import run_melld
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 IN_JSON = NASTY.replace("\x1b", "\\u001b").replace("\x07", "\\u0007")
@@ -79,9 +78,8 @@ def test_nothing_that_a_socket_answers_steers_the_terminal(
 ) -> None:
     """An operator who asks the wrong socket sees odd text, and keeps the terminal."""
     impostor.says = says
-    command = [sys.executable, "-m", "melld", *words, "--runtime-directory", str(directory)]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    shown = (done.stdout + done.stderr).decode()
+    done = run_melld(*words, "--runtime-directory", str(directory))
+    shown = done.stdout + done.stderr
     assert shown.strip()
     assert "Traceback" not in shown
     assert [character for character in shown if not character.isprintable() and character != "\n"] == []

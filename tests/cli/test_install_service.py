@@ -1,13 +1,13 @@
 """`melld install-service` says all that it does, touches only what it wrote, and can be undone."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from melld.daemon.units import is_ours
+from tests.forked import run_melld
 
 UNITS = ("melld.service", "melld.socket")
 
@@ -21,14 +21,7 @@ class Machine:
 
     def install(self, *flags: str, code: int = 0, **environment: str) -> str:
         """Run the command; what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "melld", "install-service", "--root", str(self.root), *flags],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=os.environ | environment,
-        )
+        done = run_melld("install-service", "--root", str(self.root), *flags, env=os.environ | environment)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 

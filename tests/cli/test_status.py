@@ -16,6 +16,7 @@ from melld.control.status import DaemonStatus
 from tests.cli.plausible import DEFERRED, MOVING, QUEUED, RUNNING, STATUS
 from tests.cli.terminal import Terminal
 from tests.control.control_daemon import ControlDaemon, Operated
+from tests.forked import run_melld
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,15 +35,7 @@ def daemon(directory: Path) -> Iterator[ControlDaemon]:
 
 
 def status(directory: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "melld", "status", "--runtime-directory", str(directory), *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_melld("status", "--runtime-directory", str(directory), *words, env={**os.environ, **environment})
 
 
 def with_output_tokens(tokens: int) -> DaemonStatus:
@@ -87,7 +80,9 @@ def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
 
 def test_a_pipe_without_unicode_gets_ascii(daemon: ControlDaemon) -> None:
     """An old terminal or a log collector gets no broken letters, and no traceback."""
-    done = status(daemon.directory, PYTHONIOENCODING="ascii")
+    words = [sys.executable, "-m", "melld", "status", "--runtime-directory", str(daemon.directory)]
+    old = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, cwd=ROOT, env=old, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.isascii()) == (0, True)
     assert "====++." in done.stdout
 
@@ -152,11 +147,7 @@ def test_bad_usage_is_code_2(directory: Path, tmp_path: Path) -> None:
     """A wrong word and a broken file are the caller's to mend."""
     assert status(directory, "--jsn").returncode == 2
     (tmp_path / "broken.toml").write_text("[")
-    words = ["status", "--config", str(tmp_path / "broken.toml")]
-    done = subprocess.run(
-        [sys.executable, "-m", "melld", *words], cwd=ROOT, capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
+    assert run_melld("status", "--config", str(tmp_path / "broken.toml")).returncode == 2
 
 
 def test_watch_follows_the_daemon_and_ends_with_ctrl_c(daemon: ControlDaemon) -> None:

@@ -12,6 +12,7 @@ from melld.cli.status_tables import status_view
 from melld.control.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
 from tests.cli.plausible import STATUS, TOKENS_ONLY
+from tests.effort import examples
 
 names = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", max_size=8).map("w-".__add__)
 counts = st.integers(0, 100_000)
@@ -94,7 +95,7 @@ def test_why_a_link_carries_tokens_only_is_told_once() -> None:
     assert "async scheduling: off (not yet seen exact on a GPU; `make gpu-check`)" in lines
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(statuses, st.integers(100, 220))
 def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> None:
     """A number that is cut in half reads as another number."""
@@ -106,7 +107,7 @@ def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> N
         assert f"{worker.tokens_per_s:,.0f}" in row
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(statuses, st.integers(20, 120), st.integers(25, 50))
 def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height: int) -> None:
     """A picture that scrolls cannot be watched: on at least eighty columns it has the height that it was given."""
@@ -115,7 +116,7 @@ def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height
     assert width < 80 or len(lines) <= height
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(requests, min_size=1, max_size=30).map(tuple), st.integers(15, 60))
 def test_every_request_is_shown_or_counted(shown: tuple[RequestStatus, ...], height: int) -> None:
     """None is silently missing from the picture."""

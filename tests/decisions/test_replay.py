@@ -14,6 +14,7 @@ from melld.scheduler.policies.names import POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from tests.decisions.audit import Auditor
+from tests.effort import examples
 from tests.simulator.setups import MACHINES, SMALL, scheduler, small_load
 
 
@@ -78,7 +79,7 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
             replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     machines=st.sampled_from(sorted(MACHINES)),

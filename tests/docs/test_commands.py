@@ -19,6 +19,13 @@ PARSED = [block for block in blocks() if not block.runs]
 # Programs of other people that the documents use where nothing can be run: a misspelt one is not among them.
 OTHERS = {"cd", "cp", "git", "journalctl", "mkdir", "pip", "python3", "systemctl", "systemd-analyze"}
 ADDRESS = "http://127.0.0.1:8000"
+PROGRAM = """#!{python} -S
+import sys
+sys.path.insert(0, {root!r})
+from tests.forked import nursery
+from tests.forked import ForkedPython
+sys.exit(ForkedPython([sys.executable, "-m", "melld", *sys.argv[1:]]).wait())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +35,7 @@ def desk(daemon: DaemonProcess, demo_model: Path, tmp_path_factory: pytest.TempP
     (directory / ".demo-model").symlink_to(demo_model)
     program = directory / "bin" / "melld"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m melld "$@"\n')
+    program.write_text(PROGRAM.format(python=sys.executable, root=str(ROOT)))
     program.chmod(0o755)
     return directory
 

@@ -4,8 +4,6 @@ import datetime
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from melld.engine.arguments import COMMON_ENVIRONMENT, async_scheduling_told, en
 from melld.engine.pin import VLLM_VERSION, check_vllm_version
 from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS, option_behind
 from melld.errors import ConfigError
+from tests.forked import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,13 +47,7 @@ def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
         "theirs = async_engine_args(sys.argv[1], words).create_engine_config(U.OPENAI_API_SERVER).scheduler_config;"
         "print(json.dumps([[c.max_num_batched_tokens, c.max_num_seqs] for c in (ours, theirs)]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(demo_model)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | COMMON_ENVIRONMENT,
-    )
+    done = run_python("-c", code, str(demo_model), env=os.environ | COMMON_ENVIRONMENT)
     ours, theirs = json.loads(done.stdout.splitlines()[-1])
     assert ours == theirs
 
@@ -105,13 +98,7 @@ def test_every_option_of_vllm_is_carried_out_or_refused() -> None:
         "kinds = {'engine': list(A.__dataclass_fields__), 'frontend': list(B.__dataclass_fields__)};"
         "print(json.dumps(kinds | {'parser': [action.dest for action in make(P())._actions]}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | COMMON_ENVIRONMENT,
-    )
+    done = run_python("-c", code, env=os.environ | COMMON_ENVIRONMENT)
     names = {kind: set(found) for kind, found in json.loads(done.stdout.splitlines()[-1]).items()}
     known = set().union(*names.values()) - {"help"}
     assert known == FRONTEND_OPTIONS | ENGINE_OPTIONS | REFUSED_OPTIONS.keys()

@@ -6,8 +6,6 @@ and what the client is told, is shown here on the same objects.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +20,7 @@ from melld.ids import RequestId
 from melld.scheduler import events
 from melld.scheduler.scheduler import SchedulerSettings
 from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
+from tests.forked import run_python
 
 # As it comes out of vLLM's serving classes, in a process that may import them.
 ANSWER = """
@@ -74,13 +73,7 @@ def test_a_prompt_that_no_worker_could_hold_is_refused_and_forgotten(world: Worl
         world.admit("huge", tuple(range(200)))
     assert not world.fleet.live
     error = refused.value
-    done = subprocess.run(
-        [sys.executable, "-c", ANSWER, str(error.kv_bytes), str(error.capacity_bytes)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = run_python("-c", ANSWER, str(error.kv_bytes), str(error.capacity_bytes))
     assert json.loads(done.stdout.splitlines()[-1]) == [400, "request_too_large", "messages"]
 
 

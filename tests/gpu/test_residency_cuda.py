@@ -1,6 +1,7 @@
 """Live migrations between two vLLM workers on one GPU, with the runner and the kernels of the GPU."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ FAST = {
 def make_pair(model: Path, options: dict[str, Any]) -> Iterator[Pair]:
     """Two workers on the device."""
     given = options | ({"block_size": 16, "gpu_memory_utilization": 0.45} if DEVICE == "cuda" else {})
-    workers = [WorkerProxy(str(model), given) for _ in range(2)]
+    workers = [WorkerProxy(str(model), given, subprocess.Popen) for _ in range(2)]
     try:
         for worker in workers:
             worker.receive()

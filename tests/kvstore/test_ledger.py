@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import BlockFacts, Ledger, LedgerBroken
+from tests.effort import examples
 
 GEOMETRY = KvGeometry(block_tokens=16, block_bytes=1000)
 A, B = WorkerId("cpu:0"), WorkerId("cpu:1")
@@ -264,7 +265,7 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
 
 
 TestLedgerAgainstBlockTables = LedgerAgainstBlockTables.TestCase
-TestLedgerAgainstBlockTables.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerAgainstBlockTables.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_nothing_is_kept_of_the_departed(ledger: Ledger) -> None:

@@ -103,7 +103,9 @@ FEW = (
     _stopped("destination", "copied"),
     _killed_before_the_release("tokens"),
 )
-"""The suite's share: frozen, computing ahead, with the commit unsaid, both, hung in a copy, just committed."""
+"""The long suite's share: frozen, computing ahead, with the commit unsaid, both, hung in a copy, just committed."""
+FEWEST = (FEW[0], FEW[1], FEW[4])
+"""The short one's: a source, a destination, a hang."""
 
 
 def suffer(bench: Bench, loss: Loss) -> list[str]:

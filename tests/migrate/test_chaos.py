@@ -1,16 +1,18 @@
 """A short random history on real workers: nothing lost, doubled, altered or hung, and nothing left behind."""
 
+from tests.effort import is_long
 from tests.migrate.chaos import History, pause_after
 from tests.migrate.live import Bench
 
 
 def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     """Moves, clients that leave and workers that die at any step of a migration, together."""
-    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=4.0)
-    history.play(requests=100, clients=6)
+    requests = 100 if is_long() else 40
+    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=4.0 if is_long() else 2.0)
+    history.play(requests=requests, clients=6)
     assert history.wrong == []
     assert not history.tally["rounded"]
-    assert history.tally["exact"] + history.tally["left"] == 100
+    assert history.tally["exact"] + history.tally["left"] == requests
     assert history.tally["move committed"] > 0
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from melld.engine.worker.faults import SIGNALS
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
-from tests.migrate.matrix import FEW, Loss, suffer
+from tests.migrate.matrix import FEW, FEWEST, Loss, suffer
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,10 @@ def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
     assert dict(zip(names, answers, strict=True)) == dict(zip(names, unmoved, strict=True))
 
 
-@pytest.mark.parametrize("loss", FEW, ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=() if loss in FEWEST else pytest.mark.long, id=loss.name) for loss in FEW],
+)
 def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, loss: Loss) -> None:
     """Killed, or hung, at a step of a move that has been seen to meet it: one owner, the same answer, no block held."""
     assert suffer(bench, loss) == []

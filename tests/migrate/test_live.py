@@ -11,6 +11,7 @@ import pytest
 from melld.cli import main
 from melld.control.client import ControlRefused
 from melld.migrate.boundaries import DEFAULT_EPOCH_S, DEFAULT_PREFILL
+from tests.effort import is_long
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 
 
@@ -20,8 +21,18 @@ def _left_as_it_was(bench: Bench) -> Iterator[None]:
     bench.operator.wait_idle()
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("name", [*CASES, "stop"])
+HERE = (("greedy", "kv"), ("json_schema", "tokens"), ("n", "kv"), ("stop", "tokens"))
+"""In the short form; `tests/engine/test_residency.py` moves all that a single worker knows of, both ways."""
+
+
+@pytest.mark.parametrize(
+    ("name", "via"),
+    [
+        pytest.param(name, via, marks=() if (name, via) in HERE else pytest.mark.long)
+        for name in [*CASES, "stop"]
+        for via in ("kv", "tokens")
+    ],
+)
 def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None:
     """Text, log-probabilities, finish reason and usage are what they would have been: the client cannot tell."""
     unmoved = bench.unmoved(name)
@@ -58,7 +69,7 @@ def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
     """No position in an answer is a bad moment."""
     body = {**SEEDED, "max_tokens": 30}
     unmoved = Stream(bench.daemon, body).result()
-    for position in range(1, 24):
+    for position in range(1, 24) if is_long() else (1, 2, 8, 15, 16, 23):
         stream = Stream(bench.daemon, body)
         stream.wait_chunks(position)
         bench.operator.move(stream, "kv" if position % 2 else "tokens")

@@ -9,6 +9,7 @@ from melld.migrate import messages as say
 from melld.migrate.migration import Migration, Pace, Tell, Wish
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
+from tests.effort import examples
 from tests.migrate.migration_world import ALL_CHOICES, CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
 
 WAYS = [Via.KV, Via.TOKENS, None]
@@ -23,7 +24,7 @@ def play(ahead: int, choices: list[int], via: Via | None) -> World:
     return world
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.integers(0, 18), st.lists(st.integers(0, CHOICES - 1), max_size=60), st.sampled_from(WAYS))
 def test_every_history_ends_with_one_owner_and_free_workers(ahead: int, choices: list[int], via: Via | None) -> None:
     """Kills, lost patience, refusals and clients that leave, in any order: no token lost or doubled, nothing held."""
@@ -35,7 +36,7 @@ def test_every_history_ends_with_one_owner_and_free_workers(ahead: int, choices:
         assert (worker.copy, worker.room) == (None, False)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.integers(0, 18), st.lists(st.integers(0, ALL_CHOICES - 1), max_size=60), st.sampled_from(WAYS))
 def test_lost_repeated_and_overtaken_messages_change_nothing(ahead: int, choices: list[int], via: Via | None) -> None:
     """Whatever the wires do to the words of a migration, on top of all else: one owner, and nothing held at the end."""
@@ -46,7 +47,7 @@ def test_lost_repeated_and_overtaken_messages_change_nothing(ahead: int, choices
         assert (worker.copy, worker.room) == (None, False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 18), st.lists(st.integers(0, 19), max_size=60), st.sampled_from(WAYS))
 def test_without_deaths_the_client_gets_every_token(ahead: int, choices: list[int], via: Via | None) -> None:
     """Refusals and delays may keep a request where it is, and never cost a token."""

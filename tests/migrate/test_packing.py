@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.migrate.packing import FEW, Bin, Bins, Candidate, Choice, Way, divide, rank
+from tests.effort import examples
 
 BOUNDARIES: dict[Bin, int] = {("kv", "a", "d"): 10, ("kv", "b", "d"): 6, ("tokens", "d"): 8}
 LINKS = [name for name in BOUNDARIES if name[0] == "kv"]
@@ -42,14 +43,13 @@ def every_choice(moves: Sequence[Candidate]) -> Iterator[Choice]:
     return itertools.product(*[(*move.ways, None) for move in moves])
 
 
-@settings(deadline=None)
 @given(candidates(most=12), USED)
 def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """Neither a link nor a worker is asked for more than disturbs nobody."""
     assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(candidates(most=5), USED)
 def test_of_a_few_moves_the_best_division_is_found(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """Against all divisions there are: no urgent move waits that could have gone, and nobody waits needlessly."""
@@ -57,7 +57,6 @@ def test_of_a_few_moves_the_best_division_is_found(moves: list[Candidate], used:
     assert rank(moves, divide(moves, Bins(BOUNDARIES.__getitem__, used))) == best
 
 
-@settings(deadline=None)
 @given(candidates(most=FEW + 8), USED)
 def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """A link is not idle while somebody waits for it, however many they are."""
@@ -67,7 +66,6 @@ def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: 
             assert not is_allowed((*choice[:index], way, *choice[index + 1 :]), used)
 
 
-@settings(deadline=None)
 @given(candidates(most=10), USED)
 def test_the_same_moves_are_divided_in_the_same_way(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """The simulator shows what the daemon does."""

@@ -11,6 +11,7 @@ from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Cause, Planner, PlannerSettings, Start, Wanted
 from melld.migrate.snapshot import Via
+from tests.effort import examples
 
 LINK, COMPUTE, IDLE_COMPUTE = 100, 20, 50
 LIMITS = Boundaries(
@@ -254,7 +255,6 @@ class History:
         self.begun[name].append((self.epochs, move.kv_bytes if by_kv else move.tokens))
 
 
-@settings(deadline=None)
 @given(EPOCHS)
 def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """What has begun in n epochs costs at most n boundaries and what is over the boundary of the last large move."""
@@ -270,7 +270,7 @@ def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple])
                 assert sum(cost for _, cost in within) <= (last - first + 1) * boundary + over
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(EPOCHS)
 def test_every_move_begins_although_others_keep_coming(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """No move starves: with the same load again and again behind it, each begins within a time that can be told."""
@@ -285,7 +285,6 @@ def test_every_move_begins_although_others_keep_coming(epochs: list[tuple]) -> N
     assert {f"r{index}" for index in range(count)} <= history.started.keys()
 
 
-@settings(deadline=None)
 @given(EPOCHS)
 def test_a_move_that_was_asked_for_begins_waits_or_is_given_up(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """The scheduler counts a move on both workers until it hears of it: none may be lost on the way."""
@@ -299,7 +298,6 @@ def test_a_move_that_was_asked_for_begins_waits_or_is_given_up(epochs: list[tupl
     assert max(waited, default=0) <= 6
 
 
-@settings(deadline=None)
 @given(EPOCHS)
 def test_the_same_history_gives_the_same_plans(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """A recorded day can be replayed."""

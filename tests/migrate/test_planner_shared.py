@@ -11,6 +11,7 @@ from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries, Pair, Segment
 from melld.migrate.planner import Cause, Planner, Start, Wanted
 from melld.migrate.snapshot import Via
+from tests.effort import examples
 
 LINK, COMPUTE = 100, 20
 GPUS = [WorkerId(f"gpu{number}") for number in range(1, 5)]
@@ -137,7 +138,6 @@ class Book:
             epoch += 1
 
 
-@settings(deadline=None)
 @given(EPOCHS)
 def test_no_segment_is_asked_for_more_than_its_boundary_in_any_epoch(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """Whatever is asked for, in whatever order: what decodes beside the copies is not disturbed."""
@@ -154,7 +154,7 @@ def test_no_segment_is_asked_for_more_than_its_boundary_in_any_epoch(epochs: lis
         assert drawn <= paths.boundary(name, FIGURE_9, BUSY), name
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(MOVES, min_size=1, max_size=6))
 def test_every_move_over_shared_segments_begins_some_time(moves: list[tuple]) -> None:  # type: ignore[type-arg]
     """Small moves that keep coming over the same switch starve nobody."""

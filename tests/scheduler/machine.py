@@ -11,6 +11,7 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from tests.effort import examples
 
 CAPACITY = 2400  # divisible by 2, 3, 4 and 8: the limits of the paper's classes
 LIMITS = [CAPACITY // parts for parts in (1, 2, 3, 4, 8)]
@@ -398,10 +399,10 @@ class PolicyMachine(RuleBasedStateMachine):
             assert self.answers == [again.handle(event) for event in self.history]
 
 
-def machine_of(name: str, instant_moves: bool, examples: int) -> type:
+def machine_of(name: str, instant_moves: bool, many: int) -> type:
     """The test case of one policy."""
     title = "".join(part.capitalize() for part in name.split("-")) + ("Instant" if instant_moves else "InFlight")
     machine = type(title, (PolicyMachine,), {"policy": name, "instant": instant_moves})
     case = machine.TestCase
-    case.settings = hypothesis_settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    case.settings = hypothesis_settings(max_examples=examples(many), stateful_step_count=40, deadline=None)
     return case

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from melld.control.client import ControlClient
+from tests.forked import ForkedPython, run_melld
+
 HAND_OVER = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -33,10 +36,12 @@ class DaemonProcess:
         environment: dict[str, str] | None = None,
         handed: socket.socket | None = None,
         program: Sequence[str] = ("-m", "melld"),
+        genuine: bool = False,
     ) -> None:
         """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.
 
-        `program`: what Python runs, for a daemon with a fault of its own.
+        `program`: what Python runs, for a daemon with a fault of its own.  `genuine`: a process that makes all of its
+        imports itself, as a user's does, not a fork of one that has made them.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="melld-")
         self.runtime_directory = Path(self._directory.name) / "run"
@@ -46,7 +51,8 @@ class DaemonProcess:
             command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.process = subprocess.Popen(
+        start = subprocess.Popen if genuine or handed is not None else ForkedPython
+        self.process = start(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,14 +98,11 @@ class DaemonProcess:
 
     def melld(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another `melld` command, told where this daemon is."""
-        command = [sys.executable, "-m", "melld", *words, "--runtime-directory", str(self.runtime_directory)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_melld(*words, "--runtime-directory", str(self.runtime_directory))
 
     def status(self) -> dict[str, Any]:
-        """What `melld status --json` prints."""
-        done = self.melld("status", "--json")
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
+        """What `melld status --json` prints, asked without a process."""
+        result: dict[str, Any] = json.loads(ControlClient([self.runtime_directory], answer_s=60.0).status())
         return result
 
     def get(self, path: str) -> str:

@@ -4,12 +4,12 @@ import ast
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.api.http_client import CHAT, chat, completion, connect, post, request
+from tests.forked import run_melld
 from tests.serve.daemon_process import DaemonProcess
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +92,6 @@ def test_a_key_is_not_shown_by_check_config(demo_model: Path, tmp_path: Path) ->
     """What is in force can be shown to anybody."""
     keys = tmp_path / "keys"
     keys.write_text(KEY)
-    command = [sys.executable, "-m", "melld", "check-config", "--quick", "--model", str(demo_model)]
-    command += ["--api-key-file", str(keys)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = run_melld("check-config", "--quick", "--model", str(demo_model), "--api-key-file", str(keys))
     assert str(keys) in done.stdout
     assert KEY not in done.stdout + done.stderr

@@ -15,6 +15,7 @@ from melld.api.keys import presented_key
 from melld.config import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
 from melld.errors import MelldError
+from tests.effort import examples
 
 DEPTH = 64
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -74,7 +75,7 @@ class TestJson:
         """Breadth is not depth."""
         parse_object(json.dumps({"a": [[1]] * 1000}).encode(), 4)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(20), deadline=None)
     @given(st.dictionaries(st.text(), JSON), st.text('",[{\\\\', max_size=20))
     def test_values_are_counted_and_what_looks_like_one_in_a_text_is_not(self, value: Any, text: str) -> None:
         """Prose is full of commas and quotes, and is one value."""

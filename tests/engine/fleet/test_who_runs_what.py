@@ -12,6 +12,7 @@ from melld.control.status import WorkerState
 from melld.ids import RequestId, WorkerId
 from melld.migrate.table import MoveState
 from melld.scheduler.events import MoveAsked
+from tests.effort import examples
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_history import CHOICES, play
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
@@ -20,7 +21,7 @@ HISTORIES = int(os.environ.get("MELLD_HISTORIES", "60"))
 W0, W1, W2 = (WorkerId(f"w{index}") for index in range(3))
 
 
-@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(HISTORIES), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, CHOICES - 1), min_size=40, max_size=100))
 def test_whatever_happens_all_records_agree_and_every_request_comes_to_its_end(choices: list[int]) -> None:
     """Deaths, drains, rests, refusals and clients that leave, at any moment: no stream hangs, no token is lost."""

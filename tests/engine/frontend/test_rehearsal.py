@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+from tests.forked import run_python
 
 # vLLM takes seconds to import, and warns: one process of its own answers all cases.
 SCRIPT = """
@@ -80,14 +79,11 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     ours = {**TOOLS, "tool_call_parser": "ours", "reasoning_parser": "ours"}
     cases = [*((str(demo_model), options) for options, _, _ in REFUSED), (str(wrong), {}), served, served]
     cases += [(str(demo_model), ours | plugins), (str(demo_model), {"tool_parser_plugin": "/no/such"})]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+    done = run_python(
+        *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
         env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT,
-        capture_output=True,
-        text=True,
         timeout=170,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]

@@ -43,7 +43,7 @@ def sleeper(demo_model: Path) -> Iterator[Sleeper]:
     """It packs: a second worker is woken only when the first is full."""
     flags = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
     flags += ("--set", 'scheduler.policy="best-fit"')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *flags) as process:
+    with DaemonProcess(demo_model, "--device", "cpu:2", *flags, genuine=True) as process:  # its first start imports
         yield Sleeper(process.wait_ready())
 
 

@@ -1,17 +1,19 @@
 """Two real vLLM workers for tests, each in a process of its own and stepped by hand."""
 
 import contextlib
+import json
 import multiprocessing.connection
 import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.multiprocessing
-
 from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
+from tests.forked import ROOT, ForkedPython
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -23,6 +25,12 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+BEGIN = """
+import json, sys
+from multiprocessing.connection import Connection
+from tests.engine.worker.residency.driver import worker_main
+worker_main(Connection(int(sys.argv[1])), sys.argv[2], json.loads(sys.argv[3]))
+"""
 
 
 @dataclass
@@ -54,15 +62,15 @@ class WorkerFailed(Exception):
 class WorkerProxy:
     """The parent's end of one worker."""
 
-    def __init__(self, model: str, options: dict[str, Any]) -> None:
-        context = torch.multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        before = {name: os.environ.get(name) for name in ENVIRONMENT}
-        os.environ.update(ENVIRONMENT)
-        self.process = context.Process(target=worker_main, args=(theirs, model, options), daemon=True)
-        self.process.start()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    def __init__(self, model: str, options: dict[str, Any], start: type[subprocess.Popen[Any]] = ForkedPython) -> None:
+        """`start`: what makes its process; one with a GPU must be made by `subprocess.Popen`."""
+        self._pipe, theirs = multiprocessing.connection.Pipe()
+        self.process = start(
+            [sys.executable, "-c", BEGIN, str(theirs.fileno()), model, json.dumps(options)],
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT,
+            pass_fds=(theirs.fileno(),),
+        )
         theirs.close()
         self._lock = threading.Lock()
 
@@ -79,8 +87,7 @@ class WorkerProxy:
         try:
             good, value = self._pipe.recv()
         except EOFError as error:
-            self.process.join(10)
-            raise WorkerFailed(f"the process ended with {self.process.exitcode}") from error
+            raise WorkerFailed(f"the process ended with {self.process.wait(10)}") from error
         if not good:
             if isinstance(value, Exception):
                 raise value
@@ -92,10 +99,12 @@ class WorkerProxy:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._pipe.send(("stop", ()))
-        self.process.join(10)
-        if self.process.is_alive():
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.join()
+            self.process.wait()
+        self._pipe.close()
 
 
 def worker_main(pipe: multiprocessing.connection.Connection, model: str, options: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from melld.scheduler import events as e
 from melld.scheduler.policies.mell.plan import MellSettings
+from tests.effort import examples
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 from tests.scheduler.policies.mell.test_theorem import EDGES, SIZES
 
@@ -39,7 +40,7 @@ def one_epoch(packing: Packing, first: list[int], seed: int, arrivals: list[int]
 @example(  # an arrival takes a hole and leaves its bin less than 75 % full, beside another such
     [221, 599, 188, 599, 21, 8, 599, 289, 800, 256, 1200, 105, 358, 139], 2152, [729, 189, 800, 518, 202]
 )
-@hypothesis_settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@hypothesis_settings(max_examples=examples(60), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_an_epoch_batched_serves_the_same_and_moves_each_request_once(
     first: list[int], seed: int, arrivals: list[int]
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from melld.scheduler.policies.mell.plan import MellSettings
+from tests.effort import examples
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 
 ITEM_MOVES_PER_OPERATION = 10
@@ -84,9 +85,9 @@ class EagerTheoremMachine(TheoremMachine):
 
 
 TestTheorem = TheoremMachine.TestCase
-TestTheorem.settings = hypothesis_settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestTheorem.settings = hypothesis_settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 TestEagerTheorem = EagerTheoremMachine.TestCase
-TestEagerTheorem.settings = hypothesis_settings(max_examples=12, stateful_step_count=40, deadline=None)
+TestEagerTheorem.settings = hypothesis_settings(max_examples=examples(12), stateful_step_count=40, deadline=None)
 
 
 def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:

@@ -1,0 +1,223 @@
+"""A process that has imported what a daemon and its workers import, and forks a Python program whenever a test asks.
+
+Owns the imports, which are most of what a daemon's start takes, and its children; a child's program cannot tell the
+difference, but for the time.  `tests.forked` is its client.  A child that is to be a daemon gets its workers' template
+process in the same way: a fork made beforehand, since the daemon will have threads by the time it needs one.
+
+Ends, and with it all children, when its standard input does: with the tests, whatever ends those.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+from melld.engine.fleet import template
+from melld.engine.worker.start import die_with_parent
+from melld.engine.worker.template import has_one_thread, preload
+from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
+
+IMPORTS = (
+    "uvloop",
+    "melld.cli.check_config",
+    "melld.cli.serve",
+    "melld.cli.simulate",
+    "melld.cli.status",
+    "melld.daemon.lifecycle",
+    "melld.api.app",
+    "melld.api.guards.media",
+    "melld.engine.frontend.frontend",
+    "melld.engine.frontend.rehearsal",
+)
+CLEAR_OF_THE_REST = 64
+"""Descriptors that came are put above it, before each gets the number that it was sent for."""
+
+
+class Nursery:
+    """The loop: asks come in, children end, both are told."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._asking: set[socket.socket] = set()
+        self._children: dict[int, tuple[socket.socket, int]] = {}  # descriptor of the child's end: who asked, its pid
+
+    def serve(self) -> "tuple[Program, list[int]] | None":
+        """None once the tests are gone; in a child, what it is to be."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd == 0:
+                    return None
+                elif key.fileobj is self._listener:
+                    asking, _ = self._listener.accept()
+                    self._asking.add(asking)
+                    self._selector.register(asking, selectors.EVENT_READ)
+                elif key.fd in self._children:
+                    self._reap(key.fd)
+                elif isinstance(key.fileobj, socket.socket) and (told := self._heard(key.fileobj)) is not None:
+                    return told
+
+    def _heard(self, asking: socket.socket) -> "tuple[Program, list[int]] | None":
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(asking, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        except ConnectionResetError:  # it has gone without having read how its program ended
+            packet, descriptors = b"", []
+        if not packet:
+            self._selector.unregister(asking)
+            self._asking.discard(asking)
+            asking.close()
+            return None
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(nursery)
+            self._leave()
+            return Program(**json.loads(packet)), descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        end = os.pidfd_open(pid)
+        self._children[end] = (asking, pid)
+        self._selector.register(end, selectors.EVENT_READ)
+        asking.send(str(pid).encode())
+        return None
+
+    def _leave(self) -> None:
+        """In a child: what was the nursery's alone is closed."""
+        self._selector.close()
+        self._listener.close()
+        for asking in self._asking:
+            asking.close()
+        for end in self._children:
+            os.close(end)
+
+    def _reap(self, end: int) -> None:
+        asking, pid = self._children.pop(end)
+        self._selector.unregister(end)
+        os.close(end)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            asking.send(str(status).encode())
+
+
+def become(program: Program, descriptors: list[int]) -> None:
+    """Run the program as the interpreter would from its start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _place(descriptors, program.numbers)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    os.chdir(program.directory)
+    tempfile.tempdir = None
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
+        stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
+    if "serve" in program.words:
+        template.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
+            **vars(subprocess) | {"Popen": fork_beforehand()}
+        )
+    option, *words = program.words
+    if option == "-m":
+        sys.argv, sys.path[0] = words, str(Path.cwd())
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        assert option == "-c", program.words
+        sys.argv, sys.path[0] = ["-c", *words[1:]], ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec"), main.__dict__)  # noqa: S102  what `python -c` does
+
+
+def _place(descriptors: list[int], numbers: list[int]) -> None:
+    """Give each the number that the program knows it by."""
+    import fcntl
+
+    lifted = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CLEAR_OF_THE_REST) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(lifted, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def fork_beforehand() -> Any:
+    """A `Popen` whose first process is there already, and needs only be told what to run; later ones are new."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(daemon)
+        ours.close()
+        packet, descriptors, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        theirs.close()
+        if not packet:
+            os._exit(0)
+        run_and_exit(Program(**json.loads(packet)), descriptors)
+    theirs.close()
+    waiting = [(pid, ours)]
+
+    class Beforehand(subprocess.Popen[bytes]):
+        def _execute_child(self, *given: Any) -> None:
+            if not waiting:
+                super()._execute_child(*given)  # type: ignore[misc]
+                return
+            self.pid, asked = waiting.pop()
+            with asked:
+                ForkedPython.send(self, asked, *given)
+
+    return Beforehand
+
+
+def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
+    """Run it and end, without the second that the interpreter would take to destroy every module one by one."""
+    code = 1
+    try:
+        become(program, descriptors)
+        code = 0
+    except SystemExit as exited:
+        code = exited.code if isinstance(exited.code, int) else int(exited.code is not None)
+    except BaseException:  # noqa: BLE001  as the interpreter does
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(listener: socket.socket) -> None:
+    """Import, then serve those who wait on the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
+    os.environ.update(COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
+    gc.disable()
+    preload("cpu")
+    for name in IMPORTS:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    assert has_one_thread(), "a fork would lack the other threads"
+    told = Nursery(listener).serve()
+    if told is not None:
+        run_and_exit(*told)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
