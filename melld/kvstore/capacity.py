@@ -1,22 +1,22 @@
-"""How much of a worker's KV memory may be used while others take from its device.
+"""The rule for how much of a worker's KV memory may be used while other programs take memory on its device.
 
-Owns the rule.  Pure: readings are given to it.
+Pure: it gets readings and never takes them.
 
-    capacity = the bytes of its own blocks, less what others have taken from the device since it was ready
+    capacity = bytes of the worker's blocks - what other programs have taken since the worker was ready
 
-vLLM has taken the memory of its blocks when it starts, so nobody can take the blocks themselves.  But whoever takes the
-rest of the device takes what the worker's steps need beside the blocks, and a device that is wanted by somebody else is
-to be left before that hurts: capacity falls as they come, requests leave, and it rises again as they go.
+vLLM allocates all its blocks at the start, so nobody can take the blocks themselves.  But a program that takes the rest
+of the device takes the memory that the worker's steps need.  Requests should leave before that happens: capacity falls
+as other programs arrive and rises again as they go.
 """
 
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 
 STEPS = 64
-"""A change of less than one part in so many of the whole is not told: drivers and tools come and go."""
+"""Changes below 1/STEPS of the whole are not reported: drivers and tools come and go."""
 
 
 class CapacityRule:
-    """One worker's process: it has so many bytes in blocks of so many."""
+    """Usable KV capacity of one worker process."""
 
     def __init__(self, own_bytes: int, block_bytes: int) -> None:
         self.own_bytes = own_bytes
@@ -25,9 +25,9 @@ class CapacityRule:
         self._others_at_first_bytes: int | None = None
 
     def seen(self, reading: DeviceReading) -> int | None:
-        """The new capacity if it is to be told; None if it is as told, or if the device does not say.
+        """Return the new capacity if it must be reported, else None (no change, or the device does not tell).
 
-        Whole blocks, and never less than one: a capacity of nothing would mean that the worker is gone.
+        The capacity is in whole blocks and at least one: zero would mean that the worker is gone.
         """
         others_bytes = reading.used_by_others_bytes
         if reading.state is not DeviceState.OK or others_bytes is None:

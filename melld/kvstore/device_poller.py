@@ -1,8 +1,8 @@
-"""Readings of all devices for an asyncio process, each before a deadline.
+"""Asyncio reader of all devices, each with a deadline.
 
-Owns one lane per device, so that a GPU that is slow to answer (lost ones take seconds) hides no other.  A lane asks
-in a daemon thread, one question at a time: a call into the driver cannot be cancelled, and must not hold up the
-process's end either.  Never decides what a reading means.
+Owns one lane per device, so that a slow GPU (a lost one takes seconds) delays no other.  A lane asks in a daemon
+thread, one question at a time: a driver call cannot be cancelled, and must not delay the exit of the process.  Never
+decides what a reading means.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ Ask = Callable[[], DeviceReading]
 
 
 class DevicePoller:
-    """Asks every device at once.  `sources` maps a device's name to the blocking call that reads it."""
+    """Poller of all devices at once.  `sources` maps a device's name to the blocking call that reads it."""
 
     def __init__(self, sources: Mapping[str, Ask], deadline_s: float = 1.0) -> None:
         self._deadline_s = deadline_s
         self._lanes = {device: _Lane(device, ask) for device, ask in sources.items()}
 
     def set_source(self, device: str, ask: Ask) -> None:
-        """Read `device` in this way from now on (a new worker process, another GPU); an open question is dropped."""
+        """Read `device` with `ask` from now on (a new worker process, another GPU); an open question is dropped."""
         self._lanes[device] = _Lane(device, ask)
 
     def drop_source(self, device: str) -> None:
-        """Read `device` no longer."""
+        """Stop reading `device`."""
         self._lanes.pop(device, None)
 
     async def read(self) -> dict[str, DeviceReading]:
-        """One reading of each device, `late` for those that have not answered within the deadline.
+        """Return one reading of each device, `late` for those that did not answer within the deadline.
 
-        A late answer is handed out by the next call, unless it is still not there.
+        The next call returns a late answer once it has arrived.
         """
         asked = {lane: lane.question() for lane in self._lanes.values()}
         if asked:
@@ -53,7 +53,7 @@ class _Lane:
         self._open: Question | None = None
 
     def question(self) -> Question:
-        """The question that is open, or a new one."""
+        """Return the open question, or ask a new one."""
         if self._open is None:
             loop = asyncio.get_running_loop()
             self._open = loop.create_future()
@@ -62,7 +62,7 @@ class _Lane:
         return self._open
 
     def answer(self, question: Question, deadline_s: float) -> DeviceReading:
-        """What came of `question`."""
+        """Return the reading that answered `question`, or one that says why there is none."""
         if not question.done():
             reason = f"no answer within {deadline_s:g} s"
             return DeviceReading(device=self.device, state=DeviceState.LATE, reason=reason)
@@ -75,12 +75,12 @@ class _Lane:
 
 
 def _answer(ask: Ask, question: Question, loop: asyncio.AbstractEventLoop) -> None:
-    """In the lane's thread: ask, and carry the answer to the loop.  An error of ours goes to `threading.excepthook`."""
+    """Ask in the lane's thread and pass the answer to the loop.  Our own errors go to `threading.excepthook`."""
     reading = None
     try:
         reading = ask()
     finally:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody wants to know any more
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for the answer
             loop.call_soon_threadsafe(_settle, question, reading)
 
 

@@ -1,6 +1,6 @@
-"""What is known of a device, and how near two devices are.
+"""Facts about devices: readings of one device, and the link between two.
 
-Owns the facts alone.  Never reads anything: `kvstore/nvml` and `kvstore/process_meter` do.
+Owns the types alone.  Never reads anything: `kvstore/nvml` and `kvstore/process_meter` do.
 A value that the device does not tell is None, never 0.
 """
 
@@ -10,19 +10,19 @@ import msgspec
 
 
 class DeviceState(enum.StrEnum):
-    """Whether a device answers."""
+    """How a device answers."""
 
     OK = "ok"
     LOST = "lost"  # it fell off the bus, needs a reset, or (on a CPU) its process is gone
     UNAVAILABLE = "unavailable"  # the source of the facts does not work: no driver, no library, wrong version
-    LATE = "late"  # no answer before the deadline; the question still stands
+    LATE = "late"  # no answer before the deadline; the question stays open
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at one device.  `reason` says in words why something is not known, or is empty."""
+    """One reading of one device.  `reason` says in words why something is unknown, or is empty."""
 
     device: str
-    """The name that melld gives it: `cuda:0`, `cpu:1`."""
+    """melld's name for it: `cuda:0`, `cpu:1`."""
     state: DeviceState
     reason: str = ""
     name: str | None = None
@@ -31,16 +31,16 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None = None
     used_bytes: int | None = None
     used_by_others_bytes: int | None = None
-    """`used_bytes` less what melld's own processes hold: other programs and the driver.  None where processes hide."""
+    """`used_bytes` less melld's own processes: other programs and the driver.  None where NVML hides processes."""
     power_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: int | None = None
     utilisation: float | None = None
-    """Between 0 and 1: the part of the last period in which the device had work.  On a CPU, of one core."""
+    """Between 0 and 1: the share of the last period in which the device had work.  On a CPU, of one core."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that is there.  `index` is nvidia-smi's, which need not be CUDA's: address a GPU by its `uuid`."""
+    """A GPU of this machine.  `index` is nvidia-smi's, which may differ from CUDA's: address a GPU by its `uuid`."""
 
     index: int
     uuid: str
@@ -49,7 +49,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proximity(enum.IntEnum):
-    """The nearest thing that two GPUs share, nearest first (NVML's nvmlGpuTopologyLevel_t)."""
+    """The nearest common ancestor of two GPUs, nearest first (NVML's nvmlGpuTopologyLevel_t)."""
 
     SAME_BOARD = 0
     ONE_SWITCH = 10
@@ -60,10 +60,10 @@ class Proximity(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """How two GPUs are joined, as the driver says.  What a link carries is measured, not read here."""
+    """How two GPUs are connected, as the driver says.  Bandwidth is measured elsewhere, not read here."""
 
     proximity: Proximity | None = None
     peer_read: bool | None = None
-    """The second GPU's memory can be read by the first over the bus."""
+    """The first GPU can read the second one's memory over the bus."""
     nvlink: bool | None = None
     reason: str = ""

@@ -1,6 +1,6 @@
-"""How tokens become blocks, and blocks bytes.
+"""The arithmetic of a worker's KV cache: tokens to blocks, blocks to bytes.
 
-Owns the arithmetic of one worker's KV cache.  Never decides what fits: that is the scheduler, on the ledger's facts.
+Never decides what fits: the scheduler does, on the ledger's facts.
 """
 
 import msgspec
@@ -16,7 +16,7 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     block_bytes: int
 
     def __post_init__(self) -> None:
-        """Valid by construction.
+        """Check the sizes.
 
         Raises:
             ValueError: a size is not above zero.
@@ -28,22 +28,22 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     def of_attention(
         cls, *, layers: int, kv_heads: int, head_width: int, element_bytes: int, block_tokens: int
     ) -> "KvGeometry":
-        """The geometry of plain (grouped-query) attention: a key and a value of each head, in each layer."""
+        """Return the geometry of plain (grouped-query) attention: a key and a value of each head, in each layer."""
         token_bytes = 2 * layers * kv_heads * head_width * element_bytes
         return cls(block_tokens=block_tokens, block_bytes=token_bytes * block_tokens)
 
     def blocks_for_tokens(self, tokens: int) -> int:
-        """Blocks that hold `tokens`, the last one perhaps in part."""
+        """Return the number of blocks that hold `tokens`; the last one may be partly filled."""
         return -(-tokens // self.block_tokens)
 
     def bytes_for_tokens(self, tokens: int) -> int:
-        """Bytes of the blocks that hold `tokens`: always whole blocks."""
+        """Return the bytes of the whole blocks that hold `tokens`."""
         return self.blocks_for_tokens(tokens) * self.block_bytes
 
     def bytes_for_blocks(self, blocks: int) -> int:
-        """Bytes of `blocks`."""
+        """Return the bytes of `blocks`."""
         return blocks * self.block_bytes
 
     def blocks_in_bytes(self, capacity_bytes: int) -> int:
-        """Whole blocks that `capacity_bytes` has room for."""
+        """Return how many whole blocks fit in `capacity_bytes`."""
         return capacity_bytes // self.block_bytes

@@ -1,14 +1,14 @@
-"""Who holds how many KV blocks, on every worker: one ledger for the fleet.
+"""The fleet's ledger of KV blocks: which request holds how many blocks on which worker.
 
-Owns the sums that the workers' block tables give, as they were last told.  Never counts text, never decides what fits,
-and does not know who owns a request: during a migration a request holds blocks on two workers, and both count.
+Owns the sums of the workers' block tables, as last reported.  Never counts text, never decides what fits, and does not
+know who owns a request: during a migration a request holds blocks on two workers, and both count.
 
     one worker:   the laws of its page (`ledger_page`)
     one request:  kv_bytes = sum over the workers that hold blocks of it
 
-Blocks that only vLLM's prefix cache holds are free: they are taken back as soon as someone needs them.
+Blocks that only vLLM's prefix cache holds are free: vLLM evicts them when a request needs them.
 
-Reports are taken as they come: whoever calls has put them in order (`engine.fleet.reports`).
+Reports are applied in the order of the calls: the caller has put them in order (`engine.fleet.reports`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ BlockFacts = tuple[int, int, int, int, str]
 
 
 class LedgerBroken(MelldError):
-    """The ledger's sums contradict each other: a message was lost, or there is a bug of ours."""
+    """The ledger's sums contradict each other: a message was lost, or melld has a bug."""
 
     code = "ledger_broken"
 
@@ -35,7 +35,7 @@ class LedgerBroken(MelldError):
 
 
 class Ledger:
-    """The fleet's KV blocks.  Every change comes through the methods of the first half; the second half only reads."""
+    """The fleet's KV blocks.  The methods of the first half change them; those of the second half only read."""
 
     def __init__(self) -> None:
         self._pages: dict[WorkerId, Page] = {}
@@ -44,12 +44,12 @@ class Ledger:
         self._emptied: list[tuple[RequestId, WorkerId]] = []
 
     def open_worker(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
-        """A worker has started, empty; a page left by an earlier process of that name is thrown away."""
+        """Open an empty page for a started worker; drop the page of an earlier process of that name."""
         self.close_worker(worker)
         self._pages[worker] = Page(worker, geometry, total_blocks)
 
     def close_worker(self, worker: WorkerId) -> tuple[RequestId, ...]:
-        """A worker has ended, with its blocks.  Answers which requests held some there."""
+        """Drop the page of a worker that has ended; return the requests that held blocks there."""
         page = self._pages.pop(worker, None)
         if page is None:
             return ()
@@ -65,9 +65,9 @@ class Ledger:
         changed: Mapping[RequestId, BlockFacts],
         gone: Iterable[RequestId] = (),
     ) -> None:
-        """Take a worker's report: its (used, total, shared) blocks, the requests that changed, and who went.
+        """Apply a worker's report: its (used, total, shared) blocks, the requests that changed, and those that left.
 
-        A report names a request as changed or as gone, not as both.  One of a worker that is not open is ignored.
+        A report names a request as changed or as gone, not as both.  A report of a worker that is not open is ignored.
         """
         page = self._pages.get(worker)
         if page is None:
@@ -81,7 +81,7 @@ class Ledger:
         page.used_blocks, page.total_blocks, page.shared_blocks = blocks
 
     def tokens_seen(self, worker: WorkerId, new_tokens: Mapping[RequestId, int]) -> None:
-        """Count tokens that came out without a report of their requests' blocks."""
+        """Count tokens that were emitted without a report of their requests' blocks."""
         page = self._pages.get(worker)
         if page is None:
             return
@@ -93,25 +93,25 @@ class Ledger:
                 )
 
     def reserve(self, worker: WorkerId, request: RequestId, blocks: int) -> None:
-        """A migration keeps up to `blocks` there, outside of any block table that the worker reports.
+        """Reserve up to `blocks` on the worker for a migration, outside of the block tables that the worker reports.
 
-        It stands until `release`, or until the worker ends; a second call for the same request replaces the first.
+        The reservation lasts until `release` or the worker's end; a second call for the request replaces the first.
         """
         if (page := self._pages.get(worker)) is not None:
             page.reserved[request] = blocks
 
     def release(self, worker: WorkerId, request: RequestId) -> None:
-        """The migration is over: its blocks are in a block table, or free.  Unknown ones are ignored."""
+        """Drop a migration's reservation: its blocks are in a block table or free.  Unknown requests are ignored."""
         if (page := self._pages.get(worker)) is not None:
             page.released_blocks += page.reserved.pop(request, 0)
 
     def take_grown(self) -> dict[tuple[RequestId, WorkerId], int]:
-        """The kv_bytes of every holding that has become larger since the last call."""
+        """Return the kv_bytes of every holding that has grown since the last call."""
         grown, self._grown = self._grown, {}
         return grown
 
     def take_emptied(self) -> list[tuple[RequestId, WorkerId]]:
-        """The holdings that have lost all their blocks since the last call, and stay: vLLM has preempted them."""
+        """Return the holdings that lost all their blocks since the last call but stay: vLLM has preempted them."""
         emptied, self._emptied = self._emptied, []
         return emptied
 
@@ -138,36 +138,36 @@ class Ledger:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def workers(self) -> list[WorkerBlocks]:
-        """The sums of every open worker, in the order in which they were opened."""
+        """Return the sums of every open worker, in the order of opening."""
         return [page.sums() for page in self._pages.values()]
 
     def worker(self, worker: WorkerId) -> WorkerBlocks | None:
-        """One worker's sums, or None when it is not open."""
+        """Return one worker's sums, or None if it is not open."""
         page = self._pages.get(worker)
         return page.sums() if page is not None else None
 
     def holding(self, request: RequestId, worker: WorkerId) -> Holding | None:
-        """What the request holds on the worker, or None."""
+        """Return what the request holds on the worker, or None."""
         page = self._pages.get(worker)
         return page.holdings.get(request) if page is not None else None
 
     def holdings_on(self, worker: WorkerId) -> list[Holding]:
-        """Everything held on the worker."""
+        """Return all holdings on the worker."""
         page = self._pages.get(worker)
         return list(page.holdings.values()) if page is not None else []
 
     def holdings_of(self, request: RequestId) -> list[Holding]:
-        """What the request holds anywhere: two rows during a migration."""
+        """Return what the request holds on all workers: two rows during a migration."""
         return [self._pages[worker].holdings[request] for worker in sorted(self._homes.get(request, ()))]
 
     def kv_bytes(self, request: RequestId) -> int:
-        """The bytes of all its blocks, on all workers; 0 for a request that holds none."""
+        """Return the bytes of the request's blocks on all workers; 0 if it holds none."""
         return sum(held.kv_bytes for held in self.holdings_of(request))
 
     def shared_bytes(self, worker: WorkerId, counts: Callable[[RequestId], bool]) -> int:
-        """By how much at least the worker uses less than what those hold together who count.
+        """Return a lower bound of the bytes that sharing saves among the requests for which `counts` is true.
 
-        Of what is held there by somebody who does not, nobody knows how much is shared: all of it is left out.
+        How much the other requests share is unknown, so all their blocks are subtracted.
         """
         page = self._pages.get(worker)
         if page is None or not page.shared_blocks:
@@ -176,14 +176,14 @@ class Ledger:
         return page.geometry.bytes_for_blocks(max(page.shared_blocks - others_blocks, 0))
 
     def is_quiet(self) -> bool:
-        """Whether nothing is held, used or reserved anywhere: what must be true once all requests have ended."""
+        """Return True if nothing is held, used or reserved anywhere: this must hold once all requests have ended."""
         return all(page.is_empty for page in self._pages.values())
 
     def check(self) -> None:
-        """Hold every sum against the laws at the top of this file and of `ledger_page`.
+        """Check every sum against the laws at the top of this file and of `ledger_page`.
 
         Raises:
-            LedgerBroken: with every law that does not hold.  Nothing is changed.
+            LedgerBroken: a law does not hold; the error names all of them.  Nothing is changed.
         """
         faults = [fault for page in self._pages.values() for fault in page.broken_laws()]
         homes: dict[RequestId, set[WorkerId]] = {}

@@ -1,10 +1,10 @@
-"""One worker's page of the ledger: what is held there, as it was last told, and the laws that its sums obey.
+"""One worker's page of the ledger: what is held there by its last report, and the laws that the sums obey.
 
-Owns the shapes.  Knows nothing of other workers, and of requests only what they hold here: `ledger` turns the pages.
+Owns the shapes.  Knows nothing of other workers, and of requests only what they hold here.  `ledger` owns the pages.
 
     free + used = total
     used <= held by its requests + reserved      (a shared block is used once, and held by each)
-    held by its requests <= used + shared        (shared: what was saved so, reserved blocks included)
+    held by its requests <= used + shared        (shared: blocks saved by sharing, reserved blocks included)
     held by any one request <= used
 """
 
@@ -28,7 +28,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
-    """One worker's sums.  `used_blocks` counts a shared block once; `free_blocks` includes what is only cached."""
+    """A worker's sums.  `used_blocks` counts a shared block once; `free_blocks` includes those only cached."""
 
     worker: WorkerId
     geometry: KvGeometry
@@ -39,7 +39,7 @@ class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that a request can have now."""
+        """Blocks that a request can take now."""
         return self.total_blocks - self.used_blocks
 
     @property
@@ -54,12 +54,12 @@ class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the blocks that a request can have now."""
+        """Bytes of the blocks that a request can take now."""
         return self.geometry.bytes_for_blocks(self.free_blocks)
 
 
 class Page:
-    """The page itself."""
+    """Holdings, reservations and sums of one worker."""
 
     def __init__(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
         self.worker = worker
@@ -70,15 +70,15 @@ class Page:
         self.holdings: dict[RequestId, Holding] = {}
         self.reserved: dict[RequestId, int] = {}
         self.released_blocks = 0
-        """Reserved no more, and perhaps still among those in use: the worker has not reported since."""
+        """Reservations released since the worker's last report; they may still be counted in `used_blocks`."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held, used or reserved."""
+        """True if nothing is held, used or reserved."""
         return not (self.holdings or self.used_blocks or self.reserved)
 
     def sums(self) -> WorkerBlocks:
-        """What it comes to."""
+        """Return the page's totals."""
         return WorkerBlocks(
             worker=self.worker,
             geometry=self.geometry,
@@ -89,7 +89,7 @@ class Page:
         )
 
     def broken_laws(self) -> list[str]:
-        """Every law at the top of this file that does not hold."""
+        """Return a line for each law at the top of this file that does not hold."""
         held_blocks = sum(held.blocks for held in self.holdings.values())
         largest = max((held.blocks for held in self.holdings.values()), default=0)
         worker, used, total, reserved = self.worker, self.used_blocks, self.total_blocks, sum(self.reserved.values())

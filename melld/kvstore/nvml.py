@@ -1,12 +1,12 @@
-"""GPUs as the driver's management library (NVML) shows them, without a CUDA context.
+"""GPU readings from the driver's management library (NVML), without a CUDA context.
 
 Owns every call to `pynvml`.  Never raises an NVML error and never keeps a handle: a GPU can be lost, reset or come back
-between two readings, and each reading finds it anew by its UUID.  All calls block, usually for milliseconds, with a
-lost GPU for seconds: `kvstore/device_poller` calls them from threads.
+between two readings, so each reading looks it up by UUID.  All calls block, usually for milliseconds, on a lost GPU for
+seconds: `kvstore/device_poller` calls them from threads.
 
-    NVML's error                                          what is told
-    GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND, ...      ->   state `lost`
-    no library, no driver, driver updated, ...       ->   state `unavailable`; the next call starts NVML anew
+        NVML's error                                          what the reading says
+        GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND, ...      ->   state `lost`
+        no library, no driver, driver updated, ...       ->   state `unavailable`; the next call restarts NVML
     anything else about one value (NOT_SUPPORTED)    ->   that value is None
 """
 
@@ -44,20 +44,20 @@ _LEVELS: dict[int | None, Proximity] = {level.value: level for level in Proximit
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """The GPUs that are there, by nvidia-smi's index; `reason` says why there are none, or which could not be read."""
+    """The GPUs found, by nvidia-smi's index; `reason` says why there are none, or which could not be read."""
 
     devices: tuple[Device, ...] = ()
     reason: str = ""
 
 
 class Nvml:
-    """The library, started when first needed and again after it has failed.  Safe to call from several threads."""
+    """The library, started on first use and restarted after a failure.  Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._started = False
 
     def discover(self) -> Discovery:
-        """Every GPU that answers."""
+        """Return every GPU that answers."""
         try:
             self._start()
             found = [self._describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -70,10 +70,10 @@ class Nvml:
     def read(
         self, device: str, uuid: str, own_pids: Collection[int] = (), guest_pids: Collection[int] = ()
     ) -> DeviceReading:
-        """Look at one GPU.
+        """Read one GPU.
 
-        `own_pids`: melld's processes on it, whose memory is not that of others.  `guest_pids`: those on other GPUs,
-        which keep a context here where they read this GPU's blocks through the host.
+        `own_pids`: melld's processes on it; their memory does not count as used by others.  `guest_pids`: melld's
+        processes on other GPUs, which may keep a context here to read this GPU's blocks.
         """
         try:
             self._start()
@@ -86,7 +86,7 @@ class Nvml:
             return DeviceReading(device=device, uuid=uuid, state=state, reason=str(error))
 
     def link(self, first_uuid: str, second_uuid: str) -> Link:
-        """How two GPUs are joined."""
+        """Return how two GPUs are connected."""
         try:
             self._start()
             handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (first_uuid, second_uuid)]
@@ -104,7 +104,7 @@ class Nvml:
         )
 
     def links(self, uuids: Collection[str]) -> dict[tuple[str, str], Link]:
-        """How each of these GPUs, the second of a pair, reads the memory of each other one, the first."""
+        """Return the links by (first, second): how the second GPU reads the memory of the first, for all pairs."""
         return {(one, other): self.link(other, one) for one in uuids for other in uuids if one != other}
 
     def _start(self) -> None:
@@ -113,7 +113,7 @@ class Nvml:
             self._started = True
 
     def _describe(self, index: int) -> Device | str:
-        """The GPU at `index`, or why it cannot be used."""
+        """Return the GPU at `index`, or why it cannot be used."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
@@ -128,7 +128,7 @@ class Nvml:
 
 
 class _Asked:
-    """The questions put to one GPU, and why some had no answer."""
+    """Queries to one GPU, and why some had no answer."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
@@ -138,7 +138,7 @@ class _Asked:
         return "; ".join(self._reasons)
 
     def value(self, what: str, call: Callable[[], Value]) -> Value | None:
-        """The answer; None when this GPU does not tell it.  A lost GPU or library ends the whole reading."""
+        """Return the value, or None if this GPU does not tell it.  A lost GPU or library ends the whole reading."""
         try:
             return call()
         except pynvml.NVMLError as error:
@@ -181,7 +181,7 @@ def _read_handle(
 
 
 def _bytes_of(processes: Sequence[object] | None, pids: Collection[int], guests: Collection[int]) -> int | None:
-    """What they hold together; None when NVML hides one of `pids` (another PID namespace, no permission)."""
+    """Return the processes' memory together; None if NVML hides one of `pids` (other PID namespace, no permission)."""
     if processes is None:
         return None if pids else 0
     held = {process.pid: process.usedGpuMemory for process in processes}  # type: ignore[attr-defined]
@@ -194,12 +194,12 @@ def _is_ok(status: int | None) -> bool | None:
 
 
 def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Device]:
-    """The GPUs named in `[devices] cuda`, in that order: an index of nvidia-smi, or a UUID or its beginning.
+    """Return the GPUs named in `[devices] cuda`, in that order: by nvidia-smi's index, a UUID or its beginning.
 
-    One that is named twice is to have two workers.
+    A GPU that is named twice gets two workers.
 
     Raises:
-        ConfigError: one is not there, or is not one alone.
+        ConfigError: a name matches no GPU, or more than one.
     """
     chosen: list[Device] = []
     for name in wanted:
@@ -212,9 +212,9 @@ def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Devic
 
 
 def restrict(devices: Sequence[Device], visible: str | None) -> list[Device]:
-    """What is left of `devices` under a CUDA_VISIBLE_DEVICES of `visible`; None leaves all.
+    """Return the `devices` that CUDA_VISIBLE_DEVICES=`visible` leaves; None leaves all.
 
-    As CUDA does, the list ends at the first name that is no GPU.  NVML itself knows nothing of that variable.
+    Like CUDA, end the list at the first name that is no GPU.  NVML itself ignores that variable.
     """
     if visible is None:
         return list(devices)

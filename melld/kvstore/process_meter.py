@@ -1,6 +1,6 @@
-"""A CPU worker's memory and processor time, from /proc.
+"""Meter of a CPU worker's memory and processor time, from /proc.
 
-Owns reading one process's counters.  Never touches the process: a worker that is gone is `lost`.
+Only reads counters, never touches the process: a worker that is gone is `lost`.
 """
 
 import os
@@ -11,7 +11,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 
 
 class ProcessMeter:
-    """One worker process.  Each reading tells its utilisation since the one before, in cores."""
+    """Meter of one worker process.  Each reading gives the utilisation since the one before, in cores."""
 
     def __init__(self, device: str, pid: int, proc: Path = Path("/proc")) -> None:
         self._device = device
@@ -19,7 +19,7 @@ class ProcessMeter:
         self._last: tuple[float, float] | None = None  # (monotonic seconds, CPU seconds)
 
     def read(self) -> DeviceReading:
-        """Look at the process.  Takes well under a millisecond."""
+        """Read the process's counters.  Takes well under a millisecond."""
         now_s = time.monotonic()
         try:
             # statm: size resident shared ..., in pages.  stat: after the name in brackets, utime and stime in ticks.
