@@ -8,3 +8,6 @@ from typing import NewType
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 ModelId = NewType("ModelId", str)
+EventId = NewType("EventId", int)
+NO_EVENT = EventId(0)
+"""The id of an event that nobody has numbered, and the cause of what nobody decided."""

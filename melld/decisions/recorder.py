@@ -19,7 +19,6 @@ class Recorder:
     """The scheduler's world, as far as the log tells it.  Give it every event with its commands, in order."""
 
     def __init__(self) -> None:
-        self.step = 0
         self._kv_bytes: dict[RequestId, int] = {}  # of the requests that have not ended
         self._worker: dict[RequestId, WorkerId] = {}
         self._destination: dict[RequestId, WorkerId] = {}  # of those that move
@@ -29,16 +28,14 @@ class Recorder:
         self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str] = NOBODY
     ) -> list[Record]:
         """The records of one event.  `ways` names the way ("kv", "tokens") of the moves among the commands."""
-        self.step += 1
         records = self._facts(event)
         records += [self._decision(event.at_s, command, ways) for command in commands]
         return records
 
     def _facts(self, event: AnyEvent) -> list[Record]:
-        step = self.step
         match event:
             case events.EpochStarted():
-                return [epoch_record(event, step)]
+                return [epoch_record(event)]
             case events.RequestArrived():
                 self._kv_bytes[event.request] = event.kv_bytes
             case events.RequestsGrew():
@@ -50,17 +47,17 @@ class Recorder:
                 self._destination.pop(event.request, None)
             case events.RequestPreempted():
                 worker = self._worker.get(event.request)
-                return [] if worker is None else [preempted_record(event, worker, step)]
+                return [] if worker is None else [preempted_record(event, worker)]
             case events.MoveCommitted() | events.MoveAborted():
                 if not self._end_move(event):
                     return []
             case events.WorkerUp():
                 self._capacity_bytes[event.worker] = event.capacity_bytes
             case events.WorkerSharingChanged():
-                return fact_records(event, step) if event.worker in self._capacity_bytes else []
+                return fact_records(event) if event.worker in self._capacity_bytes else []
             case events.WorkerDown() | events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
                 return self._worker_changed(event)
-        return fact_records(event, step)
+        return fact_records(event)
 
     def _end_move(self, event: events.MoveCommitted | events.MoveAborted) -> bool:
         """Whether it is the move under way that has ended."""
@@ -79,26 +76,26 @@ class Recorder:
         if worker not in self._capacity_bytes:
             return []
         if isinstance(event, events.WorkerSlotsChanged):
-            return [slots_record(event, self._capacity_bytes[worker], self.step)]
+            return [slots_record(event, self._capacity_bytes[worker])]
         if isinstance(event, events.WorkerCapacityChanged):
             self._capacity_bytes[worker] = event.capacity_bytes
-            return fact_records(event, self.step)
+            return fact_records(event)
         del self._capacity_bytes[worker]
         lost = {request for request, where in self._worker.items() if where == worker}
         for request in lost:
             del self._worker[request]
         moving = self._destination.items()
         self._destination = {one: there for one, there in moving if there != worker and one not in lost}
-        return fact_records(event, self.step)
+        return fact_records(event)
 
     def _decision(self, at_s: float, command: AnyCommand, ways: Mapping[RequestId, str]) -> Record:
         match command:
             case events.PlaceRequest():
                 self._worker[command.request] = command.worker
-                return decision_record(at_s, command, self._kv_bytes.get(command.request, 0), step=self.step)
+                return decision_record(at_s, command, self._kv_bytes.get(command.request, 0))
             case events.MoveRequest():
                 self._destination[command.request] = command.destination
-                return decision_record(at_s, command, via=ways.get(command.request, "kv"), step=self.step)
+                return decision_record(at_s, command, via=ways.get(command.request, "kv"))
             case events.RefuseRequest() | events.ShedRequest():
                 self._kv_bytes.pop(command.request, None)
-        return decision_record(at_s, command, step=self.step)
+        return decision_record(at_s, command)

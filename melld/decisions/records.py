@@ -26,9 +26,10 @@ and, from the daemon, what else its scheduler was told; none of it changes a siz
     drain     worker;  resume  worker
     wake      worker, wake_s: how long it takes to wake it; 0 while its process is warm
 
-`step`, where a record has it, counts the scheduler's events: records of one step are one event and what was decided
-on it.  In the simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided
-nothing leaves no record; in the daemon's an epoch is a record.
+`step` is the id of an event: records of one step are one event and what was decided on it.  `cause_step`, where a
+fact has it, is the event that brought it about: for the end of a move, the one on which the move was decided.  In the
+simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided nothing leaves no
+record; in the daemon's an epoch is a record.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ from typing import Any
 
 import msgspec
 
-from melld.ids import WorkerId
+from melld.ids import NO_EVENT, EventId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
 
@@ -49,7 +50,7 @@ def encode(record: Record) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
-def fact_records(event: AnyEvent, step: int | None = None) -> list[Record]:
+def fact_records(event: AnyEvent) -> list[Record]:
     """What the event tells an auditor: nothing for the beginning of an epoch, one record per request that grew.
 
     Preemptions and changes of slots have functions of their own: their events do not say all.
@@ -57,12 +58,10 @@ def fact_records(event: AnyEvent, step: int | None = None) -> list[Record]:
     write = _FACTS.get(type(event))
     if write is None:
         return []
-    return [_stamped(event.at_s, kind, rest, step) for kind, rest in write(event)]
+    return [_fact(event, kind, rest) for kind, rest in write(event)]
 
 
-def decision_record(
-    at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv", step: int | None = None
-) -> Record:
+def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> Record:
     """What was decided.  `kv_bytes` is the request's present size (for a placement), `via` the way of a move."""
     rest: Record
     match command:
@@ -81,41 +80,48 @@ def decision_record(
             }
         case events.RefuseRequest():
             refused = {"kv_bytes": command.kv_bytes, "capacity_bytes": command.capacity_bytes, "cause": "refused"}
-            return _stamped(at_s, "finish", {"request": command.request, **refused}, step)
+            return _stamped(at_s, "finish", {"request": command.request, **refused}, command.cause)
         case events.ShedRequest():
             kind, rest = "finish", {"request": command.request}
         case events.ActivateWorker():
             kind, rest = "activate", {"worker": command.worker}
         case events.RetireWorker():
             kind, rest = "retire", {"worker": command.worker}
-    return _stamped(at_s, kind, {**rest, "cause": command.reason}, step)
+    return _stamped(at_s, kind, {**rest, "cause": command.reason}, command.cause)
 
 
 def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:
     """The first record of a daemon's log: who decides, and what o'clock it is at `at_s`."""
     rest = {"policy": policy, "settings": msgspec.to_builtins(settings), "epochs": "told"}
-    return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, None)
+    return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, NO_EVENT)
 
 
-def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int, step: int | None = None) -> Record:
+def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int) -> Record:
     """The worker runs more or fewer requests at once than before; its capacity is repeated."""
     rest = {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots}
-    return _stamped(event.at_s, "worker", rest, step)
+    return _fact(event, "worker", rest)
 
 
-def epoch_record(event: events.EpochStarted, step: int | None = None) -> Record:
+def epoch_record(event: events.EpochStarted) -> Record:
     """An epoch began."""
-    return _stamped(event.at_s, "epoch", {}, step)
+    return _fact(event, "epoch", {})
 
 
-def preempted_record(event: events.RequestPreempted, worker: WorkerId, step: int | None = None) -> Record:
+def preempted_record(event: events.RequestPreempted, worker: WorkerId) -> Record:
     """The worker itself has pushed the request out of its running set."""
-    return _stamped(event.at_s, "preempt", {"request": event.request, "worker": worker}, step)
+    return _fact(event, "preempt", {"request": event.request, "worker": worker})
 
 
-def _stamped(at_s: float, kind: str, rest: Record, step: int | None) -> Record:
+def _fact(event: AnyEvent, kind: str, rest: Record) -> Record:
+    record = _stamped(event.at_s, kind, rest, event.id)
+    if event.cause:
+        record["cause_step"] = event.cause
+    return record
+
+
+def _stamped(at_s: float, kind: str, rest: Record, step: EventId) -> Record:
     record: Record = {"at": at_s, "kind": kind, **rest}
-    if step is not None:
+    if step:
         record["step"] = step
     return record
 

@@ -14,7 +14,7 @@ import msgspec
 
 from melld.decisions.records import Record, decision_record
 from melld.errors import IllegalTransition, MelldError
-from melld.ids import RequestId
+from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policies.names import POLICIES
@@ -85,7 +85,7 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
         happened += 1
         logged = [record for record in found if is_decision(record)]
         ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
-        decided = [_decided(event.at_s, command, sizes, ways, step) for command in commands]
+        decided = [_decided(event.at_s, command, sizes, ways) for command in commands]
         if decided != logged:
             return Replayed(policy, read[0], happened, decisions, _difference(step, logged, decided))
         decisions += len(logged)
@@ -105,6 +105,11 @@ def as_event(facts: list[Record]) -> AnyEvent:
     """
     if not facts:
         raise ValueError("it holds no fact")
+    ids = {"id": facts[0].get("step", NO_EVENT), "cause": facts[0].get("cause_step", NO_EVENT)}
+    return msgspec.structs.replace(_event_of(facts), **ids)
+
+
+def _event_of(facts: list[Record]) -> AnyEvent:
     fact: dict[str, Any] = facts[0]
     at_s, request, worker = fact["at"], fact.get("request", ""), fact.get("worker", "")
     match fact["kind"]:
@@ -178,11 +183,11 @@ def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
             yield step, found, None
             continue
         for silent in range(before + 1, step):
-            yield silent, [], events.EpochStarted(epochs * epoch_s)
+            yield silent, [], events.EpochStarted(epochs * epoch_s, id=EventId(silent))
             epochs += 1
         before = step
         if all(is_decision(record) for record in found):
-            yield step, found, events.EpochStarted(epochs * epoch_s)
+            yield step, found, events.EpochStarted(epochs * epoch_s, id=EventId(step))
             epochs += 1
         else:
             yield step, found, None
@@ -198,13 +203,11 @@ def _note_sizes(event: AnyEvent, sizes: dict[RequestId, int]) -> None:
             sizes.pop(event.request, None)
 
 
-def _decided(
-    at_s: float, command: AnyCommand, sizes: dict[RequestId, int], ways: dict[RequestId, str], step: int
-) -> Record:
+def _decided(at_s: float, command: AnyCommand, sizes: dict[RequestId, int], ways: dict[RequestId, str]) -> Record:
     if isinstance(command, events.ActivateWorker | events.RetireWorker):
-        return decision_record(at_s, command, step=step)
+        return decision_record(at_s, command)
     kv_bytes, via = sizes.get(command.request, 0), ways.get(command.request, "kv")
-    return decision_record(at_s, command, kv_bytes, via, step)
+    return decision_record(at_s, command, kv_bytes, via)
 
 
 def _difference(step: int, logged: list[Record], decided: list[Record]) -> Difference:

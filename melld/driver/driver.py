@@ -20,7 +20,7 @@ from melld.driver.queue import WaitingLine
 from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError, UnknownRequest, UnknownWorker
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.migration import Migration
 from melld.migrate.planner import Planner
@@ -72,7 +72,8 @@ class Driver:
         self._clock = clock
         self._epoch_s = epoch_s
         self._events: deque[events.AnyEvent] = deque()
-        self._handling = False
+        self._handling: EventId | None = None
+        self._told = NO_EVENT
         self._asked: dict[str, Via | None] = {}
         self.taps: list[Callable[[events.AnyEvent, Sequence[events.AnyCommand]], None]] = []
         """Who hears of every event and of what was decided on it, after it was done."""
@@ -82,16 +83,23 @@ class Driver:
         fleet.on_event = self.handle
 
     def handle(self, event: events.AnyEvent) -> None:
-        """Let the scheduler hear of it, and do what it says.  What doing so brings about is handled afterwards."""
-        self._events.append(event)
-        if self._handling:
+        """Let the scheduler hear of it, and do what it says.  What doing so brings about is handled afterwards.
+
+        Events are numbered here.  One that comes while another is handled was brought about by that one, unless it
+        names its cause itself.
+        """
+        self._told = EventId(self._told + 1)
+        cause = event.cause or self._handling or NO_EVENT
+        self._events.append(msgspec.structs.replace(event, id=self._told, cause=cause))
+        if self._handling is not None:
             return
-        self._handling = True
         try:
             while self._events:
-                self._take(self._events.popleft())
+                event = self._events.popleft()
+                self._handling = event.id
+                self._take(event)
         finally:
-            self._handling = False
+            self._handling = None
 
     def _take(self, event: events.AnyEvent) -> None:
         """One event to its end: whatever fails on the way is told, and ends nothing but itself."""
@@ -136,10 +144,15 @@ class Driver:
                 self._end(command.request, error)
             case events.MoveRequest():
                 self.moves.planner.drop(command.request)
-                aborted = events.MoveAborted(
-                    self._clock(), request=command.request, reason=str(error), destination=command.destination
+                self.handle(
+                    events.MoveAborted(
+                        self._clock(),
+                        request=command.request,
+                        reason=str(error),
+                        destination=command.destination,
+                        cause=command.cause,
+                    )
                 )
-                self.handle(aborted)
 
     def _end(self, request: RequestId, error: MelldError) -> None:
         """Nobody knows it any more: its client is told, and the scheduler, whatever it has kept of it."""

@@ -20,7 +20,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.migration import Action, Finish, HandOver, Migration, Pace, Tell, Wish
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
@@ -97,10 +97,11 @@ class Executor:
         destination: WorkerId,
         via: Via | None = None,
         paces: Mapping[Via, Pace] | None = None,
+        cause: EventId = NO_EVENT,
     ) -> Move:
         """Begin to move a request; `via` None: its KV if that can be, else its tokens.
 
-        `paces`: see `Wish`.
+        `paces`, `cause`: see `Wish`.
 
         Raises:
             MoveRefused: it is not on a worker, or on its way already.
@@ -121,6 +122,7 @@ class Executor:
             via=Via.TOKENS if why_not else via,
             lease=self._fleet.new_lease(request),
             paces=paces or {},
+            cause=cause,
         )
         move = Move(Migration(wish, self._clock()))
         self.moves[request] = self._by_number[wish.move] = move
@@ -230,7 +232,9 @@ class Executor:
         wish, via = move.migration.wish, str(move.migration.via)
         self._fleet.hand_over(wish.request, wish.destination, lease)
         self._fleet.tell(
-            events.MoveCommitted(self._clock(), request=wish.request, destination=wish.destination, via=via)
+            events.MoveCommitted(
+                self._clock(), request=wish.request, destination=wish.destination, via=via, cause=wish.cause
+            )
         )
 
     def _tell(self, move: Move, tell: Tell) -> None:
@@ -266,7 +270,13 @@ class Executor:
         log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
         if outcome is not Outcome.COMMITTED:
             self._fleet.tell(
-                events.MoveAborted(self._clock(), request=wish.request, reason=outcome, destination=wish.destination)
+                events.MoveAborted(
+                    self._clock(),
+                    request=wish.request,
+                    reason=outcome,
+                    destination=wish.destination,
+                    cause=wish.cause,
+                )
             )
         self._start_queued(move.link)
 

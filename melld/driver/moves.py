@@ -79,6 +79,7 @@ class WantedMoves:
             urgency_s=command.urgency_s,
             ways=ways,
             asked=asked,
+            cause=command.cause,
         )
         self.planner.ask(wanted, self._clock())
         if not is_epoch and (start := self.planner.at_once(request, self._batches())) is not None:
@@ -201,7 +202,7 @@ class WantedMoves:
         # A source that finds that its KV cannot go sends the tokens, where both ways are open.
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
         try:
-            move = self._executor.start(wanted.request, wanted.destination, via, self._paces(wanted))
+            move = self._executor.start(wanted.request, wanted.destination, via, self._paces(wanted), wanted.cause)
         except Exception as error:  # the boundary of one move: the others begin
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", start)
@@ -229,7 +230,9 @@ class WantedMoves:
         log.info("the move of %s %s -> %s is off: %s", wanted.request, wanted.source, wanted.destination, why)
         self._forget(deferred, why)
         self._tell(
-            events.MoveAborted(self._clock(), request=wanted.request, reason=why, destination=wanted.destination)
+            events.MoveAborted(
+                self._clock(), request=wanted.request, reason=why, destination=wanted.destination, cause=wanted.cause
+            )
         )
 
     def _forget(self, deferred: Deferred, why: str) -> None:

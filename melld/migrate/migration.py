@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from melld.errors import IllegalTransition
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
@@ -110,6 +110,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     via: Via | None = None
     lease: int
     paces: Mapping[Via, Pace] = {}
+    cause: EventId = NO_EVENT
+    """The event on which the move was decided."""
 
 
 class Migration:

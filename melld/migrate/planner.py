@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.packing import Bin, Bins, Candidate, Way, divide
@@ -59,6 +59,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     urgency_s: float = math.inf
     ways: tuple[Via, ...] = (Via.KV, Via.TOKENS)
     asked: bool = False
+    cause: EventId = NO_EVENT
+    """The event on which the move was decided."""
 
 
 class Start(msgspec.Struct, frozen=True):

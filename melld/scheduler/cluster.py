@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import msgspec
 
 from melld.errors import IllegalTransition
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, RequestId, WorkerId
 from melld.scheduler.events import (
     ActivateWorker,
     AnyCommand,
@@ -56,6 +56,8 @@ class Cluster(Occupancy):
         self.workers = self.roster.workers
         self.draining: dict[WorkerId, Worker] = {}
         self.unsteady: dict[WorkerId, Worker] = {}
+        self.event = NO_EVENT
+        """The event that is being handled: the cause of all commands."""
         self.commands: list[AnyCommand] = []  # what has been decided and not yet been taken
         self._orders = 0
         self._sequences = 0
@@ -85,7 +87,7 @@ class Cluster(Occupancy):
         self.active[worker.id] = worker
         self._empty[worker.id] = worker
         self.room.note(worker)
-        self.commands.append(ActivateWorker(reason, worker.id))
+        self.commands.append(ActivateWorker(reason, worker.id, cause=self.event))
 
     def retire(self, worker: Worker, reason: Reason) -> None:
         """Let the empty worker sleep."""
@@ -97,7 +99,7 @@ class Cluster(Occupancy):
         self.room.note(worker)
         if worker.state is WorkerState.ASLEEP:
             self.roster.sleeps(worker)
-        self.commands.append(RetireWorker(reason, worker.id))
+        self.commands.append(RetireWorker(reason, worker.id, cause=self.event))
 
     def assign(self, request: Request, worker: Worker, reason: Reason, urgency_s: float = float("inf")) -> None:
         """Place the waiting request on the worker, or move the running one there.  It must fit."""
@@ -109,7 +111,7 @@ class Cluster(Occupancy):
             request.placed_s = self.now_s
             request.worker = worker
             self._take(request, worker, worker.requests)
-            self.commands.append(PlaceRequest(reason, request.id, worker.id))
+            self.commands.append(PlaceRequest(reason, request.id, worker.id, cause=self.event))
             return
         assert source is not worker, request.id
         assert not request.pinned or reason is Reason.OPERATOR, request.id
@@ -117,7 +119,9 @@ class Cluster(Occupancy):
         request.moved_s = self.now_s
         self._begin_move(request, source, worker)
         self.commands.append(
-            MoveRequest(reason, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s)
+            MoveRequest(
+                reason, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s, cause=self.event
+            )
         )
         if self.settings.instant_moves:
             self.commit(request)

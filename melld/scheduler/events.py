@@ -10,12 +10,28 @@ Times are seconds on a monotonic clock that the caller chooses.  Sizes are bytes
 
 import msgspec
 
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.scheduler.reasons import Reason
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A fact.  `at_s` never decreases from one event to the next."""
+class Caused(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What says which event brought it about."""
+
+    cause: EventId = NO_EVENT
+
+
+class Identified(Caused, frozen=True, gc=False, kw_only=True):
+    """What others may name as their cause."""
+
+    id: EventId = NO_EVENT
+
+
+class Event(Identified, frozen=True, tag=True, gc=False):
+    """A fact.  `at_s` never decreases from one event to the next.
+
+    `id` numbers the events from 1, in the order in which the scheduler is told.  `cause` is the event on which was
+    decided what has now happened; `NO_EVENT` where nobody decided it.
+    """
 
     at_s: float
 
@@ -157,8 +173,8 @@ class EpochStarted(Event, frozen=True, tag=True, gc=False):
     """The period of re-planning begins: overloads are judged, batched operations are carried out."""
 
 
-class Command(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A decision, and what it is for."""
+class Command(Caused, frozen=True, tag=True, gc=False):
+    """A decision, what it is for, and the event that it was made on."""
 
     reason: Reason
 

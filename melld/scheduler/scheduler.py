@@ -73,7 +73,7 @@ class Scheduler:
         before_s = cluster.now_s
         if now_s < before_s:
             raise ValueError(f"time runs backwards: {now_s} after {before_s}")
-        cluster.now_s = now_s
+        cluster.now_s, cluster.event = now_s, event.id
         try:
             self._handlers[type(event)](event)
         except (IllegalTransition, ValueError):
@@ -90,7 +90,9 @@ class Scheduler:
         request = cluster.add_request(event)
         if event.kv_bytes > (largest_bytes := cluster.roster.largest_capacity_bytes) and cluster.workers:
             cluster.remove_request(request)
-            cluster.record(events.RefuseRequest(Reason.TOO_LARGE, request.id, event.kv_bytes, largest_bytes))
+            cluster.record(
+                events.RefuseRequest(Reason.TOO_LARGE, request.id, event.kv_bytes, largest_bytes, cause=event.id)
+            )
         elif cluster.waiting.requests:
             cluster.waiting.add(request)
             self._serve_waiting()
@@ -112,7 +114,7 @@ class Scheduler:
 
     def _tell_waiting(self, request: Request) -> None:
         if request.state is RequestState.WAITING:
-            self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id))
+            self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id, cause=self.cluster.event))
 
     def would_shed(self, client: str, priority: int) -> bool:
         """Whether a request of the client, were it to arrive now, would be sent away because too many wait."""
@@ -137,7 +139,7 @@ class Scheduler:
 
     def _shed(self, request: Request, reason: Reason) -> None:
         self.cluster.remove_request(request)
-        self.cluster.record(events.ShedRequest(reason, request.id))
+        self.cluster.record(events.ShedRequest(reason, request.id, cause=self.cluster.event))
 
     def _grew(self, event: events.RequestsGrew) -> None:
         self.cluster.grow(event.kv_bytes)

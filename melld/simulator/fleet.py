@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from melld.ids import RequestId, WorkerId
+from melld.ids import EventId, RequestId, WorkerId
 from melld.migrate.snapshot import Via
 from melld.simulator.links import Links
 from melld.simulator.run import Move, Run, RunState
@@ -156,10 +156,10 @@ class Fleet:
         """Requests on each worker that is awake."""
         return {self.names[index]: self._counts[index] for index in self.awake}
 
-    def expect(self, run: Run, destination: WorkerId, via: Via) -> Move:
+    def expect(self, run: Run, destination: WorkerId, via: Via, cause: EventId) -> Move:
         """The request is to move: from now on it counts on its destination too.  `via` may become another."""
         run.moves += 1
-        run.move = Move(self._indexes[destination], via, run.moves)
+        run.move = Move(self._indexes[destination], via, run.moves, cause)
         self._moving[run.id] = run
         return run.move
 

@@ -1,6 +1,6 @@
 """What a simulation writes to its decision log: each fact, then what was decided on it, under one step number.
 
-Owns the step and the sink; never changes what it writes of.
+Owns the sink; never changes what it writes of.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,14 @@ class Journal:
         self._sink = sink
         self._fleet = fleet
         self._planning = planning
-        self._step = 0
-
-    def next_step(self, event: AnyEvent) -> None:
-        """The scheduler is about to be told of the event."""
-        self._step += 1
-        self.fact(event)
 
     def fact(self, event: AnyEvent) -> None:
         """Something has happened."""
         if isinstance(event, RequestPreempted):
             worker = self._fleet.names[self._fleet.runs[event.request].worker]
-            self._sink(preempted_record(event, worker, self._step))
+            self._sink(preempted_record(event, worker))
             return
-        for record in fact_records(event, self._step):
+        for record in fact_records(event):
             self._sink(record)
 
     def decision(self, now_s: float, command: AnyCommand) -> None:
@@ -44,4 +38,4 @@ class Journal:
             kv_bytes = self._fleet.runs[command.request].prompt_bytes
         elif isinstance(command, MoveRequest) and self._planning is not None:
             via = self._planning.way_of(command.request)
-        self._sink(decision_record(now_s, command, kv_bytes, via, self._step))
+        self._sink(decision_record(now_s, command, kv_bytes, via))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from melld.errors import IllegalTransition, MelldError
-from melld.ids import RequestId
+from melld.ids import EventId, RequestId
 from melld.migrate.snapshot import Via
 
 
@@ -34,9 +34,10 @@ RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
 class Move:
     """A migration that is decided or under way; `version` tells its end from the end of an earlier one."""
 
-    __slots__ = ("destination", "fails", "version", "via")
+    __slots__ = ("cause", "destination", "fails", "version", "via")
 
-    def __init__(self, destination: int, via: Via, version: int) -> None:
+    def __init__(self, destination: int, via: Via, version: int, cause: EventId) -> None:
+        self.cause = cause
         self.destination = destination
         self.via = via
         self.fails = False

@@ -22,7 +22,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from melld.ids import RequestId
+import msgspec
+
+from melld.ids import NO_EVENT, EventId, RequestId
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
@@ -56,6 +58,7 @@ class Simulation:
         self._journal = None if log is None else Journal(log, self.fleet, self._planning)
         self._plain = self._planning is None and self._journal is None
         self._decide = scheduler.handle
+        self._told = NO_EVENT
         self._unbounded = settings.gpus is None
         self._chance = random.Random(settings.seed)
         self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
@@ -190,16 +193,18 @@ class Simulation:
         if run.move.fails:
             self._abort(run, "injected fault")
             return
-        via = run.move.via
+        via, cause = run.move.via, run.move.cause
         self._commit(run)
-        self._handle(events.MoveCommitted(self.now_s, run.id, via=via))
+        self._handle(events.MoveCommitted(self.now_s, run.id, via=via, cause=cause))
 
     def _abort(self, run: Run, reason: str) -> None:
+        assert run.move is not None
+        cause = run.move.cause
         self.fleet.abort(run)
         self.measures.aborted += 1
         if self._planning is not None:
             self._planning.forget(run.id)
-        self._handle(events.MoveAborted(self.now_s, run.id, reason=reason))
+        self._handle(events.MoveAborted(self.now_s, run.id, reason=reason, cause=cause))
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None
@@ -224,9 +229,11 @@ class Simulation:
             self._add_workers(missing)
 
     def _handle_watched(self, event: AnyEvent) -> None:
-        """As above, where a log is kept or moves are planned."""
+        """As above, where a log is kept or moves are planned: events are numbered only where somebody looks."""
+        self._told = EventId(self._told + 1)
+        event = msgspec.structs.replace(event, id=self._told)
         if self._journal is not None:
-            self._journal.next_step(event)
+            self._journal.fact(event)
         commands = self._decide(event)
         if self._planning is not None:
             self._planning.consider(event, commands)
@@ -255,7 +262,7 @@ class Simulation:
     def _move(self, command: events.MoveRequest) -> None:
         run = self.fleet.runs[command.request]
         via = Via.KV if self._planning is None else self._planning.way_of(command.request)
-        move = self.fleet.expect(run, command.destination, via)
+        move = self.fleet.expect(run, command.destination, via, command.cause)
         if self._planning is None:
             self._begin_move(run, move, self.now_s)
 
@@ -278,7 +285,7 @@ class Simulation:
         if self.settings.instant_moves:  # the scheduler has counted it as done: it must not hear of it again
             self._commit(run)
             if self._journal is not None:
-                self._journal.fact(events.MoveCommitted(self.now_s, run.id))
+                self._journal.fact(events.MoveCommitted(self.now_s, run.id, id=self._told, cause=move.cause))
         else:
             self._push(end_s, self._end_move, run, move.version)
 

@@ -63,7 +63,8 @@ def history(*happened: e.AnyEvent, policy: str = "best-fit", workers: int = 0) -
     """The records of these events."""
     scheduler, recorder = scheduler_with(workers, policy), Recorder()
     records = [header_record(policy, scheduler.settings, 0.0, 1e9, "0.1.0")]
-    for event in happened:
+    for number, one in enumerate(happened, start=1):
+        event = msgspec.structs.replace(one, id=number)
         records += recorder.take(event, scheduler.handle(event))
     return records
 

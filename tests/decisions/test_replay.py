@@ -49,6 +49,20 @@ def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str)
     assert again.decisions > 100
 
 
+@pytest.mark.parametrize("machines", MACHINES)
+def test_the_end_of_a_move_names_the_event_on_which_it_was_decided(machines: str) -> None:
+    """From the end of a move the log leads back to its reason."""
+    decided: dict[str, int] = {}
+    ends = 0
+    for record in map(json.loads, log_of("mell-plus", MACHINES[machines])):
+        if record["kind"] == "move":
+            decided[record["request"]] = record["step"]
+        elif record["kind"] == "moved":
+            ends += 1
+            assert record["cause_step"] == decided[record["request"]], record
+    assert ends > 5
+
+
 @pytest.mark.parametrize("kind", ["place", "move", "activate", "retire", "arrive", "grow"])
 def test_a_replay_finds_what_was_changed(kind: str) -> None:
     """A replay that agrees with everything proves nothing."""

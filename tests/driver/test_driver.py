@@ -89,6 +89,36 @@ async def test_a_move_that_cannot_begin_does_not_keep_others_from_beginning(daem
     assert daemon.executor.moves.keys() == {first, second}
 
 
+async def test_events_are_numbered_and_name_their_cause(daemon: OfflineDaemon) -> None:
+    """Whatever happens can be followed back to the event that it came of."""
+    told: list[tuple[events.AnyEvent, Any]] = []
+    daemon.driver.taps.append(lambda event, commands: told.append((event, commands)))
+    request = daemon.admit("r0", 4)
+    daemon.driver.handle(events.MoveAsked(0.0, request=request, destination=W2))
+    daemon.epoch()
+    daemon.refuse(request)
+    daemon.fleet.abort(["r0"])
+    (arrived, placed), (asked, moves), (_epoch, _), (aborted, _), (finished, _) = told
+    assert [event.id - arrived.id for event, _ in told] == [0, 1, 2, 3, 4]
+    assert {command.cause for command in placed} == {arrived.id}
+    assert {command.cause for command in moves} == {asked.id}
+    assert (arrived.cause, asked.cause, aborted.cause, finished.cause) == (0, 0, asked.id, 0)
+
+
+async def test_what_an_event_brings_about_names_it_as_its_cause(daemon: OfflineDaemon) -> None:
+    """A request that cannot be placed ends because it arrived."""
+    told: list[events.AnyEvent] = []
+    daemon.driver.taps.append(lambda event, _: told.append(event))
+    BrokenWire.broken = frozenset({"r0"})
+    try:
+        with pytest.raises(NotCarriedOut):
+            daemon.admit("r0", 4)
+    finally:
+        BrokenWire.broken = frozenset()
+    arrived, finished = told
+    assert (type(finished), finished.cause) == (events.RequestFinished, arrived.id)
+
+
 async def test_who_listens_and_fails_harms_nobody_else(daemon: OfflineDaemon) -> None:
     """A decision log that breaks costs neither a request nor the events that wait behind it."""
     heard: list[type] = []

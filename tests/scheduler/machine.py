@@ -3,6 +3,7 @@
 The auditor keeps books of its own, from events and commands alone, and shares no code with the scheduler's.
 """
 
+import msgspec
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -202,10 +203,12 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
         """Hand the event to the scheduler and its answer to the books."""
+        event = msgspec.structs.replace(event, id=len(self.history) + 1)
         self.history.append(event)
         commands = self.scheduler.handle(event)
         self.answers.append(commands)
         for command in commands:
+            assert command.cause == event.id, command
             self.books.apply(command)
         if self.instant:
             for command in commands:
