@@ -1,6 +1,6 @@
 """Moves by KV, by tokens, or as the planner chooses: a grid of request length, link rate and compute that is left.
 
-    python benchmarks/adaptive.py --write docs/results-adaptive.md
+    python benchmarks/adaptive.py --write benchmarks/results
     python benchmarks/adaptive.py --only x10 --seeds 1 --processes 2
 
 Simulated: the daemon's scheduler (`mell-plus`) and its planner of moves, machines of `MACHINES`, log-normal lengths,
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 from packing_cells import ROOT, source_of
+from tables import record
 
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
@@ -211,7 +212,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", action="append", choices=tuple(LOADS), help="lengths (default: all)")
-    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose tables are replaced")
+    parser.add_argument("--write", type=pathlib.Path, help="a folder for the tables, as JSON")
     arguments = parser.parse_args()
     loads = arguments.only or list(LOADS)
     cells = [
@@ -224,16 +225,8 @@ def main() -> None:
     ]
     for name, text in tables(compute(cells, arguments.processes), loads, arguments.seeds).items():
         print(f"{text}\n")
-        if arguments.write:
-            replace(arguments.write, name, text)
-
-
-def replace(path: pathlib.Path, name: str, text: str) -> None:
-    """Put the text where its name stands in the file."""
-    page = path.read_text(encoding="utf-8")
-    head, _, rest = page.partition(f"<!-- {name} -->")
-    _, _, tail = rest.partition("<!-- end -->")
-    path.write_text(f"{head}<!-- {name} -->\n{text}\n<!-- end -->{tail}", encoding="utf-8")
+        if arguments.write and name != "summary":
+            record(arguments.write, f"adaptive-{name}", text)
 
 
 if __name__ == "__main__":

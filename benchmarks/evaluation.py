@@ -1,7 +1,7 @@
 """What the paper shows beside GPUs and migrations, and a bound that is the same for all policies.
 
-    python benchmarks/evaluation.py ../shared/traces --only optimum --write docs/results.md
-    python benchmarks/evaluation.py ../shared/traces --seeds 2 --write docs/results.md
+    python benchmarks/evaluation.py ../shared/traces --only optimum --write benchmarks/results
+    python benchmarks/evaluation.py ../shared/traces --seeds 2 --write benchmarks/results
 
 bound     GPU-seconds of each policy over a bound from the load and the machine alone (`packing_cells` runs the cells)
 serving   with so many GPUs and no more: the part of the requests that is placed on arrival (the paper's Fig. 6)
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import msgspec
-from packing import LOADS, PAPER_LOADS, replace
+from packing import LOADS, PAPER_LOADS
 from packing_cells import MACHINES, Cell, compute, load_of, settings_of
+from tables import record
 
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
@@ -53,7 +54,7 @@ def main() -> None:
             text = make()
             print(f"{name}\n{text}\n", flush=True)
             if asked.write:
-                replace(asked.write, f"table:{name}", text)
+                record(asked.write, name, text)
 
 
 # ---- a bound for all

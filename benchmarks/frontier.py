@@ -1,6 +1,6 @@
 """GPUs against migrations: how far `mell-plus` can be pushed, and what knowing more would buy.
 
-    python benchmarks/frontier.py ../shared/traces --write docs/results.md
+    python benchmarks/frontier.py ../shared/traces --write benchmarks/results
 
 13B, LMSYS x10 at 1.1/s, the paper's time slots.  Each row is one setting of the policy, from few moves to many; each
 column a way to choose who moves:
@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from frontier_fluid import moves_of_fluid
-from packing import replace
 from packing_cells import MACHINES, Cell, load_of
+from tables import record
 
 from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
@@ -226,7 +226,7 @@ def main() -> None:
     text = text_of(points)
     print(text)
     if arguments.write:
-        replace(arguments.write, "table:frontier", text)
+        record(arguments.write, "frontier", text)
 
 
 if __name__ == "__main__":

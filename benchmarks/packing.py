@@ -1,23 +1,23 @@
 """GPUs against the lower bound, with migrations beside them: every policy on real and generated load, several seeds.
 
-    python benchmarks/packing.py ../shared/traces --write docs/results.md --plot docs/figures
+    python benchmarks/packing.py ../shared/traces --write benchmarks/results --plot docs/figures
     python benchmarks/packing.py ../shared/traces --only table:paper --seeds 1
 
 Each cell (machines, load, policy, links, seed) is kept under benchmarks/out/packing and computed anew only when the
 source that it depends on has changed, so an interrupted run goes on where it stopped.  With --adopt, a policy whose
 source has changed is tried on one cell first; if that gives the same report to the last digit, its other cells are
-taken as they are.  Tables replace what stands between `<!-- NAME -->` and `<!-- end -->` in the file given by --write.
+taken as they are.  Tables go as JSON to the folder that --write names (see tables.py).
 """
 
 import argparse
 import pathlib
-import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 
 import msgspec
 from packing_cells import Cell, Result, adopt, compute, source_of
+from tables import record
 
 from melld.scheduler.policies.names import POLICIES
 from melld.simulator.measures import Report
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="names of tables (default: all)")
     parser.add_argument("--warm", metavar="P[,P...]", help="only compute these policies' cells; no tables")
     parser.add_argument("--adopt", action="store_true", help="keep a policy's older cells if a probe agrees with them")
-    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose tables are replaced")
+    parser.add_argument("--write", type=pathlib.Path, help="a folder for the tables, as JSON")
     parser.add_argument("--plot", type=pathlib.Path, help="a folder for the figures")
     arguments = parser.parse_args()
     wanted = {name: table for name, table in TABLES.items() if not arguments.only or name in arguments.only}
@@ -67,7 +67,7 @@ def main() -> None:
         text = table.text(results, range(arguments.seeds))
         print(f"\n{name}\n\n{text}")
         if arguments.write:
-            replace(arguments.write, name, text)
+            record(arguments.write, name, text)
     if arguments.plot:
         plot(arguments.plot, results, range(arguments.seeds))
 
@@ -211,16 +211,6 @@ TABLES = {
 
 
 # ---- writing and drawing
-
-
-def replace(path: pathlib.Path, name: str, text: str) -> None:
-    """Put the table where its name stands in the file."""
-    pattern = re.compile(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", re.DOTALL)
-    page = path.read_text(encoding="utf-8")
-    if not pattern.search(page):
-        print(f"{path} has no place for {name}", file=sys.stderr)
-        return
-    path.write_text(pattern.sub(lambda _: f"<!-- {name} -->\n{text}\n<!-- end -->", page), encoding="utf-8")
 
 
 def plot(folder: pathlib.Path, results: dict[Cell, Result], seeds: Sequence[int]) -> None:

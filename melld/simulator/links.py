@@ -21,7 +21,7 @@ class LinkSettings(msgspec.Struct, frozen=True):
     `gpus_per_switch`: so many share the way out of their switch and into it, each of `switch_bytes_per_s`; None: no
     switch is a limit.  `consensus`: the planner knows what pairs share; without, it plans pair by pair.
     `kv_gap_s`, `tokens_gap_s`: what a client waits longer for the token after the hand-over.  `copy_cost_s`: decoding
-    that both workers of a copy lose.  All three as measured (docs/results-migration.md).
+    that both workers of a copy lose.  All three as measured (docs/benchmarks.md).
     """
 
     bytes_per_s: float

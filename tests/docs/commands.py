@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks are marked.  In the others every block is parsed.
-MARKED = ("install.md", "configuration.md", "scheduling.md", "operating.md", "api.md", "security.md")
+MARKED = ("install.md", "configuration.md", "scheduling.md", "operating.md", "api.md", "security.md", "coming-from.md")
 BLOCK = re.compile(r"^```sh( parsed)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"&&", "||", "|", ";"}
 

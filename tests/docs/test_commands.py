@@ -10,14 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from melld.cli import COMMANDS
+from melld.cli import COMMANDS, SYNONYMS
+from melld.config import parse_config
 from tests.docs.commands import ROOT, Block, blocks, commands
 from tests.serve.daemon_process import DaemonProcess
 
 RUN = [block for block in blocks() if block.runs]
 PARSED = [block for block in blocks() if not block.runs]
 # Programs of other people that the documents use where nothing can be run: a misspelt one is not among them.
-OTHERS = {"cd", "cp", "git", "journalctl", "mkdir", "pip", "python3", "systemctl", "systemd-analyze"}
+OTHERS = {
+    "cd",
+    "cp",
+    "curl",
+    "git",
+    "grep",
+    "journalctl",
+    "kill",
+    "mkdir",
+    "pip",
+    "python3",
+    "systemctl",
+    "systemd-analyze",
+}
 ADDRESS = "http://127.0.0.1:8000"
 PROGRAM = """#!{python} -S
 import sys
@@ -89,7 +103,7 @@ def _parse(words: list[str]) -> None:
     """As `melld.cli.main` does, and no further."""
     if words == ["--help"]:
         return
-    module = importlib.import_module(COMMANDS[words[0]].module)
+    module = importlib.import_module(COMMANDS[SYNONYMS.get(words[0], words[0])].module)
     parser = argparse.ArgumentParser(prog=f"melld {words[0]}", exit_on_error=False)
     module.add_arguments(parser)
     if "--help" not in words:
@@ -100,6 +114,20 @@ def _make(words: list[str]) -> None:
     """The targets are there: `make -n` says what it would do, and does nothing."""
     done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_a_configuration_that_is_shown_can_be_used(page: str) -> None:
+    """A reader who copies the TOML has no key or value to mend."""
+    shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert shown
+    for text in shown:
+        parse_config(text, page)
+
+
+def test_the_readme_is_short() -> None:
+    """Three minutes of reading, from what it is to how to run it."""
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
 def test_the_readme_begins_with_what_works() -> None:

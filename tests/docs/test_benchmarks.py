@@ -1,0 +1,32 @@
+"""docs/benchmarks.md shows the tables that benchmarks/results holds."""
+
+import re
+import shlex
+
+import pytest
+
+from benchmarks.tables import PAGE, PLACE, RESULTS, ROOT, load, page_text
+
+NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
+
+
+def test_the_page_is_the_one_that_the_results_make() -> None:
+    """A figure is changed in one place: `python benchmarks/tables.py` writes the page."""
+    assert len(PLACE.findall(PAGE.read_text())) > 8
+    assert page_text(PAGE.read_text()) == PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_says_how_to_make_it_again(name: str) -> None:
+    """Each has rows as wide as its head, and a command whose script exists."""
+    table = load(name)
+    (script,) = (word for word in shlex.split(table["command"]) if word.startswith("benchmarks/"))
+    assert (ROOT / script).is_file()
+    assert table["date"].startswith("20")
+    assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+
+
+def test_every_result_that_the_page_names_exists() -> None:
+    """A reader who wants all rows finds them."""
+    for name in re.findall(r"`([\w*-]+)\.json`", PAGE.read_text()):
+        assert list(RESULTS.glob(f"{name}.json")), name
