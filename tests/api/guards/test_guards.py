@@ -152,11 +152,11 @@ NODE: dict[str, Any] = {"a": {}}
 WORST: dict[str, dict[str, Any]] = {
     "anchors": _tool({"$defs": {"z": {"$anchor": "z"}}, "enum": [{"$ref": "#z"}] * 2800}),
     "many-anchors": _tool({"$defs": {"z": {"$anchor": "z"}}, "enum": [{"$ref": "#z"}] * 12_000}),
-    "anchors-and-names": _tool({"$defs": {f"d{i}": {"$anchor": f"n{i}", "$ref": f"#n{i + 1}"} for i in range(MANY)}}),
-    "pointers": _tool({"enum": [{"$ref": "#" + "/a" * 40_000}] * 100}),
-    "escapes": _tool({"$ref": "#/" + "%61" * 2_000_000}),
-    "branches": _tool({"anyOf": [{"anyOf": [{}] * 1000}] * 300}),
-    "names": _tool({"enum": [{str(i): i for i in range(MANY)}]}),
+    "anchors-and-names": _tool({"$defs": {f"{i}": {"$anchor": f"{i}", "$ref": f"#{i + 1}"} for i in range(20_000)}}),
+    "pointers": _tool({"enum": [{"$ref": "#" + "/a" * 400} for _ in range(1000)]}),
+    "escapes": _tool({"$ref": "#/" + "%61" * 330_000}),
+    "branches": _tool({"anyOf": [{"anyOf": [{}] * 1000}] * 250}),
+    "names": _tool({"enum": [{str(i): [] for i in range(80_000)}]}),
     "constraint": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [NODE] * MANY}}}},
     "choice": {"structured_outputs": {"choice": ["option"] * MANY}},
     "messages": {"messages": [{"role": "user", "content": ""}] * MANY},
@@ -164,8 +164,8 @@ WORST: dict[str, dict[str, Any]] = {
     "part-names": {"messages": [{"role": "user", "content": [{f"{i}url": "" for i in range(MANY)}]}]},
     "input": {"input": [{"role": "user", "content": [NODE] * MANY}]},
     "tokens": {"input": [5] * 4_000_000},
-    "tools": {"tools": [{"input_schema": NODE}] * MANY},
-    "tool": {"tools": [{"input_schema": {"enum": [NODE] * MANY}}]},
+    "tools": {"tools": [{"input_schema": NODE}] * 35_000},
+    "tool": {"tools": [{"input_schema": {"enum": [NODE] * 100_000}}]},
     "text": {"structured_outputs": {"json": f"[{'0,' * 4_000_000}0]"}},
     "stop": {"stop": ["a"] * 1_000_000, "chat_template_kwargs": {str(i): i for i in range(MANY)}},
 }
@@ -180,6 +180,7 @@ class TestLoop:
         answer = refusal(check_request, body, ServerConfig(), Trust())
         assert time.thread_time() - began_s < 0.05
         assert answer is None or answer.status == 400
+        assert answer is None or answer.param != "tools" or "bytes" not in answer.message, "too large to be looked at"
 
 
 class TestRequests:
