@@ -6,7 +6,6 @@ Owns the fingerprint: figures that were measured on another machine, with anothe
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,45 +15,40 @@ import msgspec
 from melld import __version__
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
-from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
-from melld.driver.driver import Driver
-from melld.engine.fleet.fleet import Fleet
+from melld.driver.boundaries import BoundarySettings
 from melld.engine.fleet.place import Slot
 from melld.engine.pin import VLLM_VERSION
 from melld.kvstore.device_reading import Device, Link
-from melld.migrate.boundaries import Segment
+from melld.migrate.boundaries import Boundaries, Segment
 from melld.migrate.topology import segments_of_cpus, segments_of_gpus
+from melld.scheduler.policies.fit import BestFit, MostFree, WorstFit
+
+NEVER_MOVE = frozenset({BestFit.name, WorstFit.name, MostFree.name})
 
 
-def keep_boundaries(
+def boundary_settings(
     config: Config,
-    fleet: Fleet,
-    driver: Driver,
+    slots: Sequence[Slot],
     gpus: Sequence[Device],
     joined: Mapping[tuple[str, str], Link],
     environment: Mapping[str, str],
-) -> BoundaryKeeper:
-    """The keeper of the fleet's boundaries; what was saved on such a machine is in force already.
+) -> BoundarySettings:
+    """Return what the boundaries between these workers depend on, and where they are kept.
 
     `joined`: how the second of two GPUs, by UUID, reads the first one's memory.
     """
-    migration = config.migration
-    runtime = runtime_directory(config.server.runtime_directory, environment)
-    slots = [place.slot for place in fleet.supervisor.places.values()]
+    migration, epoch_s = config.migration, config.scheduler.epoch_ms / 1e3
     engines = [slot.spec.engine_arguments for slot in slots]
     depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
-    settings = BoundarySettings(
-        directory=state_directory(environment, runtime),
+    return BoundarySettings(
+        directory=state_directory(environment, runtime_directory(config.server.runtime_directory, environment)),
         fingerprint=fingerprint_of(", ".join(gpu.uuid for gpu in gpus) or cpu_name(), config.model.path, depends_on),
-        epoch_s=config.scheduler.epoch_ms / 1e3,
+        epoch_s=epoch_s,
         share=migration.step_slowdown,
         read=migration.boundaries != "default",
-        measure_unasked=migration.boundaries == "auto",
-        segments=segments_between(slots, joined, driver.moves.planner.boundaries.other_link_bytes),
+        measure_unasked=migration.boundaries == "auto" and config.scheduler.policy not in NEVER_MOVE,
+        segments=segments_between(slots, joined, Boundaries().for_epochs_of(epoch_s).other_link_bytes),
     )
-    keeper = BoundaryKeeper(fleet, driver, settings, time.monotonic)
-    keeper.load()
-    return keeper
 
 
 def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Link], nbytes: int) -> tuple[Segment, ...]:

@@ -27,7 +27,8 @@ from melld.daemon.preflight import check_model, check_policy, ready_text, url_of
 from melld.daemon.progress import StartProgress
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
-from melld.daemon.wiring import log_decisions, make_parts, operations_of
+from melld.daemon.watch import Condition
+from melld.daemon.wiring import make_parts, operations_of
 from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.pin import check_vllm_version
 from melld.engine.vllm_options import option_behind
@@ -45,6 +46,7 @@ class Daemon:
         self._say = say
         self._reload = reload
         self.failed = False
+        self._condition = Condition()
         self._hung_up = asyncio.Event()
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
@@ -60,15 +62,12 @@ class Daemon:
         supervision = take_supervision(os.environ, os.getpid())
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
-            control = self._open(supervision)
-            stack.callback(self.settings.close)
-            stack.callback(control.close)
-            if self.config.scheduler.decision_log is not None:
-                # Closed after the last worker has ended, so that it tells of that too.
-                stack.callback(log_decisions(self._parts, self.config.scheduler.decision_log))
+            control = self._open(supervision, stack)
+            if self._parts.decisions is not None:  # closed after the last worker has ended, to tell of that too
+                stack.callback(self._parts.decisions.close)
             stack.push_async_callback(self._cancel_tasks)
             stack.push_async_callback(self._supervisor.stop)
-            stack.push_async_callback(self._parts.drains.close)
+            stack.push_async_callback(self._parts.driver.drains.close)
             self._listen_to_signals()
             self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
@@ -84,33 +83,34 @@ class Daemon:
 
     # -- open: everything that can be found wrong in a moment, before anything slow ---------------------------------
 
-    def _open(self, supervision: Supervision) -> ControlSocket:
+    def _open(self, supervision: Supervision, stack: contextlib.AsyncExitStack) -> ControlSocket:
         check_vllm_version()
         config = self.config
         check_policy(config.scheduler.policy)
         self.settings = Settings(config, self._reload, supervision)
+        stack.callback(self.settings.close)
         check_model(config.model.path)
-        self._parts = make_parts(config)
-        self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
-        self.watch.lasting_warnings += check_hub(config.model.path)
-        self.operations |= operations_of(self._parts)
-        self.watch.url = url_of(self.settings.listeners)
+        control = open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
+        stack.callback(control.close)
+        self._condition.warnings += check_hub(config.model.path)
         for remark in self.settings.remarks():
             log.warning("%s", remark)
-            self.watch.lasting_warnings.append(remark)
-        return open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
+            self._condition.warnings.append(remark)
+        self._parts = make_parts(config, url_of(self.settings.listeners), self._condition)
+        self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
+        self.operations |= operations_of(self._parts)
+        return control
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[Any, Namespace]:
         """Workers and the front end's imports side by side; returns the front end and vLLM's serving arguments."""
-        places = self._supervisor.places
+        places = self._parts.fleet.places
         devices = ", ".join(place.slot.device for place in places.values())
         self._say(f"melld: loading {self.config.model.path} on {devices}")
         progress = StartProgress(places.values(), self._say)
-        self._supervisor.on_change = progress.changed
         saying = asyncio.ensure_future(progress.run())
-        starting = asyncio.ensure_future(self._start_both(places))
+        starting = asyncio.ensure_future(self._start_both(places, progress))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,15 +122,15 @@ class Daemon:
         finally:
             saying.cancel()
             stopping.cancel()
-            self._supervisor.on_change = lambda: None
         from melld.engine.frontend.frontend import make_frontend
 
-        return make_frontend(self._parts.fleet, vllm_config, self.config.server.constraint_cpu_s), arguments
+        budget_s = self.config.server.constraint_cpu_s
+        return make_frontend(self._parts.fleet, self._parts.template, vllm_config, budget_s), arguments
 
-    async def _start_both(self, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
+    async def _start_both(self, places: Mapping[Any, Any], progress: StartProgress) -> tuple[Any, Namespace]:
         """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""
         preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
-        workers = asyncio.ensure_future(self._supervisor.start())
+        workers = asyncio.ensure_future(self._supervisor.start(progress.became_ready))
         try:
             prepared = await preparing
             await workers
@@ -152,6 +152,7 @@ class Daemon:
         registry.register(self.watch)
         probe = LoopProbe(registry)
         self._watch_over(frontend.watch_outputs(), "outputs")
+        self._watch_over(frontend.fail_requests(), "failures")
         self._watch_over(frontend.learn_token_texts(), "token texts")
         self._watch_over(self._supervisor.watch(), "hung workers")
         self._watch_over(self._parts.driver.run(), "epochs")
@@ -175,8 +176,8 @@ class Daemon:
             media = media_from_public_addresses(has_domains=bool(domains))
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
-            self.watch.state = DaemonState.READY
-            self._notifier.ready(f"serving on {self.watch.url}")
+            self._condition.state = DaemonState.READY
+            self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
             generates = "generate" in await frontend.get_supported_tasks()
             directory, status = self.config.server.runtime_directory, self.watch.status()
             missing = [one for one in status.workers if one.state not in SERVING]
@@ -190,7 +191,7 @@ class Daemon:
 
     async def _drain(self) -> None:
         """Take nothing new; let what runs end, until the deadline or a second signal; then end it and say so."""
-        self.watch.state = DaemonState.DRAINING
+        self._condition.state = DaemonState.DRAINING
         self._notifier.stopping("draining")
         self.admission.begin_drain()
         if self.admission.in_flight:
@@ -203,7 +204,7 @@ class Daemon:
             aborted.cancel()
             if self.admission.in_flight:
                 self.admission.abort()
-        self.watch.state = DaemonState.STOPPING
+        self._condition.state = DaemonState.STOPPING
 
     # -- signals and the service manager ----------------------------------------------------------------------------
 
@@ -221,20 +222,20 @@ class Daemon:
         while True:
             await self._hung_up.wait()
             self._hung_up.clear()
-            is_ready = self.watch.state is DaemonState.READY
+            is_ready = self._condition.state is DaemonState.READY
             if is_ready:
                 self._notifier.reloading()
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
                 log.error("reload refused, the old configuration stays: %s", error)
-                self.watch.warnings = [f"the configuration was not reloaded: {error}"]
+                self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             if is_ready:
                 self._notifier.ready()
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
         reloaded = await self.settings.reload()
-        self.watch.warnings = []
+        self._condition.reload_warnings = []
         return reloaded
 
     def _look(self) -> Beat:

@@ -19,14 +19,10 @@ class StartProgress:
         self._places = places
         self._say = say
         self._began_s = time.monotonic()
-        self._ready: set[str] = set()
 
-    def changed(self) -> None:
-        """A worker may be ready: say so, once."""
-        for place in self._places:
-            if place.is_ready and place.slot.worker not in self._ready:
-                self._ready.add(place.slot.worker)
-                self._say(f"melld: {place.slot.worker} is ready on {place.slot.device} ({self._elapsed_s:.1f} s)")
+    def became_ready(self, place: Place) -> None:
+        """Say which worker is ready."""
+        self._say(f"melld: {place.slot.worker} is ready on {place.slot.device} ({self._elapsed_s:.1f} s)")
 
     async def run(self) -> None:
         """Say how far those are that are not ready, again and again."""

@@ -23,7 +23,9 @@ from melld.control.status import (
     WorkerState,
     WorkerStatus,
 )
+from melld.daemon.history import History
 from melld.daemon.why import Why
+from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.drain import Drain, DrainState
 from melld.driver.driver import Driver
 from melld.engine.fleet.fleet import Fleet
@@ -47,25 +49,42 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     models: tuple[str, ...]
+    policy: str
+    url: str
     started_s: float
     async_scheduling: str = ""
+
+
+class Condition(msgspec.Struct):
+    """What the daemon's life says of itself: how far it is, and what to be warned of."""
+
+    state: DaemonState = DaemonState.STARTING
+    reload_warnings: list[str] = []
+    """The next reload of the configuration that succeeds ends them."""
+    warnings: list[str] = []
 
 
 class Watch:
     """The daemon's eyes on itself."""
 
-    def __init__(self, fleet: Fleet, driver: Driver, why: Why, identity: Identity, nvml: Nvml | None) -> None:
-        self.state = DaemonState.STARTING
-        self.url = ""
-        self.warnings: list[str] = []
-        self.lasting_warnings: list[str] = []
-        """Those that a reload of the configuration does not end."""
-        self.boundaries: Callable[[], str] = lambda: ""
+    def __init__(
+        self,
+        fleet: Fleet,
+        driver: Driver,
+        history: History,
+        why: Why,
+        boundaries: BoundaryKeeper,
+        identity: Identity,
+        condition: Condition,
+        nvml: Nvml | None,
+    ) -> None:
         self._fleet = fleet
         self._driver = driver
+        self._history = history
         self._why = why
-        self._drains = why.drains
+        self._boundaries = boundaries
         self._identity = identity
+        self._condition = condition
         self._nvml = nvml
         self._poller = DevicePoller({})
         self._metered: dict[str, int] = {}
@@ -88,7 +107,7 @@ class Watch:
             await asyncio.sleep(1.0)
 
     def _set_sources(self) -> None:
-        for place in self._fleet.supervisor.places.values():
+        for place in self._fleet.places.values():
             pid = place.process.pid if place.process is not None else 0
             if not pid or self._metered.get(place.slot.device) == pid:
                 continue
@@ -108,14 +127,14 @@ class Watch:
         """Of the workers on that device, and of all others: what one of ours takes is not taken by others."""
         own: list[int] = []
         guests: list[int] = []
-        for place in self._fleet.supervisor.places.values():
+        for place in self._fleet.places.values():
             if place.process is not None and place.process.pid:
                 (own if place.slot.uuid == uuid else guests).append(place.process.pid)
         return own, guests
 
     def _follow_capacities(self) -> None:
         """Readings tell what others hold of GPUs alone: a CPU device's memory is the machine's."""
-        for place in self._fleet.supervisor.places.values():
+        for place in self._fleet.places.values():
             worker, reading = place.slot.worker, self._readings.get(place.slot.device)
             blocks = self._fleet.ledger.worker(worker)
             if blocks is None or reading is None or place.slot.uuid is None or not self._fleet.is_ready(worker):
@@ -139,15 +158,15 @@ class Watch:
         )
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
-        if self.state is not DaemonState.READY:
-            return self.state.value
-        states = [(place, self._state(place)[0]) for place in self._fleet.supervisor.places.values()]
+        if self._condition.state is not DaemonState.READY:
+            return self._condition.state.value
+        states = [(place, self._state(place)[0]) for place in self._fleet.places.values()]
         if any(holds(place, state) for place, state in states):
             return None
         return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
 
     def _state(self, place: Place) -> tuple[WorkerState, str]:
-        return _state_of(place, self._drains.by_worker.get(place.slot.worker))
+        return _state_of(place, self._driver.drains.by_worker.get(place.slot.worker))
 
     # -- status -----------------------------------------------------------------------------------------------------
 
@@ -163,22 +182,22 @@ class Watch:
             pid=self._identity.pid,
             model=self._identity.models[0],
             models=self._identity.models,
-            state=self.state,
+            state=self._condition.state,
             uptime_s=round(now_s - self._identity.started_s, 3),
-            url=self.url,
-            policy=self._driver.policy,
-            boundaries=self.boundaries(),
+            url=self._identity.url,
+            policy=self._identity.policy,
+            boundaries=self._boundaries.line(),
             links=self._why.links(),
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
-            warnings=(*self.warnings, *self.lasting_warnings),
+            warnings=(*self._condition.reload_warnings, *self._condition.warnings),
             preemptions=self._driver.preemptions,
-            worker_seconds_awake=round(self._why.worker_seconds_awake, 3),
-            shadow_worker_seconds_awake=round(self._why.shadow_worker_seconds_awake, 3),
-            shadow_preemptions=self._why.shadow_preemptions,
-            gpu_hours_saved=round(self._why.gpu_hours_saved, 6),
+            worker_seconds_awake=round(self._history.worker_seconds_awake, 3),
+            shadow_worker_seconds_awake=round(self._history.shadow_worker_seconds_awake, 3),
+            shadow_preemptions=self._history.shadow_preemptions,
+            gpu_hours_saved=round(self._history.gpu_hours_saved, 6),
             moves=self._why.moves(),
-            workers=tuple(self._worker(place) for place in self._fleet.supervisor.places.values()),
+            workers=tuple(self._worker(place) for place in self._fleet.places.values()),
             requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
         )
 

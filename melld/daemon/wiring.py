@@ -1,41 +1,47 @@
-"""What the daemon consists of below its API, put together.
+"""Put together what the daemon consists of below its API.
 
 Owns the wiring, and what an operator can ask of it over the control socket.  Starts nothing.
 
-    fleet ─► executor ─► driver ─► idle workers, drains, boundaries ─► watch
+    scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why, watch
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import prometheus_client
 
 from melld import __version__
-from melld.config import Config
+from melld.config import Config, SchedulerConfig
 from melld.control.messages import AlreadyThere, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
 from melld.control.server import Operation
-from melld.daemon.boundaries import keep_boundaries
+from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, make_slots
+from melld.daemon.history import History
 from melld.daemon.preflight import scheduler_settings
-from melld.daemon.watch import Identity, Watch
+from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.records import header_record
 from melld.driver.boundaries import BoundaryKeeper
-from melld.driver.drain import Drains
-from melld.driver.driver import Driver
+from melld.driver.driver import Driver, Tap
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
 from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.template import Template
+from melld.engine.frontend.codec import EngineCodec
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Planner
 from melld.scheduler.idle import IdleSettings
+from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("melld")
 
@@ -43,44 +49,75 @@ log = logging.getLogger("melld")
 class Parts(NamedTuple):
     """One daemon's."""
 
+    template: Template
     fleet: Fleet
     driver: Driver
     idle: IdleWorkers
-    drains: Drains
     boundaries: BoundaryKeeper
     watch: Watch
+    decisions: DecisionLogFile | None
 
 
-def make_parts(config: Config) -> Parts:
-    """All of them, on the devices that the configuration and the machine give.
+def make_parts(config: Config, url: str, condition: Condition) -> Parts:
+    """Make all of them, on the devices that the configuration and the machine give.
 
     Raises:
         ConfigError: a device is asked for that is not there.
     """
-    nvml = Nvml()
+    nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
     slots = make_slots(config, gpus, os.environ)
     os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
-    scheduler, clock = config.scheduler, time.monotonic
-    fleet = Fleet(slots, clock, config.health)
-    fleet.reports.itl_target_s = scheduler.itl_target_ms / 1e3 if scheduler.itl_target_ms else None
-    executor = Executor(fleet, clock, MoveMeters(prometheus_client.REGISTRY), config.migration.max_moves_per_link)
-    epoch_s = scheduler.epoch_ms / 1e3
-    driver = Driver(fleet, executor, scheduler.policy, clock, epoch_s=epoch_s, settings=scheduler_settings(config))
-    idle = IdleWorkers(fleet, driver, IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s), clock)
-    drains = Drains(driver, fleet, clock)
-    why = Why(driver, drains, clock)
-    why.outlook = idle.outlook
-    identity = Identity(
+    template = Template(slots[0].spec.device_kind, slots[0].spec.environment)
+
+    settings = config.scheduler
+    epoch_s = settings.epoch_ms / 1e3
+    itl_target_s = settings.itl_target_ms / 1e3 if settings.itl_target_ms else None
+    scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
+    history = History(scheduler, clock)
+    decisions = _open_decision_log(settings, scheduler, condition)
+    taps: list[Tap] = [history.heard, *([decisions.take] if decisions is not None else [])]
+
+    # The fleet and its driver know each other: the fleet asks for the driver once its first worker says something.
+    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, itl_target_s)
+    planner = Planner(Boundaries().for_epochs_of(epoch_s))
+    meters = MoveMeters(prometheus_client.REGISTRY)
+    executor = Executor(fleet, clock, meters, config.migration.max_moves_per_link)
+    driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)
+
+    idle_settings = IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s)
+    idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
+    links = nvml.links([gpu.uuid for gpu in gpus])
+    limits = boundary_settings(config, slots, gpus, links, os.environ)
+    boundaries = BoundaryKeeper(fleet, planner, limits, clock)
+    why = Why(scheduler, driver, history, idle, clock)
+    identity = _identity(config, slots[0].spec.device_kind, url, clock())
+    watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
+    return Parts(template, fleet, driver, idle, boundaries, watch, decisions)
+
+
+def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Identity:
+    return Identity(
         pid=os.getpid(),
         models=config.model.names,
-        started_s=clock(),
-        async_scheduling=async_scheduling_told(config, slots[0].spec.device_kind),
+        policy=config.scheduler.policy,
+        url=url,
+        started_s=now_s,
+        async_scheduling=async_scheduling_told(config, device_kind),
     )
-    watch = Watch(fleet, driver, why, identity, nvml if gpus else None)
-    boundaries = keep_boundaries(config, fleet, driver, gpus, nvml.links([gpu.uuid for gpu in gpus]), os.environ)
-    watch.boundaries = boundaries.line
-    return Parts(fleet, driver, idle, drains, boundaries, watch)
+
+
+def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, condition: Condition) -> DecisionLogFile | None:
+    """Begin the decision log, where one is asked for."""
+    if settings.decision_log is None:
+        return None
+
+    def warn(what: str) -> None:
+        log.warning("%s", what)
+        condition.warnings.append(what)
+
+    header = header_record(settings.policy, scheduler.settings, time.monotonic(), time.time(), __version__)
+    return DecisionLogFile(Path(settings.decision_log), header, warn)
 
 
 def operations_of(parts: Parts) -> Mapping[str, Operation]:
@@ -93,10 +130,10 @@ def operations_of(parts: Parts) -> Mapping[str, Operation]:
         return await parts.boundaries.measure() if asked.measure else parts.boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
-        return await parts.drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+        return await parts.driver.drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
 
     async def resume(asked: Resume) -> Resumed:
-        return await parts.drains.resume(WorkerId(asked.worker))
+        return await parts.driver.drains.resume(WorkerId(asked.worker))
 
     return {
         "migrate": Operation(Migrate, migrate),
@@ -104,17 +141,3 @@ def operations_of(parts: Parts) -> Mapping[str, Operation]:
         "drain": Operation(Drain, drain),
         "resume": Operation(Resume, resume),
     }
-
-
-def log_decisions(parts: Parts, path: str) -> Callable[[], None]:
-    """Write the decision log from now on, until what is returned is called."""
-    driver, watch = parts.driver, parts.watch
-
-    def warn(what: str) -> None:
-        log.warning("%s", what)
-        watch.lasting_warnings.append(what)
-
-    header = header_record(driver.policy, driver.scheduler.settings, time.monotonic(), time.time(), __version__)
-    file = DecisionLogFile(Path(path), header, warn)
-    driver.taps.append(lambda event, commands: file.take(event, commands, driver.ways_of(commands)))
-    return file.close

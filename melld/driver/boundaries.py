@@ -18,18 +18,16 @@ from typing import Any
 import msgspec
 
 from melld.control.messages import Profiled
-from melld.driver.driver import Driver
 from melld.driver.links import measure_links
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import WorkerId
 from melld.migrate.boundaries import Boundaries, Pair, PrefillTable, Segment
-from melld.scheduler.policies.fit import BestFit, MostFree, WorstFit
+from melld.migrate.planner import Planner
 
 log = logging.getLogger("melld.boundaries")
 FILE = "boundaries.json"
-NEVER_MOVE = frozenset({BestFit.name, WorstFit.name, MostFree.name})
 BATCHES = (0, 1, 4, 16)
 QUIET_S = 10.0
 """Nobody has been there for so long: then it is measured unasked."""
@@ -63,22 +61,22 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundaryKeeper:
-    """One fleet's boundaries."""
+    """One fleet's boundaries; those that were saved on such a machine are in force at once."""
 
-    def __init__(self, fleet: Fleet, driver: Driver, settings: BoundarySettings, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, planner: Planner, settings: BoundarySettings, clock: Callable[[], float]) -> None:
         self.profiled: Profiled | None = None
         self._fleet = fleet
-        self._driver = driver
+        self._planner = planner
         self._settings = settings
         self._clock = clock
         self._busy = False
         self._file = settings.directory / FILE
-        planner = driver.moves.planner
-        planner.boundaries = msgspec.structs.replace(planner.boundaries, segments=settings.segments)
+        planner.respect(msgspec.structs.replace(planner.boundaries, segments=settings.segments))
+        self._load()
 
     # -- saved -------------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
+    def _load(self) -> None:
         """Put what was saved in force, if it was measured on such a machine with such a model and configuration."""
         if not self._settings.read:
             return
@@ -106,7 +104,7 @@ class BoundaryKeeper:
 
     def _adopt(self, profiled: Profiled) -> None:
         self.profiled = profiled
-        self._driver.moves.planner.boundaries = profiled.boundaries.for_epochs_of(self._settings.epoch_s)
+        self._planner.respect(profiled.boundaries.for_epochs_of(self._settings.epoch_s))
         log.debug("boundaries: %s", self.line())
 
     # -- shown -------------------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ class BoundaryKeeper:
         """What is in force."""
         if self.profiled is not None:
             return self.profiled
-        defaults = self._driver.moves.planner.boundaries
+        defaults = self._planner.boundaries
         return Profiled(boundaries=defaults, fingerprint=dict(self._settings.fingerprint), file=str(self._file))
 
     def line(self) -> str:
@@ -126,7 +124,7 @@ class BoundaryKeeper:
 
     async def run(self) -> None:
         """Measure unasked, once, when nobody is there; again later if somebody came."""
-        if self.profiled is not None or not self._settings.measure_unasked or self._driver.policy in NEVER_MOVE:
+        if self.profiled is not None or not self._settings.measure_unasked:
             return
         quiet_since_s = self._clock()
         while self.profiled is None:

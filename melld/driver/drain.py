@@ -14,15 +14,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from melld.control.messages import Drained, DrainOutcome, Resumed
-from melld.driver.driver import Driver
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.fleet.supervisor import Place
-from melld.errors import IllegalTransition, MelldError, UnknownWorker
+from melld.errors import IllegalTransition, MelldError
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.roster import OPEN_STATES
 from melld.scheduler.state import WorkerState
+from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.drain")
 
@@ -100,12 +100,18 @@ class Drain:
 class Drains:
     """All drains of one fleet."""
 
-    def __init__(self, driver: Driver, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        cluster: ClusterView,
+        clock: Callable[[], float],
+        tell: Callable[[events.AnyEvent], None],
+    ) -> None:
         self.by_worker: dict[WorkerId, Drain] = {}
-        self._driver = driver
         self._fleet = fleet
+        self._cluster = cluster
         self._clock = clock
-        driver.taps.append(self._heard)
+        self._tell = tell
 
     async def drain(self, worker: WorkerId, wait: bool, deadline_s: float | None) -> Drained:
         """Take the worker out of service; said again, tell how far that is.
@@ -114,7 +120,7 @@ class Drains:
             UnknownWorker: nobody is called so.
             LastWorker: no other worker takes requests.
         """
-        place = self._place(worker)
+        place = self._fleet.place_of(worker)
         drain = self.by_worker.get(worker)
         if drain is None:
             drain = self._begin(place)
@@ -134,7 +140,7 @@ class Drains:
         Raises:
             UnknownWorker: nobody is called so.
         """
-        place = self._place(worker)
+        place = self._fleet.place_of(worker)
         drain = self.by_worker.pop(worker, None)
         if drain is not None:
             if drain.deadline is not None:
@@ -145,8 +151,8 @@ class Drains:
                 await drain.stopping
         if worker in self.by_worker:  # it was drained anew meanwhile
             return Resumed(worker=worker, was_drained=True, started=False)
-        if worker in self._driver.scheduler.cluster.workers:
-            self._driver.handle(events.WorkerResumed(self._clock(), worker=worker))
+        if worker in self._cluster.workers:
+            self._tell(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
         self._fleet.start_worker(worker)
         if drain is not None or started:
@@ -165,12 +171,6 @@ class Drains:
 
     # -- how it goes -------------------------------------------------------------------------------------------------
 
-    def _place(self, worker: WorkerId) -> Place:
-        places = self._fleet.supervisor.places
-        if worker not in places:
-            raise UnknownWorker(worker, list(places))
-        return places[worker]
-
     def _begin(self, place: Place) -> Drain:
         worker = place.slot.worker
         self._refuse_last(worker)
@@ -179,14 +179,14 @@ class Drains:
         log.info("%s is drained of %d requests", worker, len(drain.left))
         if not self._fleet.is_ready(worker):  # nothing of it has begun
             self._fleet.withdraw(worker)
-        elif worker in self._driver.scheduler.cluster.workers:
-            self._driver.handle(events.WorkerDraining(self._clock(), worker=worker))
+        elif worker in self._cluster.workers:
+            self._tell(events.WorkerDraining(self._clock(), worker=worker))
         self._stop_if_empty(drain)
         return drain
 
     def _refuse_last(self, worker: WorkerId) -> None:
-        known, others = self._driver.scheduler.cluster.workers, []
-        for place in self._fleet.supervisor.places.values():
+        known, others = self._cluster.workers, []
+        for place in self._fleet.places.values():
             other = place.slot.worker
             if other == worker:
                 continue
@@ -197,7 +197,8 @@ class Drains:
             others.append(f"{other}: {drain.state if drain else place.detail or 'starting'}")
         raise LastWorker(worker, others)
 
-    def _heard(self, event: events.AnyEvent, _commands: Sequence[events.AnyCommand]) -> None:
+    def heard(self, event: events.AnyEvent) -> None:
+        """Follow the drains under way, once an event has been dealt with."""
         for drain in self.by_worker.values():
             if drain.state is not DrainState.DRAINED:
                 self._note(drain, event)
@@ -224,7 +225,7 @@ class Drains:
 
     def _stop_if_empty(self, drain: Drain) -> None:
         """The scheduler withdraws a worker when it has let go of it; of one that is not up it knows nothing."""
-        worker = self._driver.scheduler.cluster.workers.get(drain.worker)
+        worker = self._cluster.workers.get(drain.worker)
         if drain.state is DrainState.DRAINING and (worker is None or worker.state is WorkerState.WITHDRAWN):
             self._stop(drain)
 
@@ -236,9 +237,9 @@ class Drains:
         """
         if drain.state is not DrainState.DRAINING:
             return
-        cluster = self._driver.scheduler.cluster
-        known = [cluster.requests[name] for name in drain.left if name in cluster.requests]
-        too_large = [one for one in known if not cluster.could_hold(one.kv_bytes)]
+        requests = self._cluster.requests
+        known = [requests[name] for name in drain.left if name in requests]
+        too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
             log.warning("%s is not drained at its deadline: %s", drain.worker, drain.stuck)
@@ -251,7 +252,7 @@ class Drains:
         if drain.deadline is not None:
             drain.deadline.cancel()
         drain.stuck = ""
-        process = self._fleet.supervisor.places[drain.worker].process
+        process = self._fleet.places[drain.worker].process
         self._fleet.stop_worker(drain.worker, stay_out=True)
         ending = self._wait_ended(drain, process)
         drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")

@@ -14,22 +14,23 @@ from functools import partial
 import msgspec
 
 from melld.control.messages import AlreadyThere
+from melld.driver.drain import Drains
 from melld.driver.executor import Executor, Link
 from melld.driver.moves import WantedMoves
 from melld.driver.queue import WaitingLine
 from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
-from melld.errors import MelldError, UnknownRequest, UnknownWorker
+from melld.errors import MelldError, UnknownRequest
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
-from melld.migrate.boundaries import Boundaries
 from melld.migrate.migration import Migration
 from melld.migrate.planner import Planner
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.scheduler import events
-from melld.scheduler.policies.names import POLICIES
-from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.scheduler.scheduler import Scheduler
+from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.driver")
+Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId, str]], None]
 
 
 class NoRoomAsked(MelldError):
@@ -52,20 +53,24 @@ class NotCarriedOut(MelldError):
 
 
 class Driver:
-    """One model's scheduler at work on its fleet."""
+    """One model's scheduler at work on its fleet.
+
+    `taps` hear every event, what was decided on it, and the routes of the moves among that, after it was done.
+    """
 
     def __init__(
         self,
+        scheduler: Scheduler,
         fleet: Fleet,
         executor: Executor,
-        policy: str,
+        planner: Planner,
+        taps: Sequence[Tap],
         clock: Callable[[], float],
         epoch_s: float,
-        settings: SchedulerSettings,
     ) -> None:
-        self.policy = policy
-        self.scheduler = Scheduler(POLICIES[policy], settings)
         self.line = WaitingLine(fleet, clock)
+        self.moves = WantedMoves(fleet, executor, planner, clock, self.handle)
+        self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.preemptions = 0
         self._pushed_out: set[RequestId] = set()
         self._fleet = fleet
@@ -75,12 +80,10 @@ class Driver:
         self._handling: EventId | None = None
         self._told = NO_EVENT
         self._asked: dict[str, Via | None] = {}
-        self.taps: list[Callable[[events.AnyEvent, Sequence[events.AnyCommand]], None]] = []
-        """Who hears of every event and of what was decided on it, after it was done."""
-        self._executor = executor
-        planner = Planner(Boundaries().for_epochs_of(epoch_s))
-        self.moves = WantedMoves(fleet, executor, planner, clock, self.handle)
-        fleet.on_event = self.handle
+        self._scheduler = scheduler
+        self._cluster: ClusterView = scheduler.cluster
+        self.executor = executor
+        self._taps = taps
 
     def handle(self, event: events.AnyEvent) -> None:
         """Let the scheduler hear of it, and do what it says.  What doing so brings about is handled afterwards.
@@ -115,18 +118,20 @@ class Driver:
                 self._try(command, partial(self._give_up, command, NotCarriedOut(error)))
         if is_epoch:
             self._try(event, self.moves.plan)
-        for tap in self.taps:
-            self._try(event, partial(tap, event, commands))
+        self._try(event, lambda: self.drains.heard(event))
+        ways = self._ways_of(commands)
+        for tap in self._taps:
+            self._try(event, partial(tap, event, commands, ways))
 
     def _decide(self, event: events.AnyEvent) -> list[events.AnyCommand]:
         """The scheduler's answer; a request that it cannot take in ends with that."""
         decided: list[events.AnyCommand] = []
-        error = self._try(event, lambda: decided.extend(self.scheduler.handle(event)))
+        error = self._try(event, lambda: decided.extend(self._scheduler.handle(event)))
         if error is None:
             return decided
         if isinstance(event, events.RequestArrived):
             self._try(event, lambda: self._end(event.request, NotCarriedOut(error)))
-        return self.scheduler.cluster.take_commands()  # decided before it failed, and counted
+        return self._scheduler.cluster.take_commands()  # decided before it failed, and counted
 
     def _try(self, what: msgspec.Struct, act: Callable[[], None]) -> Exception | None:
         """Do this; what it raises is logged, and returned."""
@@ -168,14 +173,13 @@ class Driver:
             MelldError: it could not even be begun.
         """
         request = self._called(request)
-        if destination not in self._fleet.supervisor.places:
-            raise UnknownWorker(destination, list(self._fleet.supervisor.places))
-        if request in self._executor.moves:
+        self._fleet.place_of(destination)
+        if request in self.executor.moves:
             raise MoveRefused(request, Refusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
-        self._executor.check_link(request, destination, via)
+        self.executor.check_link(request, destination, via)
         self._asked[request] = via
         try:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
@@ -183,16 +187,16 @@ class Driver:
             del self._asked[request]
         if self.moves.way_of(request) is None:
             raise NoRoomAsked(request, destination)
-        return await self._executor.report(await self.moves.begun(request))
+        return await self.executor.report(await self.moves.begun(request))
 
     @property
     def links(self) -> Mapping[tuple[WorkerId, WorkerId], Link]:
         """Whether KV can be copied from each worker to each other one."""
-        return self._executor.links
+        return self.executor.links
 
     def is_pinned(self, request: RequestId) -> bool:
         """Whether an operator has sent it where it is, or is going."""
-        known = self.scheduler.cluster.requests.get(request)
+        known = self._cluster.requests.get(request)
         return known is not None and known.pinned
 
     def _called(self, name: str) -> RequestId:
@@ -207,10 +211,10 @@ class Driver:
         Raises:
             QueueFull
         """
-        if self.scheduler.would_shed(client, priority):
+        if self._scheduler.would_shed(client, priority):
             self.line.refuse()
 
-    def ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
+    def _ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
         """How the moves among the commands, just obeyed, go or will go; those that are off already are left out."""
         ways = {one.request: self.moves.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
         return {request: str(via) for request, via in ways.items() if via is not None}
@@ -221,7 +225,7 @@ class Driver:
 
     def migration_of(self, request: RequestId) -> Migration | None:
         """Its migration that is under way."""
-        move = self._executor.moves.get(request)
+        move = self.executor.moves.get(request)
         return move.migration if move is not None else None
 
     async def run(self) -> None:
@@ -230,7 +234,7 @@ class Driver:
             await asyncio.sleep(self._epoch_s)
             self._tell_preempted()
             self._tell_sizes()
-            cluster = self.scheduler.cluster
+            cluster = self._cluster
             if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan, nor to log
                 self.handle(events.EpochStarted(self._clock()))
 
@@ -239,13 +243,13 @@ class Driver:
         grown = self._news(self._fleet.take_grown())
         if grown:
             self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
-        for worker in list(self.scheduler.cluster.workers.values()):
+        for worker in list(self._cluster.workers.values()):
             shared_bytes = min(self._fleet.shared_bytes(worker.id), worker.held_bytes)
             if shared_bytes != worker.shared_bytes:
                 self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
     def _tell_preempted(self) -> None:
-        self._pushed_out &= self.scheduler.cluster.requests.keys()
+        self._pushed_out &= self._cluster.requests.keys()
         for request in self._fleet.take_preempted():
             if request not in self._pushed_out:
                 self._pushed_out.add(request)
@@ -257,7 +261,7 @@ class Driver:
 
         One that vLLM had preempted is told once it holds again what it held.
         """
-        known = self.scheduler.cluster.requests
+        known = self._cluster.requests
         news = {}
         for name, kv_bytes in sizes.items():
             request = known.get(name)
@@ -282,9 +286,9 @@ class Driver:
             case events.RefuseRequest():
                 self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
             case events.ActivateWorker():
-                self._fleet.supervisor.wake(command.worker)
+                self._fleet.wake(command.worker)
             case events.RetireWorker():
-                self._fleet.supervisor.sleep(command.worker)
+                self._fleet.sleep(command.worker)
             case events.MoveRequest():
                 asked = command.request in self._asked
                 self.moves.want(command, asked, self._asked.get(command.request), is_epoch)

@@ -87,7 +87,6 @@ class Executor:
         self._by_number: dict[int, Move] = {}
         self._gaps: dict[RequestId, Move] = {}
         self._numbers = 0
-        fleet.moves = self
 
     # -- asked for ---------------------------------------------------------------------------------------------------
 

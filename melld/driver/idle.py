@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 
 from melld.control.status import WorkerState
-from melld.driver.driver import Driver
 from melld.engine.fleet.fleet import Fleet
 from melld.ids import WorkerId
 from melld.scheduler.idle import Idle, IdleSettings, WorkerAtRest
+from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.idle")
 LOOK_S = 0.25
@@ -21,9 +21,9 @@ LOOK_S = 0.25
 class IdleWorkers:
     """The workers of one fleet that have nothing to do."""
 
-    def __init__(self, fleet: Fleet, driver: Driver, settings: IdleSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, cluster: ClusterView, settings: IdleSettings, clock: Callable[[], float]) -> None:
         self._fleet = fleet
-        self._cluster = driver.scheduler.cluster
+        self._cluster = cluster
         self._clock = clock
         self._idle = Idle(settings)
 
@@ -37,7 +37,7 @@ class IdleWorkers:
         """Once."""
         at_rest = []
         in_use = 0
-        for place in self._fleet.supervisor.places.values():
+        for place in self._fleet.places.values():
             worker = place.slot.worker
             known = self._cluster.workers.get(worker)
             if known is None or not place.is_ready:
@@ -49,9 +49,9 @@ class IdleWorkers:
         rest = self._idle.look(in_use, at_rest, self._clock())
         for worker in rest.sleep:
             log.info("%s sleeps: it is not needed", worker)
-            self._fleet.supervisor.sleep(worker)
+            self._fleet.sleep(worker)
         for worker in rest.stop:
-            wake_s = self._fleet.supervisor.places[worker].wake_s
+            wake_s = self._fleet.places[worker].wake_s
             log.info("%s ends: it is not needed; its last start took %.1f s", worker, wake_s)
             self._fleet.stop_worker(worker)
 

@@ -124,6 +124,10 @@ class Planner:
         """Nothing waits, and nothing is on its way."""
         return not self.waiting and not self._flights
 
+    def respect(self, boundaries: Boundaries) -> None:
+        """Plan within these boundaries from now on."""
+        self.boundaries = boundaries
+
     # -- asked for ---------------------------------------------------------------------------------------------------
 
     def ask(self, wanted: Wanted, now_s: float) -> None:

@@ -37,8 +37,8 @@ async def test_each_line_says_what_every_worker_does() -> None:
     places[W2].step("start")
     places[W2].step("ready")
     assert progress.line() == "preparing the API"
-    progress.changed()
-    progress.changed()
+    for place in places.values():
+        progress.became_ready(place)
     assert [line.rpartition(" (")[0] for line in said] == [
         f"melld: w{number} is ready on cpu:{number}" for number in range(3)
     ]

@@ -1,16 +1,22 @@
 """What the daemon says of itself: whether requests are served, from where its workers stand."""
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 
 from melld.config import Config, ModelConfig
 from melld.control.status import DaemonState, WorkerState, workers_ready
+from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
-from melld.daemon.watch import Identity, Watch
+from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
-from melld.driver.drain import Drain, Drains
+from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
+from melld.driver.drain import Drain
+from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
+from melld.scheduler.idle import IdleSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
@@ -19,11 +25,17 @@ class Watched:
 
     def __init__(self) -> None:
         daemon = self.daemon = OfflineDaemon()
-        self.drains = Drains(daemon.driver, daemon.fleet, lambda: 0.0)
-        why = Why(daemon.driver, self.drains, lambda: 0.0)
-        identity = Identity(pid=1, models=("demo",), started_s=0.0)
-        self.watch = Watch(daemon.fleet, daemon.driver, why, identity, None)
-        self.watch.state = DaemonState.READY
+        self.drains = daemon.driver.drains
+        history = History(daemon.scheduler, daemon.clock)
+        idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
+        why = Why(daemon.scheduler, daemon.driver, history, idle, daemon.clock)
+        limits = BoundarySettings(
+            directory=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
+        )
+        boundaries = BoundaryKeeper(daemon.fleet, daemon.planner, limits, daemon.clock)
+        identity = Identity(pid=1, models=("demo",), policy="most-free", url="", started_s=0.0)
+        self.condition = Condition(state=DaemonState.READY)
+        self.watch = Watch(daemon.fleet, daemon.driver, history, why, boundaries, identity, self.condition, None)
         self.fleet = daemon.fleet
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
@@ -85,7 +97,7 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
     for place in watched.places:
         place.failed_starts = MAX_FAILED_STARTS
     assert not daemon._look().well
-    watched.watch.state = DaemonState.STARTING
+    watched.condition.state = DaemonState.STARTING
     assert daemon._look().well
 
 
@@ -102,7 +114,7 @@ def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
 def test_the_daemon_starts_and_drains_whatever_its_workers_do() -> None:
     """Its own state goes first."""
     watched = Watched()
-    watched.watch.state = DaemonState.DRAINING
+    watched.condition.state = DaemonState.DRAINING
     assert watched.watch.why_not_ready() == watched.watch.why_closed() == "draining"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.daemon.boundaries import fingerprint_of, segments_between, state_directory
+from melld.config import parse_config
+from melld.daemon.boundaries import boundary_settings, fingerprint_of, segments_between, state_directory
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine.fleet.calls import Calls
 from melld.engine.wire import messages as wire
@@ -20,12 +21,8 @@ HERE = {"hardware": "a machine", "model": "m", "melld": "1", "vllm": "2", "setti
 def keeper(daemon: OfflineDaemon, directory: Path, **changed: Any) -> BoundaryKeeper:
     """One that has read what was saved there."""
     facts = {"directory": directory, "fingerprint": HERE, "epoch_s": 0.1, "share": 0.1, "read": True}
-    made = BoundaryKeeper(
-        daemon.fleet, daemon.driver, BoundarySettings(**{**facts, "measure_unasked": True, **changed}),
-        lambda: daemon.now_s,
-    )  # fmt: skip
-    made.load()
-    return made
+    settings = BoundarySettings(**{**facts, "measure_unasked": True, **changed})
+    return BoundaryKeeper(daemon.fleet, daemon.planner, settings, daemon.clock)
 
 
 Reply = Callable[[Any], wire.UtilityDone]
@@ -60,13 +57,13 @@ async def test_what_was_measured_is_in_force_and_read_again(tmp_path: Path) -> N
     one = keeper(daemon, tmp_path)
     assert "not measured" in one.line()
     report = await measured(daemon, one)
-    limits = daemon.driver.moves.planner.boundaries
+    limits = daemon.planner.boundaries
     assert limits.link_bytes(W0, W1) == 200_000_000  # in an epoch of 100 ms
     assert [limits.prefill_tokens(W1, batch) for batch in (0, 1, 4, 16)] == [500, 39, 36, 24]
     again = OfflineDaemon()
     later = keeper(again, tmp_path)
     assert later.report() == report
-    assert again.driver.moves.planner.boundaries == limits
+    assert again.planner.boundaries == limits
     assert later.line() == one.line()
 
 
@@ -118,10 +115,10 @@ async def test_what_one_worker_cannot_tell_is_noted_and_has_the_default(tmp_path
 async def test_what_links_share_counts_before_it_is_measured(tmp_path: Path) -> None:
     """Four copies at once do not begin at four times what the memory between CPU workers carries."""
     daemon = OfflineDaemon()
-    limits = daemon.driver.moves.planner.boundaries
+    limits = daemon.planner.boundaries
     shared = segments_between(list(daemon.fleet.slots.values()), {}, limits.other_link_bytes)
     keeper(daemon, tmp_path, segments=shared)
-    in_force = daemon.driver.moves.planner.boundaries
+    in_force = daemon.planner.boundaries
     assert [segment.name for segment in in_force.segments_of(W0, W1)] == ["host memory"]
     report = await measured(daemon, keeper(daemon, tmp_path, segments=shared))
     assert report.boundaries.segments == ()  # three links at once carried three times as much
@@ -129,9 +126,15 @@ async def test_what_links_share_counts_before_it_is_measured(tmp_path: Path) -> 
 
 async def test_a_policy_that_moves_nobody_needs_no_figures(tmp_path: Path) -> None:
     """The first start measures in the background only what will be used."""
-    for policy, unasked in (("most-free", True), ("mell-plus", False)):
-        daemon = OfflineDaemon(policy=policy)
-        await asyncio.wait_for(keeper(daemon, tmp_path, measure_unasked=unasked).run(), 5.0)
+    unasked = {}
+    for policy, boundaries in (("most-free", "auto"), ("mell-plus", "saved"), ("mell-plus", "auto")):
+        text = (
+            f'[scheduler]\npolicy = "{policy}"\n[migration]\nboundaries = "{boundaries}"\n[model]\npath = "{tmp_path}"'
+        )
+        settings = boundary_settings(parse_config(text, "here"), [], [], {}, {"XDG_RUNTIME_DIR": str(tmp_path)})
+        unasked[policy, boundaries] = settings.measure_unasked
+    assert unasked == {("most-free", "auto"): False, ("mell-plus", "saved"): False, ("mell-plus", "auto"): True}
+    await asyncio.wait_for(keeper(OfflineDaemon(), tmp_path, measure_unasked=False).run(), 5.0)
 
 
 def test_the_model_counts_by_what_it_is(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ async def daemon() -> Iterator[OfflineDaemon]:
     """Two requests of four blocks on one worker: its link to another carries one of them in an epoch."""
     daemon = OfflineDaemon()
     yield daemon
-    daemon.driver.scheduler.cluster.check()
+    daemon.scheduler.cluster.check()
 
 
 async def two_on_w0(daemon: OfflineDaemon) -> tuple[RequestId, RequestId]:
@@ -68,7 +68,7 @@ async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemo
     task = daemon.ask(large, W1 if source == W0 else W0, Via.KV)
     await asyncio.sleep(0)
     wish = daemon.executor.moves[large].migration.wish
-    boundary, kv_bytes = TIGHT.other_link_bytes, daemon.driver.scheduler.cluster.requests[large].kv_bytes
+    boundary, kv_bytes = TIGHT.other_link_bytes, daemon.scheduler.cluster.requests[large].kv_bytes
     assert kv_bytes > boundary
     pace = wish.paces[Via.KV]
     assert pace.per_s == boundary / TIGHT.epoch_s

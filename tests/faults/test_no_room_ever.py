@@ -15,10 +15,14 @@ from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.template import Template
 from melld.errors import MelldError, QueueFull, RequestTooLarge, WaitedTooLong
 from melld.ids import RequestId
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Planner
 from melld.scheduler import events
-from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.policies.fit import BestFit
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
 from tests.forked import run_python
 
@@ -41,14 +45,19 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.failed: dict[RequestId, MelldError] = {}
-        self.fleet = Fleet([SLOT], lambda: self.now_s)
-        executor = Executor(self.fleet, lambda: self.now_s, MoveMeters(CollectorRegistry()))
-        self.fleet.codec, self.fleet.moves = PlainCodec(), executor
-        self.fleet.on_failed = self.failed.__setitem__
         settings = SchedulerSettings(retire_after_s=60.0, max_waiting=2, wait_deadline_s=5.0)
-        self.driver = Driver(self.fleet, executor, "best-fit", lambda: self.now_s, 0.1, settings)
+        self.scheduler = Scheduler(BestFit, settings)
+        self.fleet = Fleet([SLOT], Template("cpu", {}), PlainCodec(), lambda: self.driver, self.clock)
+        executor = Executor(self.fleet, self.clock, MoveMeters(CollectorRegistry()))
+        self.driver = Driver(self.scheduler, self.fleet, executor, Planner(Boundaries()), (), self.clock, 0.1)
         self.fleet.worker_said(SLOT, READY, [])
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def failed(self) -> dict[RequestId, MelldError]:
+        """Return the requests that have failed since the last call."""
+        return dict(self.fleet.failures.get_nowait() for _ in range(self.fleet.failures.qsize()))
 
     def admit(self, name: str, prompt: tuple[int, ...] = FULL, client: str = "") -> None:
         self.fleet.admit(Asked(request_id=name, prompt_token_ids=prompt), client)
@@ -63,8 +72,8 @@ def world() -> Iterator[World]:
     """After each test the books agree."""
     world = World()
     yield world
-    world.driver.scheduler.cluster.check()
-    assert set(world.fleet.live) == set(world.driver.scheduler.cluster.requests)
+    world.scheduler.cluster.check()
+    assert set(world.fleet.live) == set(world.scheduler.cluster.requests)
 
 
 def test_a_prompt_that_no_worker_could_hold_is_refused_and_forgotten(world: World) -> None:
@@ -94,7 +103,7 @@ def test_one_too_many_is_never_kept(world: World) -> None:
         world.admit("one too many")
     assert (refused.value.status, refused.value.code) == (429, "queue_full")
     assert (refused.value.retry_after_s or 0) >= 1
-    assert not world.failed
+    assert not world.failed()
 
 
 def test_the_greedy_make_room_and_are_told(world: World) -> None:
@@ -103,7 +112,7 @@ def test_the_greedy_make_room_and_are_told(world: World) -> None:
     for name in ("waits", "waits too"):
         world.admit(name, client="key0")
     world.admit("another's", client="key1")
-    assert {name: type(error) for name, error in world.failed.items()} == {"waits too": QueueFull}
+    assert {name: type(error) for name, error in world.failed().items()} == {"waits too": QueueFull}
     world.fleet.abort(["runs"])
     assert world.fleet.live[RequestId("another's")].worker == SLOT.worker, "served before the one who had its turn"
 
@@ -116,8 +125,9 @@ def test_who_has_begun_is_not_sent_away_however_long_it_waits(world: World) -> N
     world.admit("waits")
     for at_s in (4.9, 5.0, 500.0):
         world.epoch(at_s)
-    assert {name: type(error) for name, error in world.failed.items()} == {"waits": WaitedTooLong}
-    assert world.failed[RequestId("waits")].status == 503
+    failed = world.failed()
+    assert {name: type(error) for name, error in failed.items()} == {"waits": WaitedTooLong}
+    assert failed[RequestId("waits")].status == 503
 
 
 def test_the_time_to_come_again_is_how_long_the_line_is(world: World) -> None:

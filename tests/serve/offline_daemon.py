@@ -1,17 +1,19 @@
 """A driver, planner, executor and fleet as they are, without workers: what would be written to them is kept."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from melld.driver.driver import Driver
+from melld.driver.driver import Driver, Tap
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.supervisor import Slot
+from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
@@ -19,7 +21,8 @@ from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Cause, Planner, PlannerSettings
 from melld.migrate.snapshot import Phase, Via
 from melld.scheduler import events
-from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState
 
 BLOCK_BYTES, BLOCK_TOKENS, BLOCKS = 1000, 16, 100
@@ -30,16 +33,16 @@ W0, W1, W2 = (WorkerId(name) for name in ("w0", "w1", "w2"))
 class OfflineFleet(Fleet):
     """A fleet whose workers are ready when it is said so, and whose wires end here."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, driver: Any, clock: Any) -> None:
         self.slots = {
             name: Slot(worker=name, device=f"cpu:{index}", uuid=None, spec=wire.WorkerSpec(
                 worker=name, model_path="", device_kind="cpu"
             ))
             for index, name in enumerate((W0, W1, W2))
         }  # fmt: skip
-        super().__init__(list(self.slots.values()), clock)
+        codec: Any = SimpleNamespace(encode_request=lambda _request: b"")
+        super().__init__(list(self.slots.values()), Template("cpu", {}), codec, driver, clock)
         self.sent: list[tuple[WorkerId, Any]] = []
-        self.codec = SimpleNamespace(encode_request=lambda _request: b"")  # type: ignore[assignment]
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:
         self.sent.append((worker, message))
@@ -56,18 +59,23 @@ class OfflineDaemon:
         boundaries: Boundaries = TIGHT,
         policy: str = "most-free",
         fleet: type[OfflineFleet] = OfflineFleet,
+        taps: Sequence[Tap] = (),
     ) -> None:
         self.now_s = 0.0
-        self.fleet = fleet(lambda: self.now_s)
-        self.executor = Executor(self.fleet, lambda: self.now_s, MoveMeters(CollectorRegistry()))
-        self.driver = Driver(self.fleet, self.executor, policy, lambda: self.now_s, 0.1, SchedulerSettings())
-        self.driver.moves.planner = Planner(boundaries, PlannerSettings(give_up=20))
+        self.scheduler = Scheduler(POLICIES[policy], SchedulerSettings())
+        self.planner = Planner(boundaries, PlannerSettings(give_up=20))
+        self.fleet = fleet(lambda: self.driver, self.clock)
+        self.executor = Executor(self.fleet, self.clock, MoveMeters(CollectorRegistry()))
+        self.driver = Driver(self.scheduler, self.fleet, self.executor, self.planner, taps, self.clock, 0.1)
         for name in (W0, W1, W2):
             self.up(name)
         for destination, message in self.fleet.sent:
             if isinstance(message, wire.OpenLink):
                 opened = wire.LinkOpened(peer=message.peer, transport="shared_memory", bytes_per_s=1e9)
                 self.fleet.worker_said(self.fleet.slots[destination], opened, [])
+
+    def clock(self) -> float:
+        return self.now_s
 
     def up(self, name: WorkerId, kv_failure: str = "") -> None:
         ready = wire.WorkerReady(
@@ -114,7 +122,7 @@ class OfflineDaemon:
         self.driver.handle(events.EpochStarted(self.now_s))
 
     def state(self, request: RequestId) -> RequestState:
-        return self.driver.scheduler.cluster.requests[request].state
+        return self.scheduler.cluster.requests[request].state
 
     def causes(self) -> dict[str, Cause]:
         return {deferred.wanted.request: deferred.cause for deferred in self.driver.moves.deferred}

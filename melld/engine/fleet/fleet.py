@@ -10,7 +10,7 @@ come back as calls of `place` and its like.  Never imports vLLM: what only vLLM 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,15 +19,16 @@ import msgspec
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.dispatch import Dispatch
-from melld.engine.fleet.ports import Codec, MoveKeeper
+from melld.engine.fleet.ports import Codec, FleetListener
 from melld.engine.fleet.presence import Offer, Presence
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken
-from melld.engine.fleet.supervisor import Slot, Supervisor
+from melld.engine.fleet.supervisor import Place, Slot, Supervisor
+from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import MAX_FRAME_BYTES, Buffer
-from melld.errors import InputTooLarge, MelldError, RequestTooLarge
+from melld.errors import InputTooLarge, MelldError, RequestTooLarge, UnknownWorker
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.migrate.messages import MoveMessage
@@ -38,26 +39,44 @@ log = logging.getLogger("melld.fleet")
 MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
 """Encoded, with its images: the tokens that it makes come beside it in a frame when it goes on elsewhere."""
 
+Failures = asyncio.Queue[tuple[RequestId, MelldError]]
+"""Admitted requests that ended with an error, and which."""
+
 
 class Fleet:
-    """The workers' requests."""
+    """The workers' requests.
 
-    def __init__(self, slots: Sequence[Slot], clock: Callable[[], float], health: HealthConfig | None = None) -> None:
-        self.supervisor = Supervisor(slots, self, health or HealthConfig())
+    What happens is told to `listener()` at once, before anybody else acts on it.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        template: Template,
+        codec: Codec,
+        listener: Callable[[], FleetListener],
+        clock: Callable[[], float],
+        health: HealthConfig | None = None,
+        itl_target_s: float | None = None,
+    ) -> None:
+        self.supervisor = Supervisor(slots, template, self, health or HealthConfig())
+        self.places: Mapping[WorkerId, Place] = self.supervisor.places
+        self.start_worker = self.supervisor.start_worker
+        self.sleep = self.supervisor.sleep
+        self.wake = self.supervisor.wake
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
-        self.on_event: Callable[[events.AnyEvent], None] = lambda _event: None
-        self.codec: Codec
-        self.moves: MoveKeeper
-        self.on_failed: Callable[[RequestId, MelldError], None] = lambda _request, _error: None
-        self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots)
+        self.failures: Failures = asyncio.Queue()
+        self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
         self._dispatch = Dispatch(self.live, self.send)
         self._presence = Presence()
         self._untold: list[events.AnyEvent] | None = None
         self.workers = self.reports.workers
+        self._codec = codec
+        self._listener = listener
         self._clock = clock
 
     # -- from above: the front end ----------------------------------------------------------------------------------
@@ -79,7 +98,7 @@ class Fleet:
             arrived_s=self._clock(),
         )
         self.live[request] = live
-        self.on_event(
+        self._listener().handle(
             events.RequestArrived(
                 self._clock(),
                 request=request,
@@ -95,7 +114,7 @@ class Fleet:
         live.admitted = True
 
     def _encode(self, core_request: Any) -> bytes:
-        encoded = self.codec.encode_request(core_request)
+        encoded = self._codec.encode_request(core_request)
         if len(encoded) > MAX_REQUEST_BYTES:
             raise InputTooLarge(core_request.request_id, len(encoded), MAX_REQUEST_BYTES)
         return encoded
@@ -135,7 +154,7 @@ class Fleet:
     def tell(self, event: events.AnyEvent) -> None:
         """Let the scheduler hear of it, once the fleet's own records are in order."""
         if self._untold is None:
-            self.on_event(event)
+            self._listener().handle(event)
         else:
             self._untold.append(event)
 
@@ -173,7 +192,7 @@ class Fleet:
             return
         live.taken = False
         self._presence.hold(request, worker)
-        self.supervisor.wake(worker)
+        self.wake(worker)
 
     def is_ready(self, worker: WorkerId) -> bool:
         """Whether it takes requests at once; those placed on one that does not are held until it is ready."""
@@ -186,11 +205,17 @@ class Fleet:
         again unless it is to stay out of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._tell_all(self._presence.stopped(worker, self.supervisor.places[worker].wake_s, self._clock()))
+        self._tell_all(self._presence.stopped(worker, self.places[worker].wake_s, self._clock()))
 
-    def start_worker(self, worker: WorkerId) -> None:
-        """Start it again; nothing where it has a process."""
-        self.supervisor.start_worker(worker)
+    def place_of(self, worker: WorkerId) -> Place:
+        """Return the worker's place.
+
+        Raises:
+            UnknownWorker: no worker has that name.
+        """
+        if worker not in self.places:
+            raise UnknownWorker(worker, list(self.places))
+        return self.places[worker]
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Have the scheduler give a slow worker fewer requests at once."""
@@ -229,7 +254,7 @@ class Fleet:
         """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
         with self._at_once():
             self._tell_all(self._presence.lost(worker, self._clock()))
-            self.moves.worker_lost(worker)
+            self._listener().executor.worker_lost(worker)
             self._dispatch.worker_lost(worker)
             for live in self.live.values():
                 if live.worker == worker:
@@ -251,7 +276,7 @@ class Fleet:
             case wire.UtilityDone():
                 self.calls.answered(message)
             case wire.LinkOpened() | MoveMessage():
-                self.moves.answered(slot.worker, message, payload)
+                self._listener().executor.answered(slot.worker, message, payload)
             case wire.RequestTaken():
                 self._dispatch.taken(message)
             case wire.RequestRejected():
@@ -267,16 +292,16 @@ class Fleet:
         is_known = ended.expected and all(self._presence.holds(live.request, worker) for live in theirs)
         with self._at_once():
             if is_known:
-                wake_s = self.supervisor.places[worker].wake_s
+                wake_s = self.places[worker].wake_s
                 self._tell_all(self._presence.stopped(worker, wake_s, self._clock()))
             else:
                 self._tell_all(self._presence.lost(worker, self._clock()))
             if self.reports.worker_lost(worker):
-                self.moves.worker_lost(worker)
+                self._listener().executor.worker_lost(worker)
             if not is_known:
                 self._displace(worker, theirs, ended)
         if ended.expected and not is_known:  # the scheduler does not know it any more, and so cannot have it woken
-            self.supervisor.wake(worker)
+            self.wake(worker)
 
     def _displace(self, worker: WorkerId, theirs: Sequence[Live], ended: WorkerEnded) -> None:
         innocent = self._dispatch.worker_lost(worker)
@@ -289,7 +314,7 @@ class Fleet:
 
     def worker_steadied(self, slot: Slot) -> None:
         """A worker that had died has worked for long enough to be used like any other."""
-        self.on_event(events.WorkerSteadied(self._clock(), worker=slot.worker))
+        self._listener().handle(events.WorkerSteadied(self._clock(), worker=slot.worker))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
         worker = slot.worker
@@ -298,20 +323,20 @@ class Fleet:
         for request in self._presence.release(worker):
             if (live := self._owned(request, worker)) is not None:
                 self._dispatch.give(live, worker)
-        steady = not self.supervisor.places[worker].setbacks
+        steady = not self.places[worker].setbacks
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
         self._tell_all(self._presence.ready(worker, offer, self._clock()))
-        self.moves.worker_ready(worker, ready)
+        self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
         facts = self.workers[worker]
         if (turn := facts.turn(done.step)) is not Turn.NEXT:
             self._out_of_turn(worker, done.step, turn)
             return
-        outputs = self.codec.decode_outputs(payload, facts.index) if payload else None
+        outputs = self._codec.decode_outputs(payload, facts.index) if payload else None
         reported = self.reports.take(worker, done, outputs, self._clock())
         for request, gap_s in reported.gaps_s.items():
-            self.moves.went_on(request, gap_s)
+            self._listener().executor.went_on(request, gap_s)
         for request in reported.acquitted:
             self._dispatch.acquit(request)
         for request in reported.finished:
@@ -331,7 +356,7 @@ class Fleet:
 
     def _fail(self, request: RequestId, error: MelldError) -> None:
         if self._remove(request) is not None:
-            self.on_failed(request, error)
+            self.failures.put_nowait((request, error))
             self._tell_ended(request)
 
     def _remove(self, request: RequestId) -> Live | None:
@@ -341,7 +366,7 @@ class Fleet:
         return live
 
     def _tell_ended(self, request: RequestId) -> None:
-        self.moves.request_ended(request)
+        self._listener().executor.request_ended(request)
         self.tell(events.RequestFinished(self._clock(), request=request))
 
     def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:

@@ -1,6 +1,6 @@
-"""What a fleet asks of those around it: of vLLM's encoding, and of whoever runs the migrations.
+"""What a fleet asks of those around it: of vLLM's encoding, of its driver, and of whoever runs the migrations.
 
-Owns the two contracts.  The fleet imports neither: it is given both.
+Owns the contracts.  The fleet imports none of them: it is given them.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
+from melld.scheduler import events
 
 
 class Codec(Protocol):
@@ -37,3 +38,14 @@ class MoveKeeper(Protocol):
 
     def went_on(self, request: RequestId, gap_s: float) -> None:
         """The first output since it was handed over, so long after the last one before."""
+
+
+class FleetListener(Protocol):
+    """Who decides what becomes of the fleet's requests."""
+
+    @property
+    def executor(self) -> MoveKeeper:
+        """Who runs the migrations."""
+
+    def handle(self, event: events.AnyEvent) -> None:
+        """Hear an event, and act on it before returning."""

@@ -62,7 +62,11 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class Reports:
-    """The reports of the workers of these names.  `limit` is told how many requests one shall run at once."""
+    """The reports of the workers of these names.
+
+    `limit` is told how many requests a worker may run at once, so that its steps take `itl_target_s` at most; None: as
+    long as they like.
+    """
 
     def __init__(
         self,
@@ -70,11 +74,11 @@ class Reports:
         live: Mapping[RequestId, Live],
         ledger: Ledger,
         limit: Callable[[WorkerId, int], None],
+        itl_target_s: float | None = None,
     ) -> None:
         self.workers: dict[WorkerId, WorkerFacts] = {}
         self.dropped_outputs = 0
-        self.itl_target_s: float | None = None
-        """How long a step may take; None: as long as it likes."""
+        self._itl_target_s = itl_target_s
         self._indices = {worker: index for index, worker in enumerate(names)}
         self._live = live
         self._ledger = ledger
@@ -84,7 +88,7 @@ class Reports:
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """It will report, from 1."""
         geometry = self._geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
-        pace = Pace(self.itl_target_s, ready.max_requests) if self.itl_target_s is not None else None
+        pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
         self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests, pace)
         self._ledger.open_worker(worker, geometry, ready.total_blocks)
 

@@ -46,6 +46,10 @@ class WorkerStartFailed(MelldError):
         return WorkerStartFailed(self.worker, self.device, self.reason + hint)
 
 
+def _nothing(_place: Place) -> None:
+    """Do nothing."""
+
+
 class Listener(Protocol):
     """Who is told; on the event loop."""
 
@@ -62,7 +66,7 @@ class Listener(Protocol):
 class Supervisor:
     """All places."""
 
-    def __init__(self, slots: Sequence[Slot], listener: Listener, health: HealthConfig) -> None:
+    def __init__(self, slots: Sequence[Slot], template: Template, listener: Listener, health: HealthConfig) -> None:
         self.places = {slot.worker: Place(slot) for slot in slots}
         self._listener = listener
         self._health = health
@@ -72,17 +76,19 @@ class Supervisor:
         self._first_start: asyncio.Future[None] | None = None
         self._first_failure: WorkerStartFailed | None = None
         self._stopping = False
-        self.on_change: Callable[[], None] = lambda: None
-        first = slots[0].spec
-        self.template = Template(first.device_kind, first.environment)
+        self._on_ready: Callable[[Place], None] = _nothing
+        self._template = template
 
-    async def start(self) -> None:
-        """Start every worker; returns when one is ready, and each other one is too or has failed: that is tried again.
+    async def start(self, on_ready: Callable[[Place], None] = _nothing) -> None:
+        """Start every worker; return when one is ready, and each other one is too or has failed: that is tried again.
+
+        Until then `on_ready` hears of each that becomes ready.
 
         Raises:
             WorkerStartFailed: none of them became ready; all have been stopped.
         """
         self._first_start = asyncio.get_running_loop().create_future()
+        self._on_ready = on_ready
         try:
             for place in self.places.values():
                 await self._spawn(place)
@@ -92,6 +98,7 @@ class Supervisor:
             raise
         finally:
             self._first_start = None
+            self._on_ready = _nothing
 
     async def stop(self) -> None:
         """End every worker; returns when none is left."""
@@ -105,7 +112,7 @@ class Supervisor:
             if place.process is not None and place.state is not WorkerState.STOPPING:
                 place.step("stop")
         await asyncio.gather(*(process.stop(STOP_DEADLINE_S) for process in processes))
-        self.template.stop()
+        self._template.stop()
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
@@ -125,7 +132,6 @@ class Supervisor:
         place.step("start")
         if place.process is None:
             self._own(self._spawn(place), f"start {worker}")
-        self.on_change()
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
@@ -144,7 +150,6 @@ class Supervisor:
             self._own(place.process.stop(STOP_DEADLINE_S), f"stop {worker}")
         elif not had_failed:  # it was about to be started
             place.step("ended")
-        self.on_change()
 
     def sleep(self, worker: WorkerId) -> None:
         """It is not needed now.  Its process stays as it is until `stop_worker`."""
@@ -183,7 +188,7 @@ class Supervisor:
             return  # it is wanted no longer, or was started meanwhile
         place.process = WorkerProcess(
             place.slot.spec,
-            self.template,
+            self._template,
             lambda message, payload: self._said(place, message, payload),
             lambda ended: self._ended(place, ended),
         )
@@ -193,7 +198,6 @@ class Supervisor:
         except OSError as error:  # no file descriptors, no memory for a process: that may pass
             reason = f"no process could be made for it: {error}"
             self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False, was_ready=False))
-        self.on_change()
 
     def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
         place.unanswered = 0
@@ -221,8 +225,8 @@ class Supervisor:
                     self._restart(failed)
         self._listener.worker_said(place.slot, message, payload)
         if isinstance(message, wire.WorkerReady):
+            self._on_ready(place)
             self._check_first_start()
-            self.on_change()
 
     def _steadied(self, place: Place) -> None:
         place.forgive()
@@ -247,7 +251,6 @@ class Supervisor:
             self._restart(place)
         elif not self._stopping and place.state is WorkerState.WAKING:
             self._own(self._spawn(place), f"start {ended.worker}")
-        self.on_change()
 
     @property
     def _anybody_was_ready(self) -> bool:

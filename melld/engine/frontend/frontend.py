@@ -8,10 +8,9 @@ import asyncio
 import contextlib
 import copy
 import json
-import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -32,13 +31,13 @@ from vllm.v1.engine import (
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
-from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.fleet import Failures, Fleet
+from melld.engine.fleet.template import Template
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.token_texts import TokenTexts
@@ -49,25 +48,6 @@ from melld.errors import MelldError
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 GENERATES: tuple[SupportedTask, ...] = ("generate",)
-
-
-class EngineCodec:
-    """vLLM's encoding of requests and outputs, for the fleet."""
-
-    def __init__(self) -> None:
-        self._encoder = MsgpackEncoder(size_threshold=sys.maxsize)
-        self._decoder = MsgpackDecoder(EngineCoreOutputs)
-
-    def encode_request(self, core_request: EngineCoreRequest) -> bytes:
-        """The request, whole: tensors, which vLLM would keep apart from the rest, lie within."""
-        [encoded] = self._encoder.encode(core_request)
-        return bytes(encoded)
-
-    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> EngineCoreOutputs:
-        """The outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""
-        outputs: EngineCoreOutputs = self._decoder.decode(buffers)
-        outputs.engine_index = engine_index
-        return outputs
 
 
 class _Resources:
@@ -84,8 +64,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._supported_tasks = supported_tasks
         self._vocabulary = vocabulary
         self.resources = _Resources()
-        self.engine_ranks_managed = list(range(len(fleet.supervisor.places)))
-        fleet.codec = EngineCodec()
+        self.engine_ranks_managed = list(range(len(fleet.places)))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing: the daemon ends the workers."""
@@ -155,9 +134,10 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     field it came in, and `input_processor` takes it as it then is.
     """
 
-    def __init__(self, judges: Judges, **arguments: Any) -> None:
+    def __init__(self, judges: Judges, failures: Failures, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.judges = judges
+        self._failures = failures
         self.input_processor.structured_outputs_config = None
         backend_xgrammar.validate_xgrammar_grammar = _look_only
 
@@ -198,11 +178,13 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         await asyncio.wait({self.output_handler})
         raise OutputsStopped
 
-    def fail_request(self, request: str, error: MelldError) -> None:
-        """End a running request with this error, which whoever reads its outputs gets raised."""
-        state = self.output_processor.request_states.get(request)
-        if state is not None and state.queue is not None:
-            state.queue.put(error)
+    async def fail_requests(self) -> None:
+        """Raise the error of each request that fails where its outputs are read, for ever."""
+        while True:
+            request, error = await self._failures.get()
+            state = self.output_processor.request_states.get(request)
+            if state is not None and state.queue is not None:
+                state.queue.put(error)
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
@@ -228,10 +210,10 @@ def _look_only(sampling_params: SamplingParams) -> None:
         raise VLLMValidationError("the schema has features that xgrammar lacks")
 
 
-def make_frontend(fleet: Fleet, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
+def make_frontend(fleet: Fleet, template: Template, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
     """The engine client for vLLM's serving classes.  The workers must be ready; needs a running event loop."""
-    spec = next(iter(fleet.supervisor.places.values())).slot.spec
-    judges = Judges(fleet.supervisor.template, spec, constraint_cpu_s)
+    spec = next(iter(fleet.places.values())).slot.spec
+    judges = Judges(template, spec, constraint_cpu_s)
     ready = next(iter(fleet.ready.values()))
     _sync(
         vllm_config,
@@ -239,15 +221,14 @@ def make_frontend(fleet: Fleet, vllm_config: VllmConfig, constraint_cpu_s: float
     )
     client = FleetClient(fleet, tuple(ready.supported_tasks), vllm_config.model_config.get_vocab_size())
     with _client_made_by(client):
-        frontend = Frontend(
+        return Frontend(
             judges,
+            fleet.failures,
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
             log_stats=True,
             log_requests=False,
         )
-    fleet.on_failed = frontend.fail_request
-    return frontend
 
 
 async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, arguments: Namespace) -> None:

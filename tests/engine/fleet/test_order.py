@@ -13,10 +13,12 @@ from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
 from melld.engine.fleet.reports import Turn, WorkerFacts
 from melld.engine.fleet.supervisor import Slot
+from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
+from melld.scheduler.events import AnyEvent
 
 
 def facts() -> WorkerFacts:
@@ -86,6 +88,22 @@ READY = wire.WorkerReady(
 )
 
 
+class Listener:
+    """Hears everything and decides nothing."""
+
+    executor: Executor
+
+    def handle(self, event: AnyEvent) -> None: ...
+
+
+def alone() -> Fleet:
+    """A fleet without a driver."""
+    listener = Listener()
+    fleet = Fleet([SLOT], Template("cpu", {}), PlainCodec(), lambda: listener, lambda: 0.0)
+    listener.executor = Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
+    return fleet
+
+
 def said(fleet: Fleet, step: int, token: int) -> None:
     done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[])
     fleet.worker_said(SLOT, done, [msgspec.msgpack.encode(Outputs([Output("r", [token])]))])
@@ -94,8 +112,7 @@ def said(fleet: Fleet, step: int, token: int) -> None:
 @pytest.mark.parametrize("spoilt", [1, 3], ids=["repeated", "with one missing before it"])
 def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None:
     """The log of a request, from which it would go on elsewhere, has each of its tokens once."""
-    fleet = Fleet([SLOT], lambda: 0.0)
-    fleet.codec, fleet.moves = PlainCodec(), Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
+    fleet = alone()
     fleet.worker_said(SLOT, READY, [])
     fleet.admit(Asked())
     fleet.place(RequestId("r"), SLOT.worker)
@@ -106,8 +123,7 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
 
 def test_an_input_that_fits_no_frame_is_refused() -> None:
     """A worker that was sent it would take the wire to be out of step and end, and so would the next."""
-    fleet = Fleet([SLOT], lambda: 0.0)
-    fleet.codec = PlainCodec()
+    fleet = alone()
     with pytest.raises(InputTooLarge):
         fleet.admit(Asked("x" * (MAX_REQUEST_BYTES + 1)))
     assert not fleet.live

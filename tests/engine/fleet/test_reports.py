@@ -20,10 +20,12 @@ class Desk:
     def __init__(self, itl_target_s: float | None = None) -> None:
         self.live = Live(request=R, core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
         self.limits: list[tuple[WorkerId, int]] = []
-        self.reports = Reports([W0, W1], {R: self.live}, Ledger(), lambda *limit: self.limits.append(limit))
-        self.reports.itl_target_s = itl_target_s
+        self.reports = Reports([W0, W1], {R: self.live}, Ledger(), self.limit, itl_target_s)
         for worker in (W0, W1):
             self.reports.worker_ready(worker, READY)
+
+    def limit(self, worker: WorkerId, slots: int) -> None:
+        self.limits.append((worker, slots))
 
     def say(self, worker: WorkerId, outputs: Outputs, lease: int = 0, now_s: float = 0.0) -> Reported:
         leases = {R: lease} if lease else {}

@@ -5,7 +5,7 @@ the wires carry moves when the history says so.  `disagreements` holds what each
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -15,7 +15,7 @@ from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.decisions.recorder import Recorder
 from melld.decisions.records import header_record
-from melld.driver.drain import Drains, DrainState
+from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
@@ -27,10 +27,13 @@ from melld.engine.fleet.supervisor import Slot
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
+from melld.migrate.boundaries import Boundaries
+from melld.migrate.planner import Planner
 from melld.migrate.table import MoveState
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.idle import IdleSettings
-from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState
 from tests.decisions.audit import Auditor
 from tests.engine.fleet.virtual_loop import VirtualLoop
@@ -60,31 +63,30 @@ class VirtualDaemon:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
         specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
-        self.fleet = Fleet(slots, loop.time, health)
         self.template = VirtualTemplate()
-        self.fleet.supervisor.template = self.template  # type: ignore[assignment]
-        self.fleet.codec = VirtualCodec()
-        self.fleet.on_failed = self._failed
         loop.connect = self.template.connect
-        self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         settings = SchedulerSettings(retire_after_s=0.5)
-        self.driver = LoudDriver(self.fleet, self.executor, policy, loop.time, 0.1, settings)
-        self.cluster = self.driver.scheduler.cluster
-        self.idle = IdleWorkers(self.fleet, self.driver, REST, loop.time)
-        self.drains = Drains(self.driver, self.fleet, loop.time)
-        self.clients: dict[RequestId, list[int]] = {}
-        self.lengths: dict[RequestId, int] = {}
-        self.finished: set[RequestId] = set()
-        self.errors: dict[RequestId, MelldError] = {}
-        self.left: set[RequestId] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        scheduler = Scheduler(POLICIES[policy], settings)
+        self.cluster = scheduler.cluster
         self.auditor = Auditor()
         self._recorder = Recorder()
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.driver.taps.append(self._record)
+        template: Any = self.template
+        self.fleet = Fleet(slots, template, VirtualCodec(), lambda: self.driver, loop.time, health)
+        self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
+        planner = Planner(Boundaries().for_epochs_of(0.1))
+        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, [self._record], loop.time, 0.1)
+        self.drains = self.driver.drains
+        self.idle = IdleWorkers(self.fleet, self.cluster, REST, loop.time)
+        self.clients: dict[RequestId, list[int]] = {}
+        self.lengths: dict[RequestId, int] = {}
+        self.finished: set[RequestId] = set()
+        self._errors: dict[RequestId, MelldError] = {}
+        self.left: set[RequestId] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
 
-    def _record(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
-        for record in self._recorder.take(event, commands, self.driver.ways_of(commands)):
+    def _record(self, event: AnyEvent, commands: Sequence[AnyCommand], routes: Mapping[RequestId, str]) -> None:
+        for record in self._recorder.take(event, commands, routes):
             self.auditor.feed(record)
 
     async def start(self) -> Self:
@@ -146,8 +148,13 @@ class VirtualDaemon:
         self.left.add(request)
         self.fleet.abort([request])
 
-    def _failed(self, request: RequestId, error: MelldError) -> None:
-        self.errors[request] = error
+    @property
+    def errors(self) -> dict[RequestId, MelldError]:
+        """How requests ended whose clients were told of an error."""
+        while not self.fleet.failures.empty():
+            request, error = self.fleet.failures.get_nowait()
+            self._errors[request] = error
+        return self._errors
 
     def _read(self) -> None:
         while not self.fleet.outputs.empty():

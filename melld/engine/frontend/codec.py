@@ -1,0 +1,37 @@
+"""vLLM's encoding of requests and outputs, for the fleet.
+
+Made before vLLM is imported, and used when it is: the fleet's first request or output comes from it.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+class EngineCodec:
+    """See `engine.fleet.ports.Codec`."""
+
+    @functools.cached_property
+    def _encoder(self) -> Any:
+        from vllm.v1.serial_utils import MsgpackEncoder
+
+        return MsgpackEncoder(size_threshold=sys.maxsize)
+
+    @functools.cached_property
+    def _decoder(self) -> Any:
+        from vllm.v1.engine import EngineCoreOutputs
+        from vllm.v1.serial_utils import MsgpackDecoder
+
+        return MsgpackDecoder(EngineCoreOutputs)
+
+    def encode_request(self, core_request: Any) -> bytes:
+        """Return the request, whole: tensors, which vLLM would keep apart from the rest, lie within."""
+        [encoded] = self._encoder.encode(core_request)
+        return bytes(encoded)
+
+    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
+        """Return the outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""
+        outputs = self._decoder.decode(buffers)
+        outputs.engine_index = engine_index
+        return outputs

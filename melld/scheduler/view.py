@@ -1,0 +1,34 @@
+"""What others may see of the scheduler's cluster: they read it between two events, and change nothing."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from melld.ids import RequestId, WorkerId
+from melld.scheduler.state import Request, Worker
+
+
+class ClusterView(Protocol):
+    """Requests and workers as the scheduler counts them now."""
+
+    @property
+    def requests(self) -> Mapping[RequestId, Request]:
+        """All that have not ended."""
+
+    @property
+    def workers(self) -> Mapping[WorkerId, Worker]:
+        """All that the scheduler may use, awake or not."""
+
+    @property
+    def active(self) -> Mapping[WorkerId, Worker]:
+        """Those that are awake and take requests."""
+
+    @property
+    def draining(self) -> Mapping[WorkerId, Worker]:
+        """Those that are awake and take none."""
+
+    @property
+    def now_s(self) -> float:
+        """The time of the last event."""
+
+    def could_hold(self, kv_bytes: int) -> bool:
+        """Return True where some worker that takes requests would hold so much if it were empty."""
