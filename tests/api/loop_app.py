@@ -48,8 +48,10 @@ class Watch:
             self._worst_s, self._last_s = max(self._worst_s, now_s - self._last_s), now_s
 
     def read(self) -> float:
-        """The longest since the last time."""
-        worst_s, self._worst_s = self._worst_s, 0.0
+        """The longest since the last time; what has held the loop up to now counts too."""
+        now_s = time.process_time()
+        worst_s = max(self._worst_s, now_s - self._last_s)
+        self._worst_s, self._last_s = 0.0, now_s
         return worst_s
 
 

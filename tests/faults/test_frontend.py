@@ -8,7 +8,7 @@ from tests.serve.daemon_process import DaemonProcess
 BREAKS = """
 import asyncio, sys
 from melld.cli import main
-from melld.engine.fleet import Fleet
+from melld.engine.fleet.fleet import Fleet
 
 class Outputs(asyncio.Queue):
     async def get(self):

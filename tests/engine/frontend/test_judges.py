@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from melld.engine.fleet.template import Template
-from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.wire import messages as wire
 from melld.errors import ConstraintRefused
 
@@ -79,6 +80,19 @@ def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:
     court.runner.run(scenario())
 
 
+def test_what_takes_too_much_memory_is_ended(court: Court) -> None:
+    """It is refused as too complex before it takes the machine's memory, and the next is judged as ever."""
+
+    async def scenario() -> None:
+        async with court.judges(300) as judges:
+            with pytest.raises(ConstraintRefused, match="1024 MiB") as refused:
+                await judges.judge(constraint(json=f"[{'{},' * 14_000_000}{{}}]"), "a")
+            assert refused.value.code == "constraint_too_complex"
+            assert await judges.judge(constraint(choice=["a", "b"]), "a")
+
+    court.runner.run(scenario())
+
+
 def test_what_nobody_waits_for_is_ended(court: Court) -> None:
     """A client that leaves takes its compilation with it, long before its budget is spent."""
 
@@ -101,10 +115,16 @@ def test_another_client_is_judged_meanwhile(court: Court) -> None:
 
     async def scenario() -> None:
         async with court.judges(300) as judges:
+            await asyncio.gather(*(judges.judge(constraint(choice=[client]), client) for client in "ab"))
+            for number in itertools.count():  # until both judges wait for work
+                if len(judges._idle) == SEATS:
+                    break
+                await judges.judge(constraint(choice=[f"{number}"]), "a")
             heavy = [
                 asyncio.ensure_future(judges.judge(constraint(**HEAVY, whitespace_pattern=" " * i), "a"))
                 for i in range(3)
             ]
+            await asyncio.sleep(0)
             assert await judges.judge(constraint(choice=["a", "b"]), "b")
             assert not any(one.done() for one in heavy)
             for one in heavy:
