@@ -51,7 +51,7 @@ class Why:
             drained = drain.state is DrainState.DRAINED
             return f"drained: `melld resume {worker}` starts it" if drained else "draining: its process ends"
         if known is None:
-            return place.process.doing if place.process is not None else ""
+            return place.loading
         match known.state:
             case WorkerState.DRAINING | WorkerState.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"

@@ -34,7 +34,7 @@ async def test_each_line_says_what_every_worker_does() -> None:
     places[W2].process = None
     assert progress.line() == "w1 making its KV cache; w2 failed"
     places[W1].step("ready")
-    places[W2].step("start")
+    places[W2].step("retry")
     places[W2].step("ready")
     assert progress.line() == "preparing the API"
     for place in places.values():

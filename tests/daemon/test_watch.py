@@ -68,7 +68,7 @@ def test_it_is_not_ready_when_no_worker_can_serve() -> None:
     assert watched.watch.why_not_ready() == "no worker can serve: w0 failed, w1 failed, w2 failed"
     assert watched.watch.why_closed() is None
     assert watched.metric("melld_ready") == [0.0]
-    watched.places[0].step("start")
+    watched.places[0].step("retry")
     assert watched.watch.why_not_ready() is not None
     watched.places[0].step("ready")
     assert watched.watch.why_not_ready() is None
@@ -126,7 +126,7 @@ def test_workers_at_rest_are_counted_as_ready() -> None:
         watched.places[1].step(event)
     assert workers_ready(watched.watch.status().workers) == "3 of 3 workers ready (2 at rest)"
     watched.places[2].died(was_ready=True)
-    watched.fleet.worker_ended(watched.places[2].slot, WorkerEnded("w2", "", expected=False, was_ready=True))
+    watched.fleet.worker_ended(watched.places[2].slot, WorkerEnded("w2", "", expected=False))
     assert workers_ready(watched.watch.status().workers) == "2 of 3 workers ready (2 at rest)"
     assert watched.watch.status().workers[1].state is WorkerState.STOPPED
 

@@ -38,7 +38,7 @@ def failed(daemon: OfflineDaemon) -> dict[RequestId, MelldError]:
 
 
 def lose(daemon: OfflineDaemon, worker: WorkerId) -> None:
-    ended = WorkerEnded(worker, "ended by SIGKILL", expected=False, was_ready=True, from_outside=True)
+    ended = WorkerEnded(worker, "ended by SIGKILL", expected=False, from_outside=True)
     daemon.fleet.worker_ended(daemon.fleet.slots[worker], ended)
 
 

@@ -6,11 +6,11 @@ Owns the lines of those on probation.  Places nothing: it gives a request to the
       └── of those that were there when a worker died, one at a time: the next when the one before is acquitted
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from melld.engine.fleet.probation import Probation
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
@@ -18,6 +18,51 @@ from melld.ids import RequestId, WorkerId
 
 Send = Callable[[WorkerId, msgspec.Struct, Sequence[Buffer]], None]
 """Writes a message and its payload to a worker's wire."""
+
+
+class Probation:
+    """The lines of suspects, one for each worker.
+
+    A worker dies and takes ten requests with it; one of them may be the cause, and the other nine must not die of it
+    twice.  So one suspect at a time goes on; when it has made `PROOF_TOKENS` it is acquitted and the next one follows.
+    If the worker dies too, the one that was on trial has killed two.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[WorkerId, collections.deque[RequestId]] = {}
+        self._worker_of: dict[RequestId, WorkerId] = {}
+
+    def give(self, request: RequestId, worker: WorkerId) -> bool:
+        """A suspect is placed on the worker.  True if it may go on at once, False if `leave` will name it."""
+        line = self._lines.setdefault(worker, collections.deque())
+        line.append(request)
+        self._worker_of[request] = worker
+        return len(line) == 1
+
+    def waits(self, request: RequestId) -> bool:
+        """Whether it has not gone on yet."""
+        worker = self._worker_of.get(request)
+        return worker is not None and self._lines[worker][0] != request
+
+    def leave(self, request: RequestId) -> RequestId | None:
+        """It is acquitted, has ended, or is elsewhere.  Returns who may go on in its place."""
+        worker = self._worker_of.pop(request, None)
+        if worker is None:
+            return None
+        line = self._lines[worker]
+        was_on_trial = line[0] == request
+        line.remove(request)
+        if not line:
+            del self._lines[worker]
+            return None
+        return line[0] if was_on_trial else None
+
+    def worker_lost(self, worker: WorkerId) -> frozenset[RequestId]:
+        """The worker is gone, and its line with it.  Returns those that had not gone on there: they are innocent."""
+        line = self._lines.pop(worker, collections.deque())
+        for request in line:
+            del self._worker_of[request]
+        return frozenset(list(line)[1:])
 
 
 class Dispatch:

@@ -19,12 +19,12 @@ import msgspec
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.dispatch import Dispatch
+from melld.engine.fleet.place import Offer, Place, Slot
 from melld.engine.fleet.ports import Codec, FleetListener
-from melld.engine.fleet.presence import Offer, Presence
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken
-from melld.engine.fleet.supervisor import Place, Slot, Supervisor
+from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import MAX_FRAME_BYTES, Buffer
@@ -72,7 +72,6 @@ class Fleet:
         self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
         self._dispatch = Dispatch(self.live, self.send)
-        self._presence = Presence()
         self._untold: list[events.AnyEvent] | None = None
         self.workers = self.reports.workers
         self._codec = codec
@@ -191,7 +190,7 @@ class Fleet:
             self._dispatch.give(live, worker)
             return
         live.taken = False
-        self._presence.hold(request, worker)
+        self.places[worker].held.append(request)
         self.wake(worker)
 
     def is_ready(self, worker: WorkerId) -> bool:
@@ -205,7 +204,7 @@ class Fleet:
         again unless it is to stay out of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._tell_all(self._presence.stopped(worker, self.places[worker].wake_s, self._clock()))
+        self._tell_all(self.places[worker].rest(self._clock()))
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -219,7 +218,7 @@ class Fleet:
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Have the scheduler give a slow worker fewer requests at once."""
-        self._tell_all(self._presence.limit(worker, slots, self._clock()))
+        self._tell_all(self.places[worker].limit(slots, self._clock()))
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
         """The request fits nowhere."""
@@ -253,7 +252,7 @@ class Fleet:
     def withdraw(self, worker: WorkerId) -> None:
         """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
         with self._at_once():
-            self._tell_all(self._presence.lost(worker, self._clock()))
+            self._tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
             self._dispatch.worker_lost(worker)
             for live in self.live.values():
@@ -262,7 +261,7 @@ class Fleet:
 
     def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
         """Have the scheduler reckon with so much on the worker, until it is told another number."""
-        self._tell_all(self._presence.resize(worker, capacity_bytes, self._clock()))
+        self._tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
 
     # -- from below: the supervisor's listener ----------------------------------------------------------------------
 
@@ -289,13 +288,12 @@ class Fleet:
         self.ready.pop(worker, None)
         self.calls.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
-        is_known = ended.expected and all(self._presence.holds(live.request, worker) for live in theirs)
+        is_known = ended.expected and all(live.request in self.places[worker].held for live in theirs)
         with self._at_once():
             if is_known:
-                wake_s = self.places[worker].wake_s
-                self._tell_all(self._presence.stopped(worker, wake_s, self._clock()))
+                self._tell_all(self.places[worker].rest(self._clock()))
             else:
-                self._tell_all(self._presence.lost(worker, self._clock()))
+                self._tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
                 self._listener().executor.worker_lost(worker)
             if not is_known:
@@ -320,12 +318,12 @@ class Fleet:
         worker = slot.worker
         self.ready[worker] = ready
         self.reports.worker_ready(worker, ready)
-        for request in self._presence.release(worker):
+        for request in self.places[worker].take_held():
             if (live := self._owned(request, worker)) is not None:
                 self._dispatch.give(live, worker)
         steady = not self.places[worker].setbacks
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
-        self._tell_all(self._presence.ready(worker, offer, self._clock()))
+        self._tell_all(self.places[worker].announce(offer, self._clock()))
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:

@@ -1,14 +1,15 @@
-"""A place for a worker: its device, the process that is in it now, and where that worker stands.
+"""A place for a worker: its device, the process in it, where the worker stands, and what the scheduler knows of it.
 
-Owns the worker's lifecycle as the daemon sees it (`status.WorkerState`, and the table below).  Starts and ends nothing.
+Owns the worker's lifecycle (`status.WorkerState` and the table below, drawn in docs/architecture.md), the offer that
+the scheduler counts on, and the requests that wait for the worker to wake.  Starts and ends nothing.
 
-                      ┌─────────────────start──────────────┐
-    STARTING ──ready──► READY ──sleep──► ASLEEP ──stop──► STOPPING ──ended──► STOPPED ──start──► WAKING ──ready──► READY
-                          ▲ └────────────wake──┘             └──start──► WAKING (the old process ends, then a new one)
-    died: FAILED ──start──► STARTING
+A worker whose process has been ended on purpose stays known to the scheduler, which may place requests on it: they are
+held here until it is ready.  Only one that dies, or does not wake, is taken from the scheduler.
 """
 
+import enum
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,31 +17,53 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.wire import messages as wire
 from melld.errors import IllegalTransition
-from melld.ids import WorkerId
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events
 
 MAX_FAILED_STARTS = 5
 MAX_BACK_OFF_S = 60.0
 
-PLACE_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
-    (WorkerState.STARTING, "ready"): WorkerState.READY,
-    (WorkerState.STARTING, "stop"): WorkerState.STOPPING,
-    (WorkerState.STARTING, "died"): WorkerState.FAILED,
-    (WorkerState.READY, "sleep"): WorkerState.ASLEEP,
-    (WorkerState.READY, "stop"): WorkerState.STOPPING,
-    (WorkerState.READY, "died"): WorkerState.FAILED,
-    (WorkerState.ASLEEP, "wake"): WorkerState.READY,
-    (WorkerState.ASLEEP, "stop"): WorkerState.STOPPING,
-    (WorkerState.ASLEEP, "died"): WorkerState.FAILED,
-    (WorkerState.STOPPING, "ended"): WorkerState.STOPPED,
-    (WorkerState.STOPPING, "start"): WorkerState.WAKING,
-    (WorkerState.STOPPED, "start"): WorkerState.WAKING,
-    (WorkerState.WAKING, "ended"): WorkerState.WAKING,
-    (WorkerState.WAKING, "ready"): WorkerState.READY,
-    (WorkerState.WAKING, "stop"): WorkerState.STOPPING,
-    (WorkerState.WAKING, "died"): WorkerState.FAILED,
-    (WorkerState.FAILED, "start"): WorkerState.STARTING,
-    (WorkerState.FAILED, "stop"): WorkerState.STOPPED,
+
+class Guard(enum.StrEnum):
+    """What must hold of a place before it takes a step."""
+
+    NONE = ""
+    GIVEN_UP = "given up"
+    TRIED_AGAIN = "not given up"
+    IN_SERVICE = "not kept out by an operator"
+
+
+class Step(NamedTuple):
+    """Where an event leads, and under which condition."""
+
+    after: WorkerState
+    guard: Guard = Guard.NONE
+
+
+TRANSITIONS: Mapping[tuple[WorkerState, str], Step] = {
+    (WorkerState.STARTING, "ready"): Step(WorkerState.READY),
+    (WorkerState.STARTING, "stop"): Step(WorkerState.STOPPING),
+    (WorkerState.STARTING, "died"): Step(WorkerState.FAILED),
+    (WorkerState.READY, "sleep"): Step(WorkerState.ASLEEP),
+    (WorkerState.READY, "stop"): Step(WorkerState.STOPPING),
+    (WorkerState.READY, "died"): Step(WorkerState.FAILED),
+    (WorkerState.ASLEEP, "wake"): Step(WorkerState.READY),
+    (WorkerState.ASLEEP, "stop"): Step(WorkerState.STOPPING),
+    (WorkerState.ASLEEP, "died"): Step(WorkerState.FAILED),
+    (WorkerState.STOPPING, "ended"): Step(WorkerState.STOPPED),
+    (WorkerState.STOPPING, "start"): Step(WorkerState.WAKING),
+    (WorkerState.STOPPING, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
+    (WorkerState.STOPPED, "start"): Step(WorkerState.WAKING),
+    (WorkerState.STOPPED, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
+    (WorkerState.WAKING, "ended"): Step(WorkerState.WAKING),
+    (WorkerState.WAKING, "ready"): Step(WorkerState.READY),
+    (WorkerState.WAKING, "stop"): Step(WorkerState.STOPPING),
+    (WorkerState.WAKING, "died"): Step(WorkerState.FAILED),
+    (WorkerState.FAILED, "retry"): Step(WorkerState.STARTING, Guard.TRIED_AGAIN),
+    (WorkerState.FAILED, "start"): Step(WorkerState.STARTING, Guard.GIVEN_UP),
+    (WorkerState.FAILED, "stop"): Step(WorkerState.STOPPED),
 }
+"""The only table of a worker's life: its process keeps no state of its own, and the scheduler is told from here."""
 WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})
 """States in which a worker has its model loaded and answers at once."""
 
@@ -54,8 +77,17 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     spec: wire.WorkerSpec
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """What a worker has."""
+
+    capacity_bytes: int
+    slots: int
+    block_bytes: int
+    steady: bool = True
+
+
 class Place:
-    """A slot and the process that is in it now."""
+    """A slot, and the worker that is in it now."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -73,6 +105,12 @@ class Place:
         """An operator has it stopped: it is not woken."""
         self.wake_s = 0.0
         """How long its last start took, from the fork to the first token; 0 until there has been one."""
+        self.offer: Offer | None = None
+        """What the scheduler counts on; None while it does not know the worker."""
+        self.is_cold = False
+        """The scheduler knows that it must wait for the worker to wake."""
+        self.held: list[RequestId] = []
+        """Requests that the worker gets once it is ready, in the order in which they came."""
 
     @property
     def is_ready(self) -> bool:
@@ -80,9 +118,15 @@ class Place:
         return self.state in WARM
 
     @property
+    def loading(self) -> str:
+        """What its worker does on its way to being ready, in words; empty where it is on no such way."""
+        process = self.process
+        return "" if process is None or process.asked_to_end or self.is_ready else process.doing
+
+    @property
     def doing(self) -> str:
-        """What its worker does on its way to being ready, in words."""
-        return (self.process.doing if self.process is not None else "") or self.state.value
+        """What its worker does, in words."""
+        return self.loading or self.state.value
 
     @property
     def given_up(self) -> bool:
@@ -104,9 +148,74 @@ class Place:
         """It has worked for long enough, or an operator has seen to it: its next death is the first."""
         self.setbacks = self.failed_starts = 0
 
+    def may(self, event: str) -> bool:
+        """Return True where the table has the step and its guard holds."""
+        step = TRANSITIONS.get((self.state, event))
+        return step is not None and self._holds(step.guard)
+
     def step(self, event: str) -> None:
-        """Go where the table says; raises `IllegalTransition` where it says nothing."""
-        after = PLACE_TRANSITIONS.get((self.state, event))
-        if after is None:
+        """Go where the table says.
+
+        Raises:
+            IllegalTransition: it says nothing, or the guard does not hold.
+        """
+        if not self.may(event):
             raise IllegalTransition("worker", self.slot.worker, self.state, event)
-        self.state = after
+        self.state = TRANSITIONS[self.state, event].after
+
+    def _holds(self, guard: Guard) -> bool:
+        match guard:
+            case Guard.GIVEN_UP:
+                return self.given_up
+            case Guard.TRIED_AGAIN:
+                return not self.given_up
+            case Guard.IN_SERVICE:
+                return not self.stays_out
+        return True
+
+    # -- what the scheduler knows: each returns the events that it has to hear ---------------------------------------
+
+    def announce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
+        """Note that the process has produced a token, and what it offers."""
+        worker = self.slot.worker
+        if self.offer is None:
+            self.offer = offer
+            offered = offer.capacity_bytes, offer.slots
+            return [events.WorkerUp(now_s, worker, *offered, block_bytes=offer.block_bytes, steady=offer.steady)]
+        told: list[events.AnyEvent] = [*self.resize(offer.capacity_bytes, now_s), *self.limit(offer.slots, now_s)]
+        self.offer = offer
+        if self.is_cold:
+            self.is_cold = False
+            told.append(events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=0.0))
+        return told
+
+    def limit(self, slots: int, now_s: float) -> list[events.AnyEvent]:
+        """Cap the worker at `slots` requests."""
+        if self.offer is None or self.offer.slots == slots:
+            return []
+        self.offer = msgspec.structs.replace(self.offer, slots=slots)
+        return [events.WorkerSlotsChanged(now_s, worker=self.slot.worker, slots=slots)]
+
+    def resize(self, capacity_bytes: int, now_s: float) -> list[events.AnyEvent]:
+        """Note how much the worker holds now: others have taken from its device, or given back."""
+        if self.offer is None or self.offer.capacity_bytes == capacity_bytes:
+            return []
+        self.offer = msgspec.structs.replace(self.offer, capacity_bytes=capacity_bytes)
+        return [events.WorkerCapacityChanged(now_s, worker=self.slot.worker, capacity_bytes=capacity_bytes)]
+
+    def rest(self, now_s: float) -> list[events.AnyEvent]:
+        """Note that the process ends on purpose.  What is held for it stays held."""
+        if self.offer is None or self.is_cold:
+            return []
+        self.is_cold = True
+        return [events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=self.wake_s)]
+
+    def leave(self, now_s: float) -> list[events.AnyEvent]:
+        """Forget what a worker offered that has died, or did not wake: its requests, held ones too, go elsewhere."""
+        known, self.offer, self.is_cold, self.held = self.offer, None, False, []
+        return [events.WorkerDown(now_s, worker=self.slot.worker)] if known is not None else []
+
+    def take_held(self) -> list[RequestId]:
+        """Return the requests that were held for it; some may have ended meanwhile."""
+        held, self.held = self.held, []
+        return held

@@ -1,13 +1,10 @@
 """One worker process as the daemon sees it: its birth from the template, its wire, what it prints, its end.
 
-Owns one process, one socket and one pipe.  Knows the frames, not what they mean.
-
-    STARTING ──ready──► READY ──stop──► STOPPING ──ended──► ENDED        any of them ──ended──► ENDED
+Owns one process, one socket and one pipe.  Knows the frames, not what they mean, and keeps no state: `place` does.
 """
 
 import asyncio
 import collections
-import enum
 import logging
 import os
 import re
@@ -21,7 +18,6 @@ from melld.engine.fleet.fate import Fate, end_in_words
 from melld.engine.fleet.template import Lines, Template
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
-from melld.errors import IllegalTransition
 
 log = logging.getLogger("melld.worker")
 MAX_LOG_LINES = 40
@@ -29,35 +25,15 @@ PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
 """A bar as tqdm draws it: vLLM's and Hugging Face's, of what they load, download or compile."""
 
 
-class ProcessState(enum.StrEnum):
-    """Where a worker process stands."""
-
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
-    ENDED = "ended"
-
-
-_TRANSITIONS: dict[tuple[ProcessState, str], ProcessState] = {
-    (ProcessState.STARTING, "ready"): ProcessState.READY,
-    (ProcessState.STARTING, "stop"): ProcessState.STOPPING,
-    (ProcessState.READY, "stop"): ProcessState.STOPPING,
-    (ProcessState.STOPPING, "ready"): ProcessState.STOPPING,
-    (ProcessState.STOPPING, "stop"): ProcessState.STOPPING,
-    **{(state, "ended"): ProcessState.ENDED for state in ProcessState if state is not ProcessState.ENDED},
-}
-
-
 class WorkerEnded(msgspec.Struct, frozen=True):
     """A worker process is gone.  `reason` is one line for people; `expected` when it was asked to end.
 
-    `from_outside`: what it ran has not ended it (`process_fate`).
+    `from_outside`: what it ran has not ended it (`fate`).
     """
 
     worker: str
     reason: str
     expected: bool
-    was_ready: bool
     from_outside: bool = False
 
 
@@ -72,7 +48,7 @@ class WorkerProcess:
         on_end: Callable[[WorkerEnded], None],
     ) -> None:
         self.spec = spec
-        self.state = ProcessState.STARTING
+        self.asked_to_end = False
         self.pid = 0
         """0 until the template has forked it."""
         self._stage = ""
@@ -113,14 +89,9 @@ class WorkerProcess:
             self._transport.writelines(encode_frame(message, payload))
 
     def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
-        """Ask it to end, at once: it is not ready any more.  What is returned waits for the end, and kills if need be.
-
-        One that still loads has nothing to put in order.
-        """
-        if self.state is ProcessState.STARTING:
-            deadline_s = 0.0
-        if self.state is not ProcessState.ENDED:
-            self._step("stop")
+        """Ask it to end, at once.  What is returned waits for the end, and kills at the deadline."""
+        if not self._ended.is_set():
+            self.asked_to_end = True
             self.send(wire.StopWorker())
         return self._wait_or_kill(deadline_s)
 
@@ -137,41 +108,26 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
-        if self.state is not ProcessState.ENDED:
+        if not self._ended.is_set():
             self._fate.about_to_kill(self.pid)
             self._template.kill(self._birth)
 
     @property
     def doing(self) -> str:
-        """What it does until it is ready, in words; then nothing."""
-        if self.state is not ProcessState.STARTING:
-            return ""
+        """What it last said that it does on its way to being ready, in words."""
         if not self.pid:
             return "importing PyTorch and vLLM (takes a while the first time)"
         return f"{self._stage} ({self._progress})" if self._progress else self._stage
 
-    @property
-    def last_lines(self) -> tuple[str, ...]:
-        """The last of what it printed."""
-        return tuple(self._last_lines)
-
-    def _step(self, event: str) -> None:
-        after = _TRANSITIONS.get((self.state, event))
-        if after is None:
-            raise IllegalTransition("worker", self.spec.worker, self.state, event, self.last_lines)
-        self.state = after
-
     def _received(self, message: Any, payload: list[bytes]) -> None:
-        if isinstance(message, wire.WorkerReady):
-            self._step("ready")
-        elif isinstance(message, wire.WorkerLoading):
+        if isinstance(message, wire.WorkerLoading):
             self._stage, self._progress = message.stage, ""
             return
-        elif isinstance(message, wire.WorkerFailed):
+        if isinstance(message, wire.WorkerFailed):
             self._failure = message
             for line in message.traceback.splitlines():
                 log.debug("%s: %s", self.spec.worker, line)
-        if self.state is not ProcessState.ENDED:
+        if not self._ended.is_set():
             self._on_message(message, payload)
 
     def _printed(self, line: str) -> None:
@@ -185,15 +141,13 @@ class WorkerProcess:
         self.forked_s = asyncio.get_running_loop().time()
 
     def _exited(self, exit_code: int | None, cause: str) -> None:
-        expected = self.state is ProcessState.STOPPING
-        was_ready = self.state is ProcessState.READY
-        self._step("ended")
         if self._transport is not None:
             self._transport.close()
         self._lines.read_rest(self._log)
         self._ended.set()
         from_outside = self._fate.is_from_outside(exit_code)
-        self._on_end(WorkerEnded(self.spec.worker, cause or self._reason(exit_code), expected, was_ready, from_outside))
+        reason = cause or self._reason(exit_code)
+        self._on_end(WorkerEnded(self.spec.worker, reason, self.asked_to_end, from_outside))
 
     def _reason(self, exit_code: int | None) -> str:
         if self._failure is not None:

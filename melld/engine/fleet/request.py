@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from melld.engine.fleet.probation import PROOF_TOKENS
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
 
 MAX_DEATHS = 2
+PROOF_TOKENS = 4
+"""A suspect that has made so many is acquitted."""
 MAX_HARMS = 8
 """Workers that somebody outside ended under it: what guards a machine's memory, say, may do so for its sake."""
 

@@ -1,6 +1,6 @@
 """Keeps one worker process per device as it should be: starts, stops, wakes, restarts the dead, fences the hung.
 
-Owns the processes and their back-off.  Never knows a request: the fleet does.  `supervisor_place` has the lifecycle.
+Owns the processes and their back-off.  Never knows a request: the fleet does.  `place` has the lifecycle.
 
     a worker that dies                      restarted after 1, 2, 4 ... 60 s, until one has worked for `steady_after_s`
     one that dies while loading, in a row   given up after `MAX_FAILED_STARTS`
@@ -10,13 +10,13 @@ Owns the processes and their back-off.  Never knows a request: the fleet does.  
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
-from melld.engine.fleet.process import ProcessState, WorkerEnded, WorkerProcess
+from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
@@ -107,11 +107,7 @@ class Supervisor:
             task.cancel()
         for timer in self._steadying.values():
             timer.cancel()
-        processes = [place.process for place in self.places.values() if place.process is not None]
-        for place in self.places.values():
-            if place.process is not None and place.state is not WorkerState.STOPPING:
-                place.step("stop")
-        await asyncio.gather(*(process.stop(STOP_DEADLINE_S) for process in processes))
+        await asyncio.gather(*[self._end(place) for place in self.places.values() if place.process is not None])
         self._template.stop()
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
@@ -123,15 +119,7 @@ class Supervisor:
         """
         place = self.places[worker]
         place.stays_out = False
-        if self._stopping:
-            return
-        if place.given_up:
-            place.forgive()
-        elif place.state not in (WorkerState.STOPPED, WorkerState.STOPPING):
-            return
-        place.step("start")
-        if place.process is None:
-            self._own(self._spawn(place), f"start {worker}")
+        self._begin(place, "start")
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
@@ -141,35 +129,49 @@ class Supervisor:
         """
         place = self.places[worker]
         place.stays_out = place.stays_out or stay_out
-        if place.state in (WorkerState.STOPPING, WorkerState.STOPPED):
+        if not place.may("stop"):
             return
-        had_failed = place.state is WorkerState.FAILED
-        place.step("stop")
         place.detail = ""
         if place.process is not None:
-            self._own(place.process.stop(STOP_DEADLINE_S), f"stop {worker}")
-        elif not had_failed:  # it was about to be started
+            self._own(self._end(place), f"stop {worker}")
+            return
+        place.step("stop")
+        if place.may("ended"):  # it was about to be started
             place.step("ended")
 
     def sleep(self, worker: WorkerId) -> None:
         """It is not needed now.  Its process stays as it is until `stop_worker`."""
         place = self.places[worker]
-        if place.state is WorkerState.READY:
+        if place.may("sleep"):
             place.step("sleep")
 
     def wake(self, worker: WorkerId) -> None:
         """It is needed: at once if its process is warm, else as soon as it is ready."""
-        place = self.places[worker]
-        if place.state is WorkerState.ASLEEP:
-            place.step("wake")
-        elif not (place.given_up or place.stays_out):
-            self.start_worker(worker)
+        self._begin(self.places[worker], "wake")
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """The process in that place if it is ready."""
         place = self.places[worker]
-        process = place.process
-        return process if process is not None and process.state is ProcessState.READY else None
+        return place.process if place.is_ready else None
+
+    def _begin(self, place: Place, event: str) -> None:
+        """Bring a worker back, if the table lets that event do so."""
+        if not place.may(event) or (self._stopping and not place.is_ready):
+            return
+        was_given_up = place.given_up
+        place.step(event)
+        if was_given_up:
+            place.forgive()
+        if not place.is_ready and place.process is None:
+            self._own(self._spawn(place), f"start {place.slot.worker}")
+
+    def _end(self, place: Place) -> Coroutine[Any, Any, None]:
+        """Ask a process to end, at once; one that still loads has nothing to put in order."""
+        assert place.process is not None
+        is_loading = not (place.is_ready or place.process.asked_to_end)
+        if place.may("stop"):
+            place.step("stop")
+        return place.process.stop(0.0 if is_loading else STOP_DEADLINE_S)
 
     def _own(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -197,7 +199,7 @@ class Supervisor:
             await place.process.start()
         except OSError as error:  # no file descriptors, no memory for a process: that may pass
             reason = f"no process could be made for it: {error}"
-            self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False, was_ready=False))
+            self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False))
 
     def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
         place.unanswered = 0
@@ -205,8 +207,8 @@ class Supervisor:
             self._judge_step(place, message)
             return
         if isinstance(message, wire.WorkerReady):
-            if place.process is None or place.process.state is not ProcessState.READY:
-                return  # it became ready while it was being ended
+            if place.process is None or place.process.asked_to_end:
+                return
             place.step("ready")
             place.failed_starts = 0
             place.detail = ""
@@ -239,7 +241,7 @@ class Supervisor:
         if ended.expected:
             place.step("ended")
         else:
-            place.died(ended.was_ready)
+            place.died(place.is_ready)
             place.detail = ended.reason
             self._first_failure = self._first_failure or WorkerStartFailed(
                 ended.worker, place.slot.device, ended.reason
@@ -278,8 +280,8 @@ class Supervisor:
 
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)
-        if place.state is WorkerState.FAILED and not place.given_up:
-            place.step("start")
+        if place.may("retry"):
+            place.step("retry")
             await self._spawn(place)
 
     # -- hung workers -----------------------------------------------------------------------------------------------

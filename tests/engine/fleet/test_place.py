@@ -1,13 +1,18 @@
-"""The lifecycle of a worker as the daemon sees it: the table alone."""
+"""A worker's life: the table, its drawing, what the scheduler hears of it, and the requests that wait for it."""
+
+from pathlib import Path
 
 import pytest
 
 from melld.control.status import WorkerState
-from melld.engine.fleet.place import MAX_FAILED_STARTS, PLACE_TRANSITIONS, Place, Slot
+from melld.engine.fleet.place import MAX_FAILED_STARTS, TRANSITIONS, Offer, Place, Slot
 from melld.engine.wire.messages import WorkerSpec
 from melld.errors import IllegalTransition
+from melld.scheduler import events as e
 
-EVENTS = sorted({event for _, event in PLACE_TRANSITIONS})
+DOCUMENT = Path(__file__).parents[3] / "docs" / "architecture.md"
+OFFER = Offer(capacity_bytes=1000, slots=4, block_bytes=100)
+EVENTS = sorted({event for _, event in TRANSITIONS})
 
 
 def place_in(state: WorkerState) -> Place:
@@ -39,7 +44,7 @@ def test_what_the_table_does_not_have_changes_nothing(state: WorkerState) -> Non
     """An impossible step is a bug that is seen at once, not a worker in two minds."""
     for event in EVENTS:
         place = place_in(state)
-        if (state, event) not in PLACE_TRANSITIONS:
+        if (state, event) not in TRANSITIONS:
             with pytest.raises(IllegalTransition):
                 place.step(event)
             assert place.state is state
@@ -48,7 +53,7 @@ def test_what_the_table_does_not_have_changes_nothing(state: WorkerState) -> Non
 def test_a_process_may_die_in_every_state_that_has_one() -> None:
     """Nothing that the kernel does is a surprise."""
     with_process = {WorkerState.STARTING, WorkerState.READY, WorkerState.ASLEEP, WorkerState.WAKING}
-    assert {state for state, event in PLACE_TRANSITIONS if event == "died"} == with_process
+    assert {state for state, event in TRANSITIONS if event == "died"} == with_process
 
 
 def test_a_place_is_given_up_only_while_it_has_failed() -> None:
@@ -58,3 +63,83 @@ def test_a_place_is_given_up_only_while_it_has_failed() -> None:
     assert place.given_up
     place.step("start")
     assert not place.given_up
+
+
+def test_an_operator_starts_what_was_given_up_and_nobody_wakes_what_he_keeps_out() -> None:
+    """Guards stand in the table: no caller has to remember them."""
+    place = place_in(WorkerState.FAILED)
+    assert (place.may("retry"), place.may("start")) == (True, False)
+    place.failed_starts = MAX_FAILED_STARTS
+    assert (place.may("retry"), place.may("start")) == (False, True)
+    for state in (WorkerState.STOPPED, WorkerState.STOPPING):
+        place = place_in(state)
+        place.stays_out = True
+        assert (place.may("wake"), place.may("start")) == (False, True)
+        with pytest.raises(IllegalTransition):
+            place.step("wake")
+
+
+def drawing() -> str:
+    """The table as a diagram."""
+    rows = [
+        f"    {state} --> {step.after}: {event}" + (f" [{step.guard}]" if step.guard else "")
+        for (state, event), step in TRANSITIONS.items()
+    ]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *rows, "```"])
+
+
+def test_the_drawing_in_the_documents_is_the_table() -> None:
+    """A reader of the document never learns of a step that there is not."""
+    assert drawing() in DOCUMENT.read_text(), f"put this into {DOCUMENT.name}:\n{drawing()}"
+
+
+def test_a_worker_is_announced_once_however_often_it_stops_and_wakes() -> None:
+    """The scheduler keeps what it knows of a worker that sleeps, and hears only how long it takes to wake."""
+    place = place_in(WorkerState.READY)
+    place.wake_s = 2.5
+    assert place.announce(OFFER, 1.0) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100)]
+    assert place.rest(2.0) == [e.WorkerWakeTimeChanged(2.0, "w0", 2.5)]
+    assert place.rest(3.0) == []
+    assert place.announce(OFFER, 4.0) == [e.WorkerWakeTimeChanged(4.0, "w0", 0.0)]
+
+
+def test_a_worker_that_wakes_with_less_memory_says_so() -> None:
+    """Another process may have taken some of the GPU meanwhile."""
+    place = place_in(WorkerState.READY)
+    place.announce(OFFER, 1.0)
+    place.rest(2.0)
+    assert place.announce(Offer(capacity_bytes=700, slots=3, block_bytes=100), 3.0) == [
+        e.WorkerCapacityChanged(3.0, "w0", 700),
+        e.WorkerSlotsChanged(3.0, "w0", 3),
+        e.WorkerWakeTimeChanged(3.0, "w0", 0.0),
+    ]
+
+
+def test_requests_are_held_in_their_order_until_the_worker_is_there() -> None:
+    """First come, first served, also through a wake."""
+    place = place_in(WorkerState.WAKING)
+    place.held += ["r1", "r2"]
+    assert place.take_held() == ["r1", "r2"]
+    assert place.take_held() == []
+
+
+def test_a_worker_that_does_not_wake_is_taken_from_the_scheduler_with_what_it_held() -> None:
+    """Its requests are placed anew, elsewhere, and are nobody's twice."""
+    place = place_in(WorkerState.WAKING)
+    place.announce(OFFER, 1.0)
+    place.rest(2.0)
+    place.held.append("r1")
+    assert place.leave(3.0) == [e.WorkerDown(3.0, "w0")]
+    assert place.take_held() == []
+    assert place.leave(4.0) == []
+    assert place.announce(OFFER, 5.0) == [e.WorkerUp(5.0, "w0", 1000, 4, block_bytes=100)]
+
+
+def test_a_limit_of_slots_is_told_when_it_changes() -> None:
+    """The scheduler hears of a slow worker once, not at every step."""
+    place = place_in(WorkerState.READY)
+    assert place.limit(2, 0.0) == []
+    place.announce(OFFER, 1.0)
+    assert place.limit(4, 2.0) == []
+    assert place.limit(2, 3.0) == [e.WorkerSlotsChanged(3.0, "w0", 2)]
+    assert place.limit(2, 4.0) == []

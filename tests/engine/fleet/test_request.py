@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.engine.fleet.probation import PROOF_TOKENS
-from melld.engine.fleet.request import MAX_DEATHS, MAX_HARMS, Live
+from melld.engine.fleet.request import MAX_DEATHS, MAX_HARMS, PROOF_TOKENS, Live
 from melld.ids import RequestId, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")

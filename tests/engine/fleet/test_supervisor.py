@@ -39,7 +39,7 @@ def waits_s(place: Place, deaths: Sequence[bool]) -> list[float]:
     for was_ready in deaths:
         place.died(was_ready)
         waits.append(place.back_off_s)
-        place.step("start")
+        place.step("retry")
     return waits
 
 
@@ -89,7 +89,7 @@ def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
     daemon = OfflineDaemon()
     place = daemon.fleet.supervisor.places[W0]
     place.died(was_ready=True)
-    daemon.fleet.worker_ended(place.slot, WorkerEnded("w0", "killed", expected=False, was_ready=True))
+    daemon.fleet.worker_ended(place.slot, WorkerEnded("w0", "killed", expected=False))
     daemon.up(W0)
     homes = [daemon.where(daemon.admit(f"r{number}", 5)) for number in range(6)]
     assert W0 not in homes

@@ -21,7 +21,6 @@ from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.process import ProcessState
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.fleet.supervisor import Slot
 from melld.engine.wire import messages as wire
@@ -274,9 +273,9 @@ class VirtualDaemon:
                 yield f"{request} runs on {owner}, the scheduler believes on {believed}"
             if owner is None:
                 continue
-            held = self.fleet._presence.holds(request, owner)
+            held = request in self.fleet.places[owner].held
             process = self.fleet.supervisor.places[owner].process
-            if not held and process is not None and process.state is ProcessState.STOPPING:
+            if not held and process is not None and process.asked_to_end:
                 continue  # stopped under its requests: they go on elsewhere when the process is gone
             if held == self.fleet.is_ready(owner):
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
@@ -289,8 +288,8 @@ class VirtualDaemon:
         for request, worker in lines.items():
             if request not in live or live[request].worker != worker:
                 yield f"{request} is in line for trial on {worker}, and {live.get(request)}"
-        for worker, held_there in self.fleet._presence._held.items():
-            for request in held_there:
+        for worker, place in self.fleet.places.items():
+            for request in place.held:
                 if request in live and live[request].worker != worker:
                     yield f"{request} is held for {worker}, and runs on {live[request].worker}"
 
@@ -338,13 +337,15 @@ class VirtualDaemon:
                 yield f"moves are noted of {sorted(kept)}, and there are {sorted(known)}"
 
     def _of_workers(self) -> Iterator[str]:
-        offered = self.fleet._presence._offers.keys()
+        offered = {name for name, place in self.fleet.places.items() if place.offer is not None}
         if offered != self.cluster.workers.keys():
             yield f"announced are {sorted(offered)}, the scheduler knows {sorted(self.cluster.workers)}"
         for name, place in self.fleet.supervisor.places.items():
             process = place.process
-            if place.is_ready != (process is not None and process.state is ProcessState.READY):
-                yield f"{name} is {place.state}, its process {process and process.state}"
+            if place.is_ready and (process is None or process.asked_to_end):
+                yield f"{name} is {place.state}, and its process {'ends' if process else 'is gone'}"
+            if place.is_cold != (place.offer is not None and not place.is_ready):
+                yield f"{name} is {place.state}, and the scheduler believes it {'cold' if place.is_cold else 'warm'}"
             if (name in self.fleet.workers) and process is None:
                 yield f"{name} reports, and has no process"
             known = self.cluster.workers.get(name)
