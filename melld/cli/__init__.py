@@ -1,4 +1,4 @@
-"""The command line: one table of sub-commands, each a module that is imported only when it is asked for.
+"""The command line: one table of sub-commands, each a module that is imported only when it runs.
 
 Owns the dispatch and what every sub-command shares: exit codes (0 done, 1 the operation failed, 2 bad usage, 3 no
 daemon to talk to, 130 interrupted).  A sub-command is a module with `add_arguments(parser)` and `run(arguments)`.
@@ -19,7 +19,7 @@ DONE, FAILED, BAD_USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class SubCommand(NamedTuple):
-    """Where a sub-command is, and what it does in a few words."""
+    """A sub-command's module, and its line in the help."""
 
     module: str
     help: str
@@ -38,13 +38,13 @@ COMMANDS: Mapping[str, SubCommand] = {
     "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),
 }
 SYNONYMS: Mapping[str, str] = {"ps": "status"}
-"""What people type who know other servers."""
+"""Names that other servers use for the same command."""
 HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "status", "ls": "status", "top": "status"}
-"""What they may mean by words that are taken otherwise there."""
+"""Commands of other servers, and the command to suggest for each."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sub-command that the arguments (without the program's name) ask for; returns the exit code."""
+    """Run the sub-command that `argv` (without the program's name) asks for, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = ""
     try:
@@ -58,17 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(module.run(arguments))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `melld check-config | head -n 1`: the reader has had enough
+    except BrokenPipeError:  # `melld check-config | head -n 1`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE if name != "serve" else FAILED
-    except SystemExit as exited:  # argparse has said why
+    except SystemExit as exited:  # argparse has printed the reason
         return exited.code if isinstance(exited.code, int) else BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _command(words: Sequence[str]) -> str:
-    """The sub-command that the first word asks for; one that is not there ends the program with a hint."""
+    """Return the sub-command that the first word names; exit with a hint if there is no such command."""
     parser = _parser()
     for word in words:
         if word in SYNONYMS:
@@ -80,7 +80,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _flag_near(unknown: str, parser: argparse.ArgumentParser) -> str:
-    """A hint at the flag that was meant."""
+    """Return a hint at a known flag that `unknown` resembles, or an empty string."""
     known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
     if parser.prog in ("melld serve", "melld check-config"):
         from melld.engine.option_kinds import option_kinds

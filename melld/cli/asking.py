@@ -1,6 +1,6 @@
-"""One question to the daemon over its control socket, and its answer told: what the operators' commands share.
+"""One request to the daemon over its control socket, and its printed answer: code that the operator commands share.
 
-Owns the exit codes and where errors go; the commands own the question and the words.
+Owns the exit codes and where errors go; the commands own the request and the wording.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def ask(
     in_words: Callable[[Reply], str],
     is_done: Callable[[Reply], bool] = lambda _: True,
 ) -> int:
-    """Ask (`question`: the message and its deadline in seconds), print the answer as words or JSON; the exit code."""
+    """Send `question` (a message and its deadline in seconds), print the answer, and return the exit code."""
     message, deadline_s = question
     try:
         text = ControlClient(daemon_directories(arguments, os.environ)).operate(operation, message, deadline_s)

@@ -1,6 +1,6 @@
-"""`melld check-config`: whether `melld serve` could use this configuration, found out before it is tried.
+"""`melld check-config`: check that `melld serve` can use a configuration, without starting it.
 
-Owns looking at the files that the configuration names, and asking vLLM.  Never loads a model and starts nothing.
+Owns the checks of the files that the configuration names, and vLLM's check.  Never loads a model and starts nothing.
 """
 
 import argparse
@@ -30,23 +30,23 @@ from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 
 KEYS_CREDENTIAL = "api-keys"
-"""LoadCredential= of the unit."""
+"""Name of the credential in the unit's LoadCredential=."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = "Check a configuration and the files that it names, and print it with every default filled in."
-    parser.epilog = "Exit codes: 0 it can be used, 2 it cannot; the one line printed then says where and why."
+    parser.epilog = "Exit codes: 0 usable, 2 not usable; one line then says where and why."
     parser.add_argument("file", metavar="FILE", nargs="?", help="the same as --config FILE")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out what vLLM says of it, for which it is imported: some seconds"
+        "--quick", action="store_true", help="skip vLLM's own check, which imports vLLM and takes some seconds"
     )
     parser.add_argument("--json", action="store_true", help="print the configuration as JSON")
     add_config_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and print; 0, or 2 with one line on standard error."""
+    """Check the configuration and print it; return 0, or 2 after one line on standard error."""
     try:
         if arguments.file is not None:
             if arguments.config is not None:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
     print(_report(config, as_json=arguments.json))
-    if os.geteuid() == 0 and config.server.api_key_file is not None:  # as an administrator checks for the service
+    if os.geteuid() == 0 and config.server.api_key_file is not None:  # root checks on behalf of the service
         remark = remark_on_key_file(config.server.api_key_file)
         if remark is not None:
             print(f"melld check-config: warning: {remark}", file=sys.stderr)
@@ -71,15 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_model_files(config: Config) -> None:
-    """Look at the model as `melld serve` would, and into its config.json.
+    """Check the model as `melld serve` would, and that its config.json is JSON.
 
     Raises:
-        ConfigError: there is no model, or vLLM is told something that it lacks or that melld decides.
+        ConfigError: there is no model, or an option for vLLM is unknown or is one that melld sets itself.
     """
     check_model(config.model.path)
     description = Path(config.model.path) / "config.json"
     try:
-        if description.parent.is_dir():  # else it is a name, and vLLM's to find
+        if description.parent.is_dir():  # else a name, which vLLM resolves
             msgspec.json.decode(description.read_bytes(), type=dict)
     except OSError as error:
         raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
@@ -89,23 +89,23 @@ def check_model_files(config: Config) -> None:
 
 
 def check_with_vllm(config: Config, gpus: list[Device]) -> None:
-    """Have vLLM build its configuration and its front end, where it is there and the model is.
+    """Have vLLM build its configuration and its front end, if vLLM is installed and the model is a directory.
 
     Raises:
-        ConfigError: vLLM refuses something.
+        ConfigError: vLLM refuses a setting.
     """
     if importlib.util.find_spec("vllm") is None or not Path(config.model.path).is_dir():
         return
     os.environ.update(make_slots(config, gpus, os.environ)[0].spec.environment)
-    os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # the one line says it
-    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
+    os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # our one line says it
+    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     from melld.engine.frontend.rehearsal import prepare
 
     prepare(config, "cuda" if gpus else "cpu")
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:
-    """Read the API keys as `melld serve` would, showing none of them; the service manager's count where it gives any.
+    """Read the API keys as `melld serve` would, without printing them, including those of the service manager.
 
     Raises:
         ConfigError: the key file cannot be used, or the API would be open to the network.

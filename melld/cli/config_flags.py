@@ -1,6 +1,6 @@
-"""The flags that the daemon's configuration can be given with, and how they lie over the file.
+"""The flags that set the daemon's configuration, and how they override its file.
 
-Owns the flags, where the file is looked for, and the runtime directory's flag that the operator's commands share.
+Owns the flags, the search for the file, and the runtime directory's flag that the operator commands share.
 Never says what a key means: `melld.config` does.
 """
 
@@ -31,48 +31,55 @@ PLAIN_FLAGS = {
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `melld serve` and `melld check-config`."""
+    """Add the flags of `melld serve` and `melld check-config`."""
     parser.allow_abbrev = False  # --api-key is not --api-key-file
     group = parser.add_argument_group(
-        "configuration", "Flags go before the file.  Any option of `vllm serve` is taken, too: --max-model-len 16k."
+        "configuration", "Flags override the file.  Any option of `vllm serve` works too: --max-model-len 16k."
     )
-    group.add_argument(
-        "--config", metavar="FILE", help=f"the configuration (default: ./{DEFAULT_FILE}, where there is one)"
-    )
+    group.add_argument("--config", metavar="FILE", help=f"the configuration (default: ./{DEFAULT_FILE}, if it exists)")
     group.add_argument("--model", metavar="DIR", help="the model to serve: its directory, or its name on Hugging Face")
     group.add_argument("--name", metavar="NAME", help="the name that clients call it by")
-    group.add_argument("--served-model-name", metavar="NAME", nargs="+", help="its names, if it has several")
+    group.add_argument("--served-model-name", metavar="NAME", nargs="+", help="the names, if there are several")
     group.add_argument("--host", metavar="ADDRESS", help="where the API listens (default: 127.0.0.1)")
-    group.add_argument("--port", metavar="PORT", type=int, help="its TCP port (default: 8000; 0 takes a free one)")
     group.add_argument(
-        "--device", metavar="DEVICES", help="cuda:0,1 (indices or UUIDs), cpu:2 (so many), or auto: all GPUs, else CPU"
+        "--port", metavar="PORT", type=int, help="the API's TCP port (default: 8000; 0 takes a free one)"
     )
     group.add_argument(
-        "--kv-bytes", metavar="SIZE", help="KV cache of each CPU device, as 128MiB; implies --device cpu"
+        "--device",
+        metavar="DEVICES",
+        help="cuda:0,1 (indices or UUIDs), cpu:2 (two of them), or auto: all GPUs, else CPU",
+    )
+    group.add_argument(
+        "--kv-bytes", metavar="SIZE", help="KV cache of each CPU device, such as 128MiB; implies --device cpu"
     )
     group.add_argument("--api-key-file", metavar="FILE", help="API keys, or their sha256: digests, one a line")
-    group.add_argument("--api-key", metavar="KEY", nargs="+", help="API keys themselves, for all who see `ps`")
-    group.add_argument("--runtime-directory", metavar="DIR", help="where the control socket lies")
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        nargs="+",
+        help="the API keys themselves; every user of this machine can read them in `ps`",
+    )
+    group.add_argument("--runtime-directory", metavar="DIR", help="directory of the control socket")
     group.add_argument(
         "--set",
         metavar="TABLE.KEY=VALUE",
         action="append",
         default=[],
-        help="any other key, its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'",
+        help="any other key, with its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'",
     )
     add_vllm_flags(parser)
 
 
 def add_daemon_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags by which an operator's command finds the daemon."""
-    parser.add_argument("--runtime-directory", metavar="DIR", help="where the daemon's control socket lies")
-    parser.add_argument("--config", metavar="FILE", help="the daemon's configuration, which may say where")
+    """Add the flags by which an operator command finds the daemon."""
+    parser.add_argument("--runtime-directory", metavar="DIR", help="directory of the daemon's control socket")
+    parser.add_argument("--config", metavar="FILE", help="the daemon's configuration, which may name that directory")
 
 
 def load_config(arguments: argparse.Namespace, environment: Mapping[str, str], *, again: bool = False) -> Config:
-    """The configuration that the file and the flags make together; without a file, flags alone will do.
+    """Build the configuration from the file, if there is one, and the flags.
 
-    `again`: a daemon that runs reloads it, and must not wait for whoever wrote a FIFO at the start.
+    `again`: a running daemon reloads its file, and must not block on a FIFO that somebody wrote at the start.
 
     Raises:
         ConfigError: a file, a key, a flag or a value cannot be used; `where` says which.
@@ -90,7 +97,7 @@ def load_config(arguments: argparse.Namespace, environment: Mapping[str, str], *
 
 
 def daemon_directories(arguments: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:
-    """Where an operator's command looks for a daemon: the place named, else this user's and then the system's.
+    """Return the directories in which to look for a daemon: the one named, else this user's and then the system's.
 
     Raises:
         ConfigError: the configuration cannot be read.
@@ -104,7 +111,7 @@ def daemon_directories(arguments: argparse.Namespace, environment: Mapping[str, 
 
 
 def _config_file(named: str | None, environment: Mapping[str, str]) -> Path | None:
-    """`--config`, else ./melld.toml, else the service manager's."""
+    """Return `--config`, else ./melld.toml, else the service manager's file."""
     if named is not None:
         return Path(named)
     places = [Path(DEFAULT_FILE)]
@@ -125,7 +132,7 @@ def _read(file: Path, *, again: bool = False) -> str:
 
 
 def _configured_directory(file: Path) -> str | None:
-    """`[server] runtime_directory` alone: a file that lacks what flags have given still says where its daemon is."""
+    """Return `[server] runtime_directory` alone: the file may be incomplete, if the daemon got the rest as flags."""
     try:
         server = tomllib.loads(_read(file)).get("server", {})
     except tomllib.TOMLDecodeError as error:
@@ -135,7 +142,7 @@ def _configured_directory(file: Path) -> str | None:
 
 
 def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the flags set, by dotted key, and which flag set it."""
+    """Return the values that flags set, and the flag that set each, both by dotted key."""
     overrides: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for flag, key in PLAIN_FLAGS.items():
@@ -165,12 +172,12 @@ def _digest(key: str) -> str:
 
 
 def _devices(device: str | None, kv_bytes: str | None) -> dict[str, Any]:
-    """Keys of `[devices]`.  The kind of device that was not chosen is unset, so that a flag replaces the file's."""
+    """Return keys of `[devices]`, with the other kind of device unset, so that a flag replaces the file's choice."""
     kind, _, which = (device or "").partition(":")
     if kind not in ("", "auto", "cpu", "cuda") or (which and kind not in ("cpu", "cuda")):
-        raise ConfigError("--device", f"{device!r} is none of cuda:0,1 cpu:2 auto")
+        raise ConfigError("--device", f"{device!r} is not of the form cuda:0,1 or cpu:2 or auto")
     if kv_bytes is not None and kind in ("auto", "cuda"):
-        raise ConfigError("--kv-bytes", f"is for CPU devices, and does not go with --device {device}")
+        raise ConfigError("--kv-bytes", f"is for CPU devices; it cannot be combined with --device {device}")
     if kind == "auto":
         return {"devices.cuda": None, "devices.cpu": None}
     if kind == "cuda":
@@ -192,12 +199,12 @@ def _gpus(which: str) -> list[int | str]:
 
 def _count(which: str) -> int:
     if not which.isdecimal():
-        raise ConfigError("--device", f"cpu:{which} names no number of CPU devices, as cpu:2 does")
+        raise ConfigError("--device", f"cpu:{which} has no number of CPU devices; write cpu:2, for example")
     return int(which)
 
 
 def _assignment(words: str) -> tuple[str, Any]:
-    """`TABLE.KEY=VALUE` taken apart."""
+    """Split `TABLE.KEY=VALUE` into its key and its value."""
     key, equals, text = words.partition("=")
     key = key.strip()
     if not equals or "." not in key or not all(key.split(".")):

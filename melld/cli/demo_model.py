@@ -1,6 +1,6 @@
 """`melld demo-model DIR`: write the tiny demo model.
 
-Owns its arguments and what it prints.  Never decides what the model is: that is `melld.demo_model`.
+Owns the arguments and the output.  Never decides what the model is: `melld.demo_model` does.
 """
 
 import argparse
@@ -15,13 +15,15 @@ from melld.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = "Write a tiny random Llama with a trained tokenizer and a chat template (about 16 MB)."
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where to; left alone if the model is there")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="where to write it; kept as it is if it already holds the model"
+    )
     parser.add_argument("--seed", type=int, default=0, help="another seed, another model (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a sentence")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the model; 0, or 1 where the directory cannot be used."""
+    """Write the model; return 0, or 1 if the directory cannot be used."""
     from melld.demo_model import FILES, make_demo_model
 
     directory: Path = arguments.directory

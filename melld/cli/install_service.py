@@ -1,7 +1,7 @@
-"""`melld install-service`: writes melld's systemd units, or removes them; enables and starts nothing.
+"""`melld install-service`: write or remove melld's systemd units, without enabling or starting them.
 
-Owns the files' places and the rule that only files written by this command are replaced or removed.  Says each thing
-that it does; with `--dry-run` it says them and does none.  The texts are `melld.daemon.units`'.
+Owns the files' places and the rule that only files written by this command are replaced or removed.  Prints each
+action; with `--dry-run` it prints them only.  `melld.daemon.units` owns the texts.
 """
 
 import argparse
@@ -26,16 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "this command did not write, or that was edited since, is left alone."
     )
     parser.epilog = "Exit codes: 0 done, 1 a file is in the way or cannot be written, 2 bad usage."
-    parser.add_argument("--user", action="store_true", help="for the service manager of this user, not of the system")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--user", action="store_true", help="for this user's service manager, not the system's")
+    parser.add_argument("--dry-run", action="store_true", help="print the actions, and do nothing")
     parser.add_argument("--remove", action="store_true", help="remove what was written")
     parser.add_argument(
-        "--root", metavar="DIR", type=Path, default=Path("/"), help="another root of the file system, to make an image"
+        "--root", metavar="DIR", type=Path, default=Path("/"), help="install below this directory, to build an image"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or remove; the exit code."""
+    """Write or remove the units; return the exit code."""
     directory = unit_directory(arguments.root, os.environ, user=arguments.user)
     act = _Act(dry=arguments.dry_run)
     try:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unit_directory(root: Path, environment: Mapping[str, str], *, user: bool) -> Path:
-    """Where the units belong, below `root`."""
+    """Return the directory of the units, below `root`."""
     directory = SYSTEM_DIRECTORY
     if user:
         home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".config")
@@ -59,13 +59,13 @@ def unit_directory(root: Path, environment: Mapping[str, str], *, user: bool) ->
 
 
 def program() -> str:
-    """This very melld, as a unit can start it."""
+    """Return the command with which a unit starts this installation of melld."""
     installed = Path(sys.executable).parent / "melld"
     return str(installed) if installed.is_file() else f"{sys.executable} -m melld"
 
 
 class _Act:
-    """Does things to files and says so; or says so alone."""
+    """Changes to files, each printed; in a dry run, only printed."""
 
     def __init__(self, *, dry: bool) -> None:
         self._dry = dry
@@ -80,7 +80,7 @@ class _Act:
                 directory.mkdir(parents=True)
 
     def write(self, path: Path, text: str) -> None:
-        """All of it or nothing: a manager that reads meanwhile never sees half a unit."""
+        """Write the file atomically: a manager that reads meanwhile never sees half a unit."""
         self._say(f"write  {path}")
         if not self._dry:
             beside = path.with_name(f".{path.name}.new")
@@ -100,7 +100,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
     wanted = {directory / name: signed(make(source.joinpath(name).read_text(), program())) for name in UNITS}
     found = {path: path.read_text() for path in wanted if path.exists()}
     if foreign := _foreign(found):
-        _tell_of(foreign, "nothing is done")
+        _tell_of(foreign, "no unit was written")
         return FAILED
     act.make_directory(directory)
     for path, text in wanted.items():
@@ -117,7 +117,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
 
 
 def _remove(directory: Path, act: _Act, *, user: bool) -> int:
-    """Remove what is ours; what somebody has edited stays, and is said to."""
+    """Remove our own files; report and keep those that somebody has edited."""
     found = {path: path.read_text() for name in UNITS if (path := directory / name).exists()}
     foreign = _foreign(found)
     for path in found:
@@ -125,16 +125,16 @@ def _remove(directory: Path, act: _Act, *, user: bool) -> int:
             act.remove(path)
     _tell_of(foreign, "it stays")
     if not found:
-        print(f"There is nothing of melld's in {directory}.")
+        print(f"There are no units of melld in {directory}.")
         return DONE
     manager = "systemctl --user" if user else "systemctl"
     stop = f"  {manager} stop {' '.join(UNITS)}\n  {manager} disable {' '.join(UNITS)}"
-    print(f"\nWhat still runs or is enabled goes with:\n{stop}\n  {manager} daemon-reload")
+    print(f"\nTo stop and disable what is still active:\n{stop}\n  {manager} daemon-reload")
     return FAILED if foreign else DONE
 
 
 def _foreign(found: Mapping[Path, str]) -> list[Path]:
-    """Return those that this command did not write as they are."""
+    """Return the files that this command did not write, or that were edited since."""
     return [path for path, text in found.items() if not is_ours(text)]
 
 
@@ -148,10 +148,10 @@ def _tell_of(foreign: Iterable[Path], what: str) -> None:
 
 
 def _tell_of_keys(root: Path) -> None:
-    """Say so where the service could not read the key file of the configuration that it will find."""
+    """Warn if the service could not read the key file that its configuration names."""
     try:
         server = tomllib.loads((root / CONFIG.lstrip("/")).read_text()).get("server", {})
-    except (OSError, ValueError):  # not there, or not to be read as it is: `melld check-config` says which
+    except (OSError, ValueError):  # missing or invalid: `melld check-config` says which
         return
     named = server.get("api_key_file") if isinstance(server, dict) else None
     if isinstance(named, str) and (remark := remark_on_key_file(named, root)) is not None:

@@ -1,6 +1,6 @@
-"""`melld migrate`: move a running request to another worker, and say what came of it.
+"""`melld migrate`: move a running request to another worker, and report the result.
 
-Owns the question and the words.
+Owns the request and the wording.
 """
 
 import argparse
@@ -19,35 +19,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = (
         "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
-        "is drained or ends, or until it is migrated again; asked for the worker that it is on, it stays as well."
+        "is drained or ends, or until it is migrated again; naming its present worker keeps it there."
     )
-    parser.epilog = (
-        "Exit codes: 0 moved, or there already; 1 it stays where it was, 2 bad usage, 3 no daemon to talk to."
-    )
+    parser.epilog = "Exit codes: 0 moved, or there already; 1 not moved, 2 bad usage, 3 no daemon to talk to."
     parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
-    parser.add_argument("worker", metavar="WORKER", help="where it is to go on")
-    parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or compute it anew from tokens")
+    parser.add_argument("worker", metavar="WORKER", help="the worker to move it to")
+    parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or recompute it from its tokens")
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, wait and tell; the exit code."""
+    """Ask the daemon, wait, and print the report; return the exit code."""
     via = Via(arguments.via) if arguments.via else None
     asked = Migrate(request=arguments.request, worker=arguments.worker, via=via)
     return ask("migrate", arguments, (asked, DEADLINE_S), dict[str, Any], in_words, was_moved)
 
 
 def was_moved(report: dict[str, Any]) -> bool:
-    """Whether it runs there now."""
+    """Return True if the request now runs on the worker asked for."""
     return report["outcome"] in ("committed", "already_there")
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """Return the report as one line of text."""
     if report["outcome"] == "already_there":
         held = f", {_HELD}" if report["pinned"] else ""
-        return f"{report['request']} is on {report['worker']} already{held}"
+        return f"{report['request']} is already on {report['worker']}{held}"
     way = f"{report['request']}: {report['source']} -> {report['destination']} via {report['via']}"
     if report["outcome"] != "committed":
         return f"{way}: not moved, {report['outcome']} ({report['reason']})"

@@ -1,6 +1,6 @@
-"""`melld profile`: measure how much links and workers may do for moves, or show what was measured.
+"""`melld profile`: measure how much links and workers may do for moves, or show the figures in use.
 
-Owns the question and the words.
+Owns the request and the wording.
 """
 
 import argparse
@@ -16,26 +16,26 @@ DEADLINE_S = 120.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = (
-        "Measure, on the running daemon and while nobody uses it, how many bytes each link carries in an epoch, and "
-        "how many tokens each worker can compute for moves without slowing its own requests: at most a minute. The "
-        "figures are saved, and count from then on."
+        "Measure on the running, idle daemon how many bytes each link carries in an epoch, and how many tokens each "
+        "worker can compute for moves without slowing its own requests. This takes at most a minute. The figures are "
+        "saved, and used from then on."
     )
     parser.epilog = (
-        "Exit codes: 0 measured or shown, 1 not measured, such as while requests run, 2 bad usage, "
+        "Exit codes: 0 measured or shown, 1 not measured (while requests run, for example), 2 bad usage, "
         "3 no daemon to talk to."
     )
-    parser.add_argument("--show", action="store_true", help="measure nothing: print the figures that are in force")
+    parser.add_argument("--show", action="store_true", help="print the figures in use, without measuring")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, wait and tell; the exit code."""
+    """Ask the daemon, wait, and print the figures; return the exit code."""
     return ask("profile", arguments, (Profile(measure=not arguments.show), DEADLINE_S), Profiled, in_words)
 
 
 def in_words(profiled: Profiled) -> str:
-    """The figures for people."""
+    """Return the figures as lines of text."""
     limits = profiled.boundaries
     per_epoch = f"{limits.epoch_s * 1e3:g} ms"
     took = "" if profiled.took_s is None else f", in {profiled.took_s:.1f} s"
@@ -53,7 +53,7 @@ def in_words(profiled: Profiled) -> str:
     for worker, count in limits.ports_in.items():
         lines.append(f"  all > {worker}  {size_text(count):>9}")
     lines += [f"  {segment.name}: {size_text(segment.nbytes)} together" for segment in limits.segments]
-    lines += ["", f"Tokens computed for moves in an epoch of {per_epoch}, by requests that decode meanwhile"]
+    lines += ["", f"Tokens computed for moves in an epoch of {per_epoch}, by number of decoding requests"]
     for name, table in [*limits.prefill.items(), ("others", limits.other_prefill)]:
         lines.append(f"  {name:<8} " + ", ".join(f"{tokens:,} at {batch}" for batch, tokens in table))
     return "\n".join([*lines, *(f"! {note}" for note in profiled.notes)])

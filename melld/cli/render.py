@@ -1,4 +1,4 @@
-"""Numbers and bars for people: what the commands' tables have in common.
+"""Numbers and bars as text, for the commands' tables.
 
 Owns the form of a size, a duration and a filling level.  Never reads the state of anything.
 """
@@ -10,19 +10,19 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def size_text(size_bytes: int) -> str:
-    """`52.1 GiB`."""
+    """Return a size such as `52.1 GiB`."""
     power = _power(size_bytes)
     return f"{_amount(size_bytes, power)} {_UNITS[power]}"
 
 
 def share_text(part_bytes: int, whole_bytes: int) -> str:
-    """`52.1/96 GiB`: both in the unit of the whole."""
+    """Return a share such as `52.1/96 GiB`, both sizes in the unit of the whole."""
     power = _power(whole_bytes)
     return f"{_amount(part_bytes, power)}/{_amount(whole_bytes, power)} {_UNITS[power]}"
 
 
 def _power(size_bytes: int) -> int:
-    """The largest unit of which there is at least one (as it will be rounded)."""
+    """Return the power of the largest unit in which the size, as rounded, is at least 1."""
     power = 0
     while power < len(_UNITS) - 1 and round(size_bytes / 1024**power) >= 1024:
         power += 1
@@ -35,7 +35,7 @@ def _amount(size_bytes: int, power: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`3.2s`, `42s`, `1m04s`, `2h05m`, `3d04h`: two figures are enough to judge by."""
+    """Return a duration in at most two units: `3.2s`, `42s`, `1m04s`, `2h05m`, `3d04h`."""
     whole = math.floor(seconds)
     if whole < 10:
         return f"{max(seconds, 0.0):.1f}s" if seconds < 9.95 else "10s"
@@ -46,9 +46,9 @@ def duration_text(seconds: float) -> str:
 
 
 def bar_cells(parts: tuple[int, ...], whole: int, cells: int) -> tuple[int, ...]:
-    """How many of a bar's cells each part of the whole fills: in all never more than `cells`.
+    """Return the number of a bar's cells that each part of the whole fills, at most `cells` in total.
 
-    What is there is seen: a part above zero has a cell as long as there is one, and a bar is full only when all is.
+    A part above zero gets a cell while one is left, and the bar is full only if the whole is.
     """
     filled: list[int] = []
     so_far, room = 0, cells

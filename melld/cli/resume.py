@@ -1,6 +1,6 @@
-"""`melld resume`: take a drained worker, or one that was given up, into service again.
+"""`melld resume`: take a worker that was drained or given up into service again.
 
-Owns the question and the words.
+Owns the request and the wording.
 """
 
 import argparse
@@ -10,25 +10,27 @@ from melld.cli.config_flags import add_daemon_flags
 from melld.control.messages import Resume, Resumed
 
 DEADLINE_S = 60.0
-"""A process that is just ending is waited for."""
+"""Long enough for a process that is just ending."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = "Take a worker into service again that was drained, is being drained, or was given up."
-    parser.epilog = "Exit codes: 0 in service (it may still load), 1 not, 2 bad usage, 3 no daemon to talk to."
+    parser.epilog = (
+        "Exit codes: 0 in service (it may still load the model), 1 not, 2 bad usage, 3 no daemon to talk to."
+    )
     parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and tell; the exit code."""
+    """Ask the daemon and print its answer; return the exit code."""
     return ask("resume", arguments, (Resume(worker=arguments.worker), DEADLINE_S), Resumed, in_words)
 
 
 def in_words(answer: Resumed) -> str:
-    """The answer for people."""
+    """Return the answer as one line of text."""
     if answer.started:
         return f"{answer.worker}: starting; `melld status` says when it is ready"
-    return f"{answer.worker}: {'in service again' if answer.was_drained else 'was in service'}"
+    return f"{answer.worker}: {'in service again' if answer.was_drained else 'was already in service'}"

@@ -16,24 +16,24 @@ from melld.errors import ConfigError, MelldError
 from melld.log_lines import begin_logging
 
 DESCRIPTORS = 65_536
-"""What a shell allows, often 1,024, is a limit for programs that use select(); the unit allows as many."""
+"""Open files to ask for: a shell's limit, often 1,024, is meant for select(); the systemd unit sets the same."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `melld serve`."""
-    parser.description = "Serve a model in the foreground until SIGTERM or Ctrl-C, which let running requests end."
-    parser.epilog = "Exit codes: 0 stopped in good order, 1 it could not start or go on, 2 bad configuration."
+    """Add the flags of `melld serve`."""
+    parser.description = "Serve a model in the foreground until SIGTERM or Ctrl-C; running requests may then finish."
+    parser.epilog = "Exit codes: 0 stopped in good order, 1 could not start or had to stop, 2 bad configuration."
     parser.add_argument("model_word", metavar="MODEL", nargs="?", help="the same as --model MODEL")
     add_config_flags(parser)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal; 0 after an orderly end, 1 when it could not start, 2 for a bad configuration."""
+    """Serve until a signal; return 0 after an orderly end, 1 if it could not start, 2 for a bad configuration."""
     begin_logging(arguments.log_level.upper())
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub's: a line for each question
-    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # that the CPU build has no Triton is no news
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub logs a line per request
+    logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     _allow_descriptors()
     try:
         config = load_config(with_model(arguments), os.environ)
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"melld serve: {error}", file=sys.stderr)
         return BAD_USAGE
-    except KeyboardInterrupt:  # before it had begun to listen for signals itself
+    except KeyboardInterrupt:  # before the daemon handles signals itself
         _say("melld: stopped")
         return INTERRUPTED
     except MelldError as error:
@@ -60,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with MODEL as --model.
+    """Return the arguments with MODEL as --model.
 
     Raises:
-        ConfigError: they name two.
+        ConfigError: they name two models.
     """
     if arguments.model_word is not None:
         if arguments.model not in (None, arguments.model_word):
-            raise ConfigError("MODEL", f"is {arguments.model_word}, and --model is {arguments.model}: keep one")
+            raise ConfigError("MODEL", f"is {arguments.model_word}, but --model is {arguments.model}: keep one")
         arguments.model = arguments.model_word
     return arguments
 

@@ -1,7 +1,6 @@
 """`melld simulate`: policies on a trace or on generated load, in virtual time, with the daemon's own scheduler.
 
-Owns what the flags mean together, the files that are read and written, and what is printed.  Never simulates itself:
-`melld.simulator` does.
+Owns how the flags combine, the files read and written, and the output.  Never simulates itself: `melld.simulator` does.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
 FAILED, BAD_USAGE = 1, 2
-PROGRESS_ABOVE = 20_000  # requests: fewer are done before a bar is of use
+PROGRESS_ABOVE = 20_000  # requests: fewer end too soon for a bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate and print; 0, 1 where a file cannot be used or a policy is stuck, 2 where flags do not go together."""
+    """Simulate and print; return 0, 1 for an unusable file or a stuck policy, 2 for flags that cannot be combined."""
     try:
         policies = _policies(arguments)
         settings = _settings(arguments)
@@ -84,9 +83,9 @@ def _policies(arguments: argparse.Namespace) -> list[str]:
 def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
     sized = arguments.capacity_bytes is not None
     if sized != (arguments.bytes_per_token is not None):
-        raise ConfigError("--capacity-bytes", "goes together with --bytes-per-token")
+        raise ConfigError("--capacity-bytes", "needs --bytes-per-token, and the other way round")
     if sized and (arguments.model or arguments.gpu):
-        raise ConfigError("--capacity-bytes", "does not go together with --model and --gpu")
+        raise ConfigError("--capacity-bytes", "cannot be combined with --model and --gpu")
     model, card = model_by_name(arguments.model or "llama-2-13b"), card_by_name(arguments.gpu or "a100-40g")
     capacity_bytes = arguments.capacity_bytes if sized else kv_capacity_bytes(model, card)
     profile = profile_for(model, card)
@@ -121,7 +120,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
             raise ConfigError("--rate" if arguments.rate else "--keep", "is for --trace")
         made = workloads.poisson(arguments.poisson, arguments.seconds, lengths, chance)
         if not len(made):
-            raise ConfigError("--seconds", "no request arrives in so short a time")
+            raise ConfigError("--seconds", "no request arrives in this time: make it longer")
         return made.scaled(arguments.length_factor)
     trace = workloads.read_trace(arguments.trace)
     if arguments.keep is not None:
@@ -132,7 +131,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         trace = trace.with_lengths(lengths, chance)
     trace = trace.until(arguments.seconds)
     if not len(trace):
-        raise ConfigError("--seconds", "no request of the trace is left")
+        raise ConfigError("--seconds", "no request of the trace is left: make it longer, or keep more")
     return trace.scaled(arguments.length_factor)
 
 
@@ -143,9 +142,11 @@ def _run_one(policy: str, arguments: argparse.Namespace, settings: SimulatorSett
 
 
 def _replay(arguments: argparse.Namespace, policies: list[str], settings: SimulatorSettings) -> int:
-    """0 where every decision is the log's, 1 with the first that is not."""
+    """Replay a decision log; return 0 if every decision is the same, 1 at the first that differs."""
     if len(policies) > 1 or arguments.plot or arguments.decision_log:
-        raise ConfigError("--replay", "goes with one --policy at most, and with neither --plot nor --decision-log")
+        raise ConfigError(
+            "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
+        )
     choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
     asked = policies[0] if arguments.policy else None
     choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s)
@@ -195,7 +196,7 @@ def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None
 
 @contextlib.contextmanager
 def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal's standard error, drawn at most ten times a second."""
+    """Yield a progress callback that draws a bar, at most ten times a second, if standard error is a terminal."""
     if requests < PROGRESS_ABOVE or not sys.stderr.isatty():
         yield None
         return

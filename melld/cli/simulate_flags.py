@@ -1,6 +1,6 @@
-"""The flags of `melld simulate`, in groups, and how their words become values.
+"""The flags of `melld simulate`, in groups, and the parsing of their values.
 
-Owns what each flag accepts on its own; `melld.cli.simulate` owns what they mean together.
+Owns what each flag accepts on its own; `melld.cli.simulate` owns how they combine.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
-    """What arrives, and when."""
+    """Add the flags for the requests: which arrive, and when."""
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--trace", metavar="FILE", type=pathlib.Path, help="CSV (or gzip): arrival_s, prompt_tokens, output_tokens"
@@ -22,7 +22,7 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         "--replay",
         metavar="FILE",
         type=pathlib.Path,
-        help="a decision log: give its facts to the scheduler again and say whether it decides the same",
+        help="a decision log: replay its facts through the scheduler and check that it decides the same",
     )
     group.add_argument(
         "--lengths",
@@ -33,44 +33,54 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--length-factor", metavar="X", type=_positive, default=1.0, help="all lengths times X (the paper: 10)"
     )
-    group.add_argument(
-        "--rate", metavar="RATE", type=_positive, help="stretch a trace's arrivals to so many per second"
-    )
+    group.add_argument("--rate", metavar="RATE", type=_positive, help="stretch a trace's arrivals to RATE per second")
     group.add_argument(
         "--keep", metavar="P", type=_probability, help="keep each request of a trace with this probability (default: 1)"
     )
     group.add_argument(
-        "--seconds", metavar="N", type=_positive, default=math.inf, help="arrivals until then (needed with --poisson)"
+        "--seconds",
+        metavar="N",
+        type=_positive,
+        default=math.inf,
+        help="stop the arrivals after N seconds (needed with --poisson)",
     )
-    group.add_argument("--seed", metavar="S", type=int, default=0, help="of everything left to chance (default: 0)")
+    group.add_argument("--seed", metavar="S", type=int, default=0, help="seed of all random choices (default: 0)")
 
 
 def add_machines(group: argparse._ArgumentGroup) -> None:
-    """What serves it."""
+    """Add the flags for the GPUs, the model and the links."""
     group.add_argument("--model", metavar="M", help=f"{', '.join(MODELS)}, or a config.json (default: llama-2-13b)")
-    group.add_argument("--gpu", metavar="G", help=f"{', '.join(CARDS)}, or its memory, as 24GiB (default: a100-40g)")
+    group.add_argument(
+        "--gpu", metavar="G", help=f"{', '.join(CARDS)}, or its memory, such as 24GiB (default: a100-40g)"
+    )
     group.add_argument(
         "--capacity-bytes", metavar="N", type=_bytes, help="KV bytes of a GPU, instead of --model and --gpu"
     )
-    group.add_argument("--bytes-per-token", metavar="N", type=_bytes, help="KV bytes of one token, likewise")
+    group.add_argument(
+        "--bytes-per-token", metavar="N", type=_bytes, help="KV bytes of one token (needed with --capacity-bytes)"
+    )
     group.add_argument(
         "--step-ms",
         metavar="MS",
         type=_positive,
-        help="every decode step takes so long (default: from measured tables)",
+        help="duration of every decode step (default: from measured tables)",
     )
-    group.add_argument("--gpus", metavar="N", type=_count, help="as many GPUs at most (default: as many as are wanted)")
+    group.add_argument("--gpus", metavar="N", type=_count, help="at most N GPUs (default: no limit)")
     group.add_argument(
         "--slots", metavar="N", type=_count, default=256, help="requests that a GPU runs at once (default: 256)"
     )
     group.add_argument(
-        "--wake-s", metavar="S", type=_not_negative, default=0.0, help="until an activated GPU computes (default: 0)"
+        "--wake-s",
+        metavar="S",
+        type=_not_negative,
+        default=0.0,
+        help="delay until an activated GPU computes (default: 0)",
     )
     group.add_argument(
         "--link-rate",
         metavar="BYTES",
         type=_bytes,
-        help="bytes a second between GPUs, as 4GiB; migrations then take time, and memory on both sides "
+        help="bytes a second between GPUs, such as 4GiB; migrations then take time, and memory on both sides "
         "(default: instant)",
     )
     group.add_argument(
@@ -80,16 +90,16 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         help="with --link-rate: what is sent (default: whichever ends sooner)",
     )
     group.add_argument(
-        "--failure-rate", metavar="P", type=_part, default=0.0, help="part of the migrations that fail (default: 0)"
+        "--failure-rate", metavar="P", type=_part, default=0.0, help="share of the migrations that fail (default: 0)"
     )
 
 
 def add_scheduler(group: argparse._ArgumentGroup) -> None:
-    """Who decides, and how often."""
+    """Add the flags for the policy and how often it plans."""
     group.add_argument(
         "--policy",
         metavar="P[,P...]",
-        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY}; of a daemon's log: its own)",
+        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY}; with --replay: the log's)",
     )
     group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(
@@ -104,25 +114,25 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         "--horizon-s",
         metavar="S",
         type=_not_negative,
-        help="reckon with growth so far ahead (default: an epoch, a transfer and a block)",
+        help="how far ahead to plan for growth (default: an epoch, a transfer and a block)",
     )
     group.add_argument(
         "--retire-after-s",
         metavar="S",
         type=_not_negative,
         default=0.0,
-        help="an empty GPU stays awake so long (default: 0)",
+        help="how long an empty GPU stays awake (default: 0)",
     )
 
 
 def add_output(group: argparse._ArgumentGroup) -> None:
-    """What becomes of the results."""
+    """Add the flags for the output."""
     group.add_argument("--json", action="store_true", help="print one JSON object")
     group.add_argument(
         "--decision-log",
         metavar="FILE",
         type=pathlib.Path,
-        help="write every fact and decision, one JSON object a line (one policy only)",
+        help="write every fact and decision, one JSON object per line (one policy only)",
     )
     group.add_argument(
         "--plot",
@@ -149,14 +159,14 @@ def _not_negative(text: str) -> float:
 def _probability(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie in 0..1, 0 excluded: {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1: {text}")
     return value
 
 
 def _part(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must lie in 0..1, 1 excluded: {text}")
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1: {text}")
     return value
 
 
@@ -171,4 +181,6 @@ def _bytes(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"not a number of bytes: {text!r} (as 4GiB, 512MiB, 1000000)") from None
+        raise argparse.ArgumentTypeError(
+            f"not a number of bytes: {text!r} (write 4GiB, 512MiB or 1000000, for example)"
+        ) from None

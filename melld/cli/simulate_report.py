@@ -1,4 +1,4 @@
-"""What `melld simulate` prints for people: one column per policy, one line per figure, with units."""
+"""The text output of `melld simulate`: one column per policy, one line per figure, with units."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,7 +35,7 @@ LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
 
 
 def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
-    """The reports side by side."""
+    """Return a table of the reports side by side."""
     first = reports[0]
     tokens = settings.capacity_bytes // settings.bytes_per_token
     heading = (
@@ -50,10 +50,10 @@ def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
 
 
 def replay_text(result: Replayed) -> str:
-    """What came of a replay."""
+    """Return the result of a replay, with the first difference if there is one."""
     done = f"{result.records} records, {result.events} events, {result.decisions} decisions of {result.policy}"
     if result.difference is None:
-        return f"{done}: all decided again as logged"
+        return f"{done}: all the same as in the log"
     logged, decided = (
         "nothing more" if record is None else encode(record).decode().strip()
         for record in (result.difference.logged, result.difference.decided)

@@ -1,6 +1,6 @@
-"""`melld status`: what the daemon does now, as tables, as JSON, once or again and again.
+"""`melld status`: the daemon's state, as tables or JSON, once or live.
 
-Owns the asking and the exit codes.  Never lays anything out: `melld.cli.status_tables` does.
+Owns the request and the exit codes.  Never lays anything out: `melld.cli.status_tables` does.
 """
 
 import argparse
@@ -25,14 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show the daemon's workers and requests."
     parser.epilog = "Exit codes: 0 shown, 1 the daemon gave no status, 2 bad usage, 3 no daemon to talk to."
     parser.add_argument(
-        "--json", action="store_true", help="print docs/status-schema.md's JSON; with --watch, a line each"
+        "--json", action="store_true", help="print docs/status-schema.md's JSON; with --watch, one line per update"
     )
-    parser.add_argument("--watch", action="store_true", help="show it until Ctrl-C, or until the daemon ends (code 3)")
+    parser.add_argument(
+        "--watch", action="store_true", help="keep updating until Ctrl-C, or until the daemon ends (code 3)"
+    )
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and show; the exit code."""
+    """Ask the daemon and show its status; return the exit code."""
     try:
         client = ControlClient(daemon_directories(arguments, os.environ))
         if arguments.json:
@@ -62,12 +64,12 @@ def _decode(text: bytes) -> DaemonStatus:
     try:
         return msgspec.json.decode(text, type=DaemonStatus)
     except msgspec.ValidationError as error:
-        why = f"the daemon's status is not of schema {SCHEMA}: is it of another version? ({error})"
+        why = f"the daemon's status does not follow schema {SCHEMA}; it may be another version of melld ({error})"
         raise msgspec.ValidationError(why) from error
 
 
 def _print_json(client: ControlClient, *, watch: bool) -> None:
-    """What the daemon sent, to the last field, also such as this program does not know."""
+    """Print all that the daemon sent, including fields that this program does not know."""
     if not watch:
         print(msgspec.json.format(client.status(), indent=2).decode())
         return
@@ -91,7 +93,7 @@ def _watch(client: ControlClient) -> None:
     from melld.cli.status_tables import plain_console, status_view
 
     console = plain_console()
-    first = _decode(client.status())  # nobody there: say so before the screen is taken
+    first = _decode(client.status())  # fails before the screen is cleared if there is no daemon
     try:
         if not console.is_terminal:
             for text in _again_and_again(client):
@@ -107,7 +109,7 @@ def _watch(client: ControlClient) -> None:
 
 
 def _again_and_again(client: ControlClient) -> Iterator[bytes]:
-    """A status every half second, until the daemon goes away (`NoDaemon`)."""
+    """Yield a status every half second, until the daemon goes away (`NoDaemon`)."""
     while True:
         began_s = time.monotonic()
         yield client.status()

@@ -1,9 +1,9 @@
-"""A worker as a bar of the requests that it holds, each in its size class: what the page at `/` draws, in characters.
+"""A worker as a bar of its requests, each in its size class: the picture of the page at `/`, in characters.
 
-Owns the marks and the classes' letters and colours.  Never lays out a table.
+Owns the marks and the letters and colours of the classes.  Never lays out a table.
 
-    S■■■■■■T■■■■T■■■»t■t▪▪□□□···     a request begins with the letter of its class; » it is leaving;
-                                     ▪ other blocks in use; □ room kept for those on their way here; · free
+    S■■■■■■T■■■■T■■■»t■t▪▪□□□···     a request begins with the letter of its class; » is moving away;
+                                     ▪ other blocks in use; □ reserved for requests on their way here; · free
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from melld.cli.render import bar_cells
 from melld.control.status import RequestStatus, WorkerStatus
 from melld.scheduler.policies.mell.classes import TINY, L, Limits, M, S, T
 
-# Tiny ones travel in groups, of which each counts as one T: a small letter.
+# Tiny requests form groups, each of which counts as one T: hence the small letter.
 LETTERS = {TINY: "t", T: "T", S: "S", M: "M", L: "L"}
 STYLES = {"t": "blue", "T": "green", "S": "cyan", "M": "yellow", "L": "magenta"}
 
@@ -35,14 +35,14 @@ ASCII = Marks("#", ">", "=", "+", ".")
 
 
 def class_letter(kv_bytes: int, capacity_bytes: int) -> str:
-    """`t`, `T`, `S`, `M` or `L` (MELL, section VI); empty while nothing is held, or nothing is known of the worker."""
+    """Return `t`, `T`, `S`, `M` or `L` (MELL, section VI), or "" if the size or the capacity is 0."""
     return LETTERS[Limits.of(capacity_bytes).class_of(kv_bytes)] if kv_bytes and capacity_bytes else ""
 
 
 def worker_bar(worker: WorkerStatus, requests: Iterable[RequestStatus], cells: int, *, ascii_only: bool) -> Text:
-    """Exactly `cells` characters: the worker's requests, the largest first, then what else is used, kept and free.
+    """Draw a worker in exactly `cells` characters: its requests, largest first, then other used, reserved, free blocks.
 
-    Blocks that several requests share count for each of them: their sum is pressed into what is used.
+    Shared blocks count for each request that uses them, so the requests' sum is scaled down to the blocks in use.
     """
     marks = ASCII if ascii_only else UNICODE
     used, kept = bar_cells((worker.used_blocks, worker.reserved_blocks), worker.total_blocks, cells)

@@ -1,7 +1,7 @@
-"""How the daemon's status looks on a terminal, and in a pipe.
+"""The daemon's status as tables, for a terminal or a pipe.
 
-Owns the layout.  Never asks the daemon.  On a terminal the tables take what fits in its width, the most telling first;
-in a pipe every row is one line with everything in it, however long.
+Owns the layout.  Never asks the daemon.  On a terminal the tables keep the columns that fit its width, the most useful
+first; in a pipe every row is one line with all columns, however long.
 """
 
 import sys
@@ -45,19 +45,19 @@ PHASE_STYLES = {"queued": "yellow", "waiting": "yellow", "prefilling": "cyan", "
 
 
 class Detail(NamedTuple):
-    """How much a table of workers tells."""
+    """The level of detail of a table of workers."""
 
     bar_cells: int
     gap: int
     totals: bool = True
-    """The device's memory in all, beside what is used."""
+    """Show the device's total memory beside the used."""
     timing: bool = False
     names: bool = False
     climate: bool = False
-    """Temperature and utilisation."""
+    """Show temperature and utilisation."""
 
 
-# From the most to the least: the first one that fits is taken.
+# From the most to the least detail: the first that fits is used.
 DETAILS = (
     Detail(bar_cells=40, gap=2, timing=True, names=True, climate=True),
     Detail(bar_cells=20, gap=2, timing=True, names=True, climate=True),
@@ -71,20 +71,20 @@ DETAILS = (
 
 
 class _OwnConsole(Console):
-    """Leaves it to the command what a reader that has gone means; rich would end the process with code 1."""
+    """A console that lets the command handle a closed pipe; rich would end the process with code 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def plain_console() -> Console:
-    """Standard output: colours and its own width on a terminal, neither in a pipe."""
+    """Return a console on standard output, with colours and a width limit on a terminal only."""
     width = None if sys.stdout.isatty() else UNBOUNDED_WIDTH
     return _OwnConsole(highlight=False, emoji=False, markup=False, width=width)
 
 
 def status_view(status: DaemonStatus, console: Console, height: int | None = None) -> RenderableType:
-    """The whole picture; with a `height`, as many requests as that many lines have room for."""
+    """Lay out the whole status; with a `height`, only as many requests as fit into that many lines."""
     parts = [_heading(status), _workers(status, console), *_remarks(status)]
     used = 1 + sum(len(console.render_lines(part)) for part in parts)
     return Group(*parts, Text(), *_requests(status, None if height is None else height - used))
@@ -112,7 +112,7 @@ def _heading(status: DaemonStatus) -> RenderableType:
 
 
 def _saved(status: DaemonStatus) -> str:
-    """What packing has brought, in one line."""
+    """Return one line on what packing has saved."""
     awake_h, shadow_h = status.worker_seconds_awake / 3600, status.shadow_worker_seconds_awake / 3600
     hours = f"awake {awake_h:.2f} worker-hours, about {shadow_h:.2f} with best fit"
     saved = round(status.gpu_hours_saved, 2) + 0.0  # never "-0.00"
@@ -120,7 +120,7 @@ def _saved(status: DaemonStatus) -> str:
 
 
 def _remarks(status: DaemonStatus) -> list[Text]:
-    """Everything that needs words, below the table whose columns it would burst."""
+    """Return the lines of text below the tables: reasons, warnings, moves."""
     remarks = [
         Text.assemble((f"{worker.worker}: ", "bold"), (said, "red" if failed else "dim"))
         for worker in status.workers
@@ -141,7 +141,7 @@ def _why(worker: WorkerStatus) -> str:
 
 
 def _tokens_only(links: Sequence[LinkStatus]) -> list[Text]:
-    """A line for each reason why KV is not copied, with the links that it holds for."""
+    """Return a line for each reason why KV is not copied, with the links that it holds for."""
     concerned: dict[str, list[str]] = {}
     for link in links:
         if link.tokens_only_because:
@@ -151,7 +151,7 @@ def _tokens_only(links: Sequence[LinkStatus]) -> list[Text]:
 
 
 def _move(move: MoveStatus) -> Text:
-    """One line: who goes where, what for, and how far that is."""
+    """Return one line: which request moves where, why, and how far the move is."""
     way = f"via {move.via}" if move.via else "deferred"
     waits = f": {move.deferred_because}" if move.deferred_because else ""
     what = f"{move.source} > {move.destination}, {size_text(move.kv_bytes)}, {move.cause}, {way}, {move.age_s:.1f} s"
@@ -162,7 +162,7 @@ def _move(move: MoveStatus) -> Text:
 
 
 class Column(NamedTuple):
-    """A column of the table of workers; one in which no worker has anything to tell is left out."""
+    """A column of the table of workers; left out if it is empty for every worker."""
 
     title: str
     cell: Callable[[WorkerStatus], Text | str | None]
@@ -224,12 +224,12 @@ def _device(worker: WorkerStatus, *, named: bool) -> str:
 
 
 def _kv_share(worker: WorkerStatus) -> str | None:
-    """None until the worker has been ready: what it can hold is not known before."""
+    """Return used and total KV, or None until the worker has been ready and its capacity is known."""
     return share_text(worker.used_bytes, worker.capacity_bytes) if worker.capacity_bytes else None
 
 
 def _request_counts(worker: WorkerStatus) -> str | None:
-    """`12/64`, and `12+3/64` where three wait on the worker itself."""
+    """Return `12/64`, or `12+3/64` if three requests wait on the worker itself."""
     if not worker.max_requests:
         return None
     waiting = f"+{worker.waiting_requests}" if worker.waiting_requests else ""
@@ -256,7 +256,7 @@ def _percent(part: float | None) -> str | None:
 
 
 def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
-    """The table of requests in at most so many lines; a line under it counts those that did not fit."""
+    """Return the table of requests in at most `lines` lines, and a line that counts those that did not fit."""
     if not status.requests:
         return [Text("No requests.", "dim")]
     shown = status.requests
@@ -270,7 +270,7 @@ def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
 
 def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, int]) -> Table:
     table = _table(gap=2)
-    # The one column that gives way on a narrow terminal: an id is told from others by its beginning.
+    # The one column that shrinks on a narrow terminal: the beginning of an id tells it from others.
     table.add_column("Request", overflow="ellipsis", min_width=12)
     for title in ("Worker", "Class", "Phase"):
         table.add_column(title, no_wrap=True)

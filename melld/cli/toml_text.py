@@ -1,6 +1,6 @@
 """A configuration as TOML that melld reads back to the same configuration.
 
-Owns the writing alone; values that are unset are left out, as TOML has no word for them.
+Owns the writing alone; unset values are left out, as TOML has no null.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def toml_text(tables: Mapping[str, Any]) -> str:
-    """`tables` as TOML: one `[table]` per top-level key, tables within them inline."""
+    """Write `tables` as TOML: one `[table]` per top-level key, nested tables inline."""
     return "\n".join(_table(name, table) for name, table in tables.items())
 
 
@@ -37,5 +37,5 @@ def _value(value: object) -> str:
 
 
 def _string(text: str) -> str:
-    """JSON's strings are TOML's, but for DEL, which TOML wants escaped."""
+    """Quote `text` as a JSON string, which is a TOML string too, except that TOML wants DEL escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

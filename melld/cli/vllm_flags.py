@@ -1,6 +1,6 @@
-"""The options of `vllm serve`, typed as its users know them: `--max-model-len 16k` sets `[model.vllm] max_model_len`.
+"""The options of `vllm serve` as flags: `--max-model-len 16k` sets `[model.vllm] max_model_len`.
 
-Owns how their words are read.  Never judges them: that is `melld.engine.arguments`, and vLLM itself.
+Owns the parsing of their values.  Never validates them: `melld.engine.arguments` and vLLM itself do.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from melld.engine.option_kinds import option_kinds
 
 PREFIX = "model.vllm."
 TRANSLATED = frozenset({"model", "served_model_name", "host", "port", "api_key", "log_level"})
-"""melld has flags of its own for these."""
+"""Options for which melld has flags of its own."""
 SHORT = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
@@ -24,7 +24,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, 
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """Take every option of `vllm serve`; the help does not list them."""
+    """Add every option of `vllm serve`, without listing them in the help."""
     for name, annotation in option_kinds().items():
         if name in TRANSLATED:
             continue
@@ -44,12 +44,12 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def vllm_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What such flags set, by dotted key."""
+    """Return the values that these flags set, by dotted key."""
     return {key: value for key, value in vars(arguments).items() if key.startswith(PREFIX)}
 
 
 class _Values(argparse.Action):
-    """Several words, or one list in JSON."""
+    """A value of several words, or one JSON list."""
 
     def __call__(
         self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: Any = None
@@ -82,7 +82,7 @@ def _json(text: str) -> Any:
 
 
 def _number(text: str) -> int | float | None:
-    """16384, 0.9, or 16k (decimal) and 16K (binary) as vLLM has them; None for other words."""
+    """Parse 16384, 0.9, or vLLM's 16k (decimal) and 16K (binary); return None for anything else."""
     if (found := re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text)) is None:
         return None
     value = float(found[1]) * UNITS[found[2]]

@@ -139,7 +139,7 @@ def test_a_users_units_lie_in_the_users_configuration(machine: Machine) -> None:
 
 def test_removing_where_nothing_is_says_so(machine: Machine) -> None:
     """Not an error: it is as it was wanted."""
-    assert "There is nothing of melld's" in machine.install("--remove")
+    assert "There are no units of melld" in machine.install("--remove")
 
 
 def test_a_place_that_cannot_be_written_is_told_in_a_line(machine: Machine) -> None:

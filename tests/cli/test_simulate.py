@@ -51,7 +51,7 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
     capsys.readouterr()
     replay = ["simulate", "--replay", str(log), *flags]
     assert main([*replay, "mell-plus"]) == 0
-    assert "decisions of mell-plus: all decided again as logged" in capsys.readouterr().out
+    assert "decisions of mell-plus: all the same as in the log" in capsys.readouterr().out
     assert main([*replay, "best-fit", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["step"] > 0
     assert main([*replay, "best-fit,mell-plus"]) == 2
@@ -82,12 +82,12 @@ def test_the_figures_are_drawn(tmp_path: pathlib.Path) -> None:
         ([*LOAD[1:], "--policy", "fastest"], "'fastest' is not one of"),
         ([*LOAD[1:], "--policy", "best-fit,worst-fit", "--decision-log", "x"], "one --policy"),
         ([*LOAD[1:], "--capacity-bytes", "1GiB"], "--bytes-per-token"),
-        ([*LOAD[1:], "--capacity-bytes", "1", "--bytes-per-token", "1", "--gpu", "l4"], "does not go together"),
+        ([*LOAD[1:], "--capacity-bytes", "1", "--bytes-per-token", "1", "--gpu", "l4"], "cannot be combined"),
         ([*LOAD[1:], "--capacity-bytes", "15", "--bytes-per-token", "1"], "less than one block"),
         ([*LOAD[1:], "--model", "llama-2-13b", "--gpu", "l4"], "does not fit"),
         ([*LOAD[1:], "--gpu", "abacus"], "neither a known card"),
         ([*LOAD[1:], "--gpus", "0"], "above zero"),
-        ([*LOAD[1:], "--failure-rate", "1"], "must lie in"),
+        ([*LOAD[1:], "--failure-rate", "1"], "must be at least 0 and below 1"),
         ([*LOAD[1:], "--rate", "2"], "is for --trace"),
     ],
 )

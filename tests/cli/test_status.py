@@ -139,7 +139,7 @@ def test_another_schema_is_code_1(daemon: ControlDaemon) -> None:
     daemon.context.status = lambda: msgspec.defstruct("Other", [("schema", int)])(schema=99)
     done = status(daemon.directory)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "is it of another version?" in done.stderr
+    assert "it may be another version of melld" in done.stderr
     assert json.loads(status(daemon.directory, "--json").stdout) == {"schema": 99}
 
 

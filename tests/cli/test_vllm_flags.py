@@ -83,7 +83,7 @@ def test_the_model_is_named_without_a_flag() -> None:
         ("serve m --max-model-len many", "wants a whole number, such as 16384 or 16k, not 'many'"),
         ("serve m --gpu-memory-utilization most", "wants a number, such as 0.9, not 'most'"),
         ("serve m --hf-overrides {x", "is not JSON"),
-        ("serve m --model n", "MODEL: is m, and --model is n"),
+        ("serve m --model n", "MODEL: is m, but --model is n"),
         ("serve m --name a --served-model-name b", "--served-model-name: does not go together with --name"),
         ("check-config --model m --api-key= --port 1", "--api-key: is empty"),
     ],
