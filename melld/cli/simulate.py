@@ -24,7 +24,7 @@ from melld.migrate.snapshot import Via
 from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
-from melld.simulator.experiment import Outcome, SchedulerChoices, make_scheduler, run_policy, unbatched
+from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy, unbatched
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import SimulatorSettings
@@ -135,7 +135,9 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     return trace.scaled(arguments.length_factor)
 
 
-def _run_one(policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload) -> Outcome:
+def _run_one(
+    policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
+) -> PolicyOutcome:
     choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
     with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
         return run_policy(policy, settings, workload, choices, log, progress)
@@ -171,7 +173,7 @@ def _records(file: IO[bytes]) -> Iterator[Record]:
 
 
 def _plot(
-    arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload, outcomes: list[Outcome]
+    arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload, outcomes: list[PolicyOutcome]
 ) -> None:
     from melld.simulator.plots import draw_run
 

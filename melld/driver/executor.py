@@ -22,7 +22,7 @@ from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import messages as say
-from melld.migrate.migration import Action, Finish, HandOver, Migration, Pace, Tell, Wish
+from melld.migrate.migration import Action, Finish, HandOver, Migration, MovePace, Tell, Wish
 from melld.migrate.snapshot import MoveRefused, Refusal, Via
 from melld.migrate.table import MoveState, Outcome, Sign
 from melld.scheduler import events
@@ -95,7 +95,7 @@ class Executor:
         request: RequestId,
         destination: WorkerId,
         via: Via | None = None,
-        paces: Mapping[Via, Pace] | None = None,
+        paces: Mapping[Via, MovePace] | None = None,
         cause: EventId = NO_EVENT,
     ) -> Move:
         """Begin to move a request; `via` None: its KV if that can be, else its tokens.

@@ -17,7 +17,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger_page import Holding
-from melld.migrate.migration import Pace
+from melld.migrate.migration import MovePace
 from melld.migrate.planner import Deferred, Planner, Start, Wanted
 from melld.migrate.snapshot import Phase, Via
 from melld.migrate.table import MoveState, Outcome
@@ -216,12 +216,12 @@ class WantedMoves:
             if not future.done():
                 future.set_result(move)
 
-    def _paces(self, wanted: Wanted) -> dict[Via, Pace]:
+    def _paces(self, wanted: Wanted) -> dict[Via, MovePace]:
         """The ways on which it is more than a boundary lets through in one epoch."""
         epoch_s, paces = self.planner.boundaries.epoch_s, {}
         for via, cost in ((Via.KV, wanted.kv_bytes), (Via.TOKENS, wanted.tokens)):
             if cost > (per_epoch := self.planner.per_epoch(wanted, via)):
-                paces[via] = Pace(per_epoch / epoch_s, cost / per_epoch * epoch_s)
+                paces[via] = MovePace(per_epoch / epoch_s, cost / per_epoch * epoch_s)
         return paces
 
     def _call_off(self, deferred: Deferred, why: str) -> None:

@@ -1,11 +1,11 @@
-"""What a link may carry, and a worker may prefill for others, in one epoch without disturbing what runs there.
+"""Boundaries: what a link may carry, and a worker may prefill for moves, in an epoch without slowing what runs there.
 
-Owns the figures and how to read them.  Never measures (`melld profile` does) and never divides (`planner` does).
+Owns the figures and how to read them.  Never measures (`melld profile` does) and never plans (`planner` does).
 
     link      bytes per epoch, by source and destination
-    port      bytes per epoch that leave one worker for all others together, or enter it
-    segment   bytes per epoch over what several pairs share: a switch, a host bridge, the memory of the host
-    prefill   tokens of foreign prefill per epoch, by worker and by the number of requests that it decodes meanwhile
+        port      bytes per epoch that leave one worker for all others together, or enter it
+        segment   bytes per epoch over what several pairs share: a switch, a host bridge, the host's memory
+        prefill   tokens of foreign prefill per epoch, by worker and by the number of requests decoding there
 
 A copy crosses its link, the port out of its source, the port into its destination and every segment on its path.
 """
@@ -18,7 +18,7 @@ import msgspec
 from melld.ids import WorkerId
 
 PrefillTable = tuple[tuple[int, int], ...]
-"""(requests that decode meanwhile, tokens per epoch), by ascending requests; the first line is for none."""
+"""Rows (decoding requests, tokens per epoch), by ascending requests; the first row is for none."""
 Pair = tuple[WorkerId, WorkerId]
 """Source and destination."""
 
@@ -28,7 +28,7 @@ DEFAULT_PREFILL: PrefillTable = ((0, 2048), (1, 512))
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """What these pairs share, and the bytes per epoch of all of them together."""
+    """A resource that these pairs share, and the bytes per epoch of all of them together."""
 
     name: str
     nbytes: int
@@ -36,10 +36,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, for epochs of `epoch_s`.  What has not been measured is taken to be generous.
+    """All boundaries, for epochs of `epoch_s`.  Defaults for what has not been measured are generous.
 
     `links`: source -> destination -> bytes.  `ports_out`, `ports_in`: worker -> bytes.  `prefill`: worker -> table.
-    The fields `other_...` hold for links, ports and workers that are not named.
+    The fields `other_...` apply to links, ports and workers that are not named.
     """
 
     epoch_s: float = DEFAULT_EPOCH_S
@@ -58,40 +58,40 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"a table of prefill boundaries begins with batch 0 and ascends: {table}")
 
     def link_bytes(self, source: WorkerId, destination: WorkerId) -> int:
-        """Bytes per epoch from there to there; at least one, so that every move ends some time."""
+        """Return the bytes per epoch over a link; at least one, so that every move ends."""
         return max(self.links.get(source, {}).get(destination, self.other_link_bytes), 1)
 
     def out_bytes(self, worker: WorkerId) -> int:
-        """Bytes per epoch that leave the worker; at least one.  A port carries what its fastest link does."""
+        """Return the bytes per epoch that may leave the worker; at least one.  Defaults to its fastest link."""
         fastest = max(self.links.get(worker, {}).values(), default=0)
         return max(self.ports_out.get(worker, fastest or self.other_port_bytes), 1)
 
     def in_bytes(self, worker: WorkerId) -> int:
-        """Bytes per epoch that enter the worker; at least one."""
+        """Return the bytes per epoch that may enter the worker; at least one.  Defaults to its fastest link."""
         fastest = max((row[worker] for row in self.links.values() if worker in row), default=0)
         return max(self.ports_in.get(worker, fastest or self.other_port_bytes), 1)
 
     def segments_of(self, source: WorkerId, destination: WorkerId) -> list[Segment]:
-        """What a copy from there to there crosses beside its link and its ports."""
+        """Return the segments that a copy crosses beside its link and its ports."""
         pair = source, destination
         return [segment for segment in self.segments if pair in segment.pairs]
 
     def segment_bytes(self, name: str) -> int:
-        """Bytes per epoch over the segment; at least one."""
+        """Return the bytes per epoch over the segment; at least one."""
         return max(next((segment.nbytes for segment in self.segments if segment.name == name), 1), 1)
 
     def prefill_tokens(self, worker: WorkerId, batch: int) -> int:
-        """Tokens per epoch beside so many decoding requests: the line between the table's points; at least one."""
+        """Return the tokens per epoch beside `batch` decoding requests, interpolated in the table; at least one."""
         table = self.prefill.get(worker, self.other_prefill)
         for (fewer, first), (more, last) in itertools.pairwise(table):
             if fewer <= batch < more:
-                if fewer == 0 < batch:  # a worker with nobody to disturb says nothing about one that has somebody
+                if fewer == 0 < batch:  # the idle figure says nothing about a busy worker
                     return max(last, 1)
                 return max(first + (last - first) * (batch - fewer) // (more - fewer), 1)
         return max(table[-1][1], 1)
 
     def for_epochs_of(self, epoch_s: float) -> "Boundaries":
-        """The same rates, told for another length of the epoch."""
+        """Return the same rates for another length of the epoch."""
         factor = epoch_s / self.epoch_s
         return Boundaries(
             epoch_s=epoch_s,

@@ -1,8 +1,8 @@
-"""What is said about one migration: commands to the two workers, and their answers.
+"""The messages of a migration: commands to the two workers, and their answers.
 
-Owns the shapes, without I/O; the frames of `engine/wire` carry them.  Each command is answered exactly once, by the
-event named in its docstring, by `CopyFailed` or by `CommandFailed`; `move` and `number` tell an answer to which command
-it belongs, so that one that comes late, or twice, is known for what it is.
+Owns the shapes, without I/O; the frames of `engine/wire` carry them.  Each command gets exactly one answer: the event
+named in its docstring, `CopyFailed` or `CommandFailed`.  `move` and `number` match an answer to its command, so that
+late and duplicate answers are recognised.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ BlockIds = tuple[tuple[int, ...], ...]
 
 
 class MoveMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Concerns the `number`th command of the migration `move` of `request`."""
+    """Message about command `number` of the migration `move` of `request`."""
 
     move: int
     number: int
@@ -25,11 +25,11 @@ class MoveMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class DescribeRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the source: where does it stand, and which of its blocks will not change again?  `RequestDescribed`."""
+    """To the source: report the request's state and its final blocks.  Answer: `RequestDescribed`."""
 
 
 class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: keep room for so many tokens.  `RoomReserved`.
+    """To the destination: reserve room for `token_capacity` tokens.  Answer: `RoomReserved`.
 
     Payload: vLLM's `EngineCoreRequest`, and the output tokens so far (MessagePack).
     """
@@ -38,10 +38,10 @@ class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: compute its blocks from its tokens, then keep room.  `RoomReserved`.
+    """To the destination: compute the request's blocks from its tokens, then reserve room.  Answer: `RoomReserved`.
 
-    Said again with the tokens that have come since, until few are left.  `tokens_per_s`: no faster than so beside
-    others' decoding; 0: one slice after the other.  Payload: as for `ReserveBlocks`.
+    Repeated with the tokens that were added since, until few are left.  `tokens_per_s`: speed limit beside other
+    requests' decoding; 0: one slice after the other.  Payload: as for `ReserveBlocks`.
     """
 
     token_capacity: int
@@ -49,9 +49,9 @@ class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class CopyBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: pull those of these blocks that are not there yet, beside decoding.  `BlocksCopied`.
+    """To the destination: pull the missing ones of these blocks, beside decoding.  Answer: `BlocksCopied`.
 
-    `bytes_per_s`: no faster than so; 0: as fast as the link goes.
+    `bytes_per_s`: speed limit; 0: as fast as the link.
     """
 
     source: str
@@ -62,13 +62,16 @@ class CopyBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class FreezeRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the source: emit nothing more for it from the next step on.  `RequestFrozen`, after its last output."""
+    """To the source: stop the request before the next step.  Answer, after its last output: `RequestFrozen`."""
 
     via: Via
 
 
 class AttachRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: pull the rest and go on with it under `lease`.  Payload: the snapshot.  `RequestAttached`."""
+    """To the destination: pull the rest and run the request under `lease`.  Answer: `RequestAttached`.
+
+    Payload: the snapshot.
+    """
 
     source: str
     via: Via
@@ -76,17 +79,17 @@ class AttachRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class ReleaseRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the source: the destination has it; free its blocks.  `RequestReleased`, also where it is not there."""
+    """To the source: free the blocks of the request, which has moved.  Answer, also if unknown: `RequestReleased`."""
 
 
 class ThawRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the source: the move is off, go on with it.  `RequestThawed`, also where it was not frozen."""
+    """To the source: resume the request, the move is cancelled.  Answer, also if not frozen: `RequestThawed`."""
 
 
 class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: forget what of the request came by this move, whose outputs would bear `lease`.
+    """To the destination: drop all that this move brought of the request.  Answer: `ReservationCancelled`.
 
-    What goes on there under another lease stays.  `ReservationCancelled`, also if nothing is there.
+    `lease`: the lease of this move; what runs there under another lease stays.  Answered also if nothing is there.
     """
 
     lease: int
@@ -96,7 +99,7 @@ class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """Where it stands.  `refusals`: why it cannot go one way or another; the ways that are not named are open."""
+    """State of the request.  `refusals`: why it cannot go by a way; ways that are not named are open."""
 
     num_tokens: int
     block_ids: BlockIds
@@ -105,14 +108,14 @@ class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RoomReserved(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """There is room; of its blocks, so many were in the destination's own prefix cache."""
+    """Room is reserved; `reused_blocks` of its blocks were in the destination's prefix cache."""
 
     blocks: int
     reused_blocks: int
 
 
 class BlocksCopied(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """The blocks' bytes are there."""
+    """The blocks' bytes have arrived."""
 
     blocks: int
     nbytes: int
@@ -120,13 +123,13 @@ class BlocksCopied(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RequestFrozen(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """Nothing more will come from the source.  Payload: a `RequestSnapshot`."""
+    """The source emits no more of the request.  Payload: a `RequestSnapshot`."""
 
     num_tokens: int
 
 
 class RequestAttached(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """It goes on at the destination; the last pull copied so much."""
+    """The request runs at the destination; the fields describe the last pull."""
 
     blocks: int
     nbytes: int
@@ -134,25 +137,25 @@ class RequestAttached(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RequestReleased(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """The source holds nothing of it."""
+    """The source holds nothing of the request."""
 
 
 class RequestThawed(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """The source goes on with it."""
+    """The source runs the request again."""
 
 
 class ReservationCancelled(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """The destination holds nothing of it."""
+    """The destination holds nothing of the request."""
 
 
 class CopyFailed(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """Bytes did not arrive, or not as they were sent: nothing was attached, the room's blocks are worth nothing."""
+    """Bytes were lost or damaged: nothing was attached, and the reserved blocks are worthless."""
 
     reason: str
 
 
 class CommandFailed(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """The command was not carried out, and has changed nothing at the worker."""
+    """The worker did not carry out the command and changed nothing."""
 
     reason: str
 

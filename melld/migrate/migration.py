@@ -1,17 +1,17 @@
-"""The life of one migration, from the wish to its end: one enum, one table, facts in, commands out.
+"""State machine of one migration: one enum, one table, facts in, commands out.
 
-Owns who may do what when, and the roll-back, which is a path through the same table.  Pure: no I/O, no clock.
+Owns the allowed steps and the roll-back, which is a path through the same table.  Pure: no I/O, no clock.
 
     QUEUED ─► LOOKING ─► RESERVING ─► COPYING ⇄ CHECKING ─► FREEZING ─► ATTACHING ─► RELEASING ─► ENDED   by KV
                    └────────────────► WARMING ⇄ CHECKING ─► FREEZING ─► ...                               by tokens
 
-    anything goes wrong, before FREEZING:  CANCELLING ─► ENDED                        (the source never noticed)
-                          after it:        THAWING ─► CANCELLING ─► ENDED             (the source goes on)
+    failure before FREEZING:     CANCELLING ─► ENDED                        (the source never noticed)
+            from FREEZING on:    THAWING ─► CANCELLING ─► ENDED             (the source resumes)
 
-To enter a state is to give its one command, which ends in exactly one event: its answer, its refusal, its deadline, or
-the loss of the worker that it was given to.  One moment decides whose the request is: `RequestAttached` read by the
-daemon (`HandOver`).  Before it the source's lease is valid, after it the destination's.  Between freeze and that moment
-nobody emits: what a destination that was given up says later has a lease that never became valid.
+Entering a state sends its one command, which ends in exactly one event: its answer, its refusal, its deadline, or the
+loss of its worker.  The daemon hands the request over when it reads `RequestAttached` (`HandOver`): before, the
+source's lease is valid, after, the destination's.  Between freeze and hand-over nobody emits: later output of a
+destination that was given up bears a lease that never became valid.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 
 HEADROOM_TOKENS = 64
-"""Room reserved beyond the tokens that a request has: it grows while it is copied."""
+"""Room reserved beyond the present tokens: the request grows while it is copied."""
 FEW_BLOCKS = 2
-"""So many full blocks may be left for after the freeze."""
+"""Full blocks that may be left for after the freeze."""
 FEW_TOKENS = 48
-"""So many tokens may be left to compute after the freeze: little more than the last block, which always is."""
+"""Tokens that may be left to compute after the freeze: little more than the last block, which is always left."""
 MAX_ROUNDS = 6
 
 
@@ -65,7 +65,7 @@ _SIGNS: Mapping[type, Sign] = {
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Give a worker this command; without an answer after `deadline_s`, say `Sign.LATE`."""
+    """Action: send a worker this command; without an answer within `deadline_s`, report `Sign.LATE`."""
 
     worker: WorkerId
     command: Any
@@ -73,16 +73,16 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """The request is the destination's from now on, under this lease: the commit.
+    """Action: commit; the request belongs to the destination from now on, under this lease.
 
-    The source has been told to free its blocks, and still holds them until it has read that.
+    The source holds its blocks until it has read the release that was sent before.
     """
 
     lease: int
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The migration has ended; nothing more is asked of anybody."""
+    """Action: end the migration; no command is open."""
 
     outcome: Outcome
 
@@ -90,17 +90,17 @@ class Finish(msgspec.Struct, frozen=True):
 Action = Tell | HandOver | Finish
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """The rate, in bytes or tokens, that a way keeps to beside decoding, and how long it then takes; 0: its own."""
+class MovePace(msgspec.Struct, frozen=True):
+    """Rate limit of a way beside decoding, in bytes or tokens, and its time at that rate; 0: no limit."""
 
     per_s: float = 0.0
     takes_s: float = 0.0
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted.  `via` None: by KV where that is possible.  `lease`: what the destination would emit under.
+    """A wanted migration.  `via` None: by KV where possible.  `lease`: of the destination's output.
 
-    `paces`: of the ways on which it is more than a boundary lets through at once.
+    `paces`: of the ways whose boundary is less than the move's size.
     """
 
     move: int
@@ -109,13 +109,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     destination: WorkerId
     via: Via | None = None
     lease: int
-    paces: Mapping[Via, Pace] = {}
+    paces: Mapping[Via, MovePace] = {}
     cause: EventId = NO_EVENT
     """The event on which the move was decided."""
 
 
 class Migration:
-    """One migration.  `story` tells what happened, in order: (seconds, what)."""
+    """One migration.  `story` holds what happened, in order: (seconds, what)."""
 
     def __init__(self, wish: Wish, now_s: float) -> None:
         self.wish = wish
@@ -137,17 +137,17 @@ class Migration:
         self._warmed = 0
 
     def answered(self, answer: say.MoveAnswer, now_s: float) -> list[Action]:
-        """A worker's answer.  One that belongs to a command that was given up says nothing."""
+        """Handle a worker's answer; return the next actions.  Ignore answers to earlier commands."""
         if answer.number != self.number or self.state is MoveState.ENDED:
             return []
         self._learn(answer)
         return self.happened(self._sign_of(answer), now_s)
 
     def happened(self, sign: Sign, now_s: float) -> list[Action]:
-        """The next actions.
+        """Take the step of an event; return the next actions.
 
         Raises:
-            IllegalTransition: the table has no such line; nothing has changed.
+            IllegalTransition: the table has no such row; nothing has changed.
         """
         before = self.state
         after = TRANSITIONS.get((before, sign))
@@ -164,12 +164,12 @@ class Migration:
             actions.append(Finish(self.outcome))
         elif after is not before or sign is Sign.LATE:
             actions.append(self._tell())
-        if sign is Sign.ATTACHED:  # after the release: whatever takes the source's room reaches it behind that
+        if sign is Sign.ATTACHED:  # after the release: commands that use the source's room arrive after it
             actions.append(HandOver(self.wish.lease))
         return actions
 
     def told(self) -> tuple[str, ...]:
-        """The story as lines."""
+        """Return the story as lines."""
         return tuple(f"{(at_s - self.began_s) * 1e3:.1f} ms {what}" for at_s, what in self.story)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Migration:
         return _SIGNS[type(answer)]
 
     def _way(self, described: say.RequestDescribed) -> Sign:
-        """By which way it can go; the other way is tried where none was asked for."""
+        """Choose the way; try both if the wish names none."""
         ways = [self.wish.via] if self.wish.via is not None else [Via.KV, Via.TOKENS]
         for way in ways:
             if way not in described.refusals:
@@ -227,8 +227,8 @@ class Migration:
         paced_s = self._pace().takes_s if self.state in (MoveState.COPYING, MoveState.WARMING) else 0.0
         return Tell(worker, self._command(), DEADLINES_S[self.state] + paced_s)
 
-    def _pace(self) -> Pace:
-        return self.wish.paces.get(self.via, Pace())
+    def _pace(self) -> MovePace:
+        return self.wish.paces.get(self.via, MovePace())
 
     def _command(self) -> say.MoveCommand:
         wish, described = self.wish, self._described

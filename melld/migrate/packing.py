@@ -1,10 +1,10 @@
-"""Packing: which of the moves that share bins go now, each by its KV over a path or by its tokens.
+"""Packing: chooses which of the moves that share bins go now, each by KV over a path or by tokens.
 
-Owns the greedy ways, the search and what "better" means.  Knows nothing of time, requests or workers: a move is its
-ways, a way is a cost and the bins that it draws it from: one for tokens, every segment of the path for KV.
+Owns the greedy packings, the search and the ranking.  Knows nothing of time, requests or workers: a move is its ways, a
+way is a cost and the bins that it draws from: one bin for tokens, every segment of the path for KV.
 
-What goes in one epoch draws from each bin no more than its boundary.  A way that costs more than its narrowest bin
-takes draws that bin's whole boundary in each of several epochs, so nothing else may be in it (`planner` books them).
+In one epoch the moves draw at most its boundary from each bin.  A way that costs more than its narrowest bin allows
+draws that bin's whole boundary in several epochs, so nothing else may use the bin then (`planner` books them).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 Bin = tuple[str, ...]
-"""What it is, and whose: see `planner_paths`."""
+"""Kind and owner of a bin: see `paths`."""
 FEW = 7
-"""So many moves, and fewer, are divided in the best way that there is."""
+"""Up to this many moves are packed optimally."""
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way for a move to go.  `epochs`: how long it takes alone; what is soonest over is tried first.
+    """One way for a move to go.  `epochs`: its time alone; the shortest is tried first.
 
-    The first of its bins says what it is: a link, or tokens.
+    Its first bin gives the kind: a link, or tokens.
     """
 
     bins: tuple[Bin, ...]
@@ -29,18 +29,18 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A move: its ways (none: it cannot go now), and whether it cannot wait."""
+    """A move to pack: its ways (none: it cannot go now).  `pressing`: it cannot wait."""
 
     ways: tuple[Way, ...]
     pressing: bool
 
 
 Choice = tuple[Way | None, ...]
-"""For each candidate its way; None: not now."""
+"""The way of each candidate; None: it waits."""
 
 
 class Bins:
-    """How full the bins are.  `boundary`: what a bin takes in an epoch."""
+    """Fill levels of the bins.  `boundary`: a bin's capacity in an epoch."""
 
     def __init__(self, boundary: Callable[[Bin], int], used: Mapping[Bin, int], closed: Iterable[Bin] = ()) -> None:
         self.boundary = boundary
@@ -48,49 +48,48 @@ class Bins:
         self._closed = frozenset(closed)
 
     def fits(self, way: Way) -> bool:
-        """Whether the move could go this way now."""
+        """Return True if the way's bins have room for it now."""
         return not self.full(way)
 
     def full(self, way: Way) -> list[Bin]:
-        """Those of its bins that keep it from going this way now."""
+        """Return the way's bins that have no room for it now."""
         draw, used = self.draw(way), self._used
         return [one for one in way.bins if one in self._closed or used.get(one, 0) + draw > self.boundary(one)]
 
     def draw(self, way: Way) -> int:
-        """What it takes of each of its bins in one epoch: all of it, or what the narrowest of them carries."""
+        """Return what the way takes from each of its bins in an epoch: its cost, or the narrowest bin's boundary."""
         return min(way.cost, *map(self.boundary, way.bins))
 
     def left(self, way: Way) -> float:
-        """What part of its fullest bin would be left."""
+        """Return the share of the way's fullest bin that would be left."""
         draw = self.draw(way)
         return min((self.boundary(one) - self._used.get(one, 0) - draw) / self.boundary(one) for one in way.bins)
 
     def take(self, way: Way) -> None:
-        """It goes this way."""
+        """Book the way in its bins."""
         draw = self.draw(way)
         for one in way.bins:
             self._used[one] = self._used.get(one, 0) + draw
 
     def give_back(self, way: Way) -> None:
-        """The opposite of `take`."""
+        """Undo `take`."""
         draw = self.draw(way)
         for one in way.bins:
             self._used[one] -= draw
 
     def copy(self) -> "Bins":
-        """For a trial."""
+        """Return a copy for a trial."""
         return Bins(self.boundary, self._used, self._closed)
 
 
 def divide(candidates: Sequence[Candidate], bins: Bins) -> Choice:
-    """The better of first fit and best fit; of `FEW` moves or fewer the best division that there is.
+    """Return the better of first fit and best fit; for `FEW` moves or fewer the best packing.
 
-    Candidates come in order of urgency.  Better is: more of those that cannot wait; then more moves; then the more
-    urgent ones; then less load, the sum of the epochs that they take by the ways chosen.  What is equal falls to first
-    fit.  `bins` stay as they are.
+    Candidates come in order of urgency.  Better means: more pressing moves; then more moves; then the more urgent ones;
+    then less load, the sum of the epochs of the chosen ways.  First fit wins ties.  `bins` are not changed.
 
-    Each division is maximal: no candidate that is left out would fit beside those that go.  More is not promised of
-    more than `FEW`: one large urgent move may keep out many small ones.
+    Each packing is maximal: no waiting candidate would fit beside those that go.  Beyond `FEW` moves that is the only
+    guarantee: one large urgent move may keep out many small ones.
     """
     first = _greedy(candidates, bins.copy(), best_fit=False)
     best = _greedy(candidates, bins.copy(), best_fit=True)
@@ -105,7 +104,7 @@ Rank = tuple[int, int, tuple[bool, ...], float]
 
 
 def rank(candidates: Sequence[Candidate], choice: Sequence[Way | None]) -> Rank:
-    """The greater, the better: pressing moves that go, moves that go, which, and minus the epochs that they take."""
+    """Return the rank, greater is better: pressing moves that go, moves that go, which ones, minus their epochs."""
     goes = tuple(way is not None for way in choice)
     pressing = sum(candidate.pressing for candidate, go in zip(candidates, goes, strict=True) if go)
     epochs = sum(way.epochs for way in choice if way is not None)
@@ -117,7 +116,7 @@ def _soonest(candidate: Candidate) -> Way | None:
 
 
 def _greedy(candidates: Sequence[Candidate], bins: Bins, *, best_fit: bool) -> Choice:
-    """Pressing ones first, each where it fits: where it is over soonest, or where the least is left (best fit)."""
+    """Pack greedily, pressing moves first, each by the shortest way that fits (best fit: that leaves least)."""
     chosen: list[Way | None] = [None] * len(candidates)
     for index in sorted(range(len(candidates)), key=lambda index: not candidates[index].pressing):
         ways = sorted(candidates[index].ways, key=bins.left if best_fit else lambda way: way.epochs)
@@ -129,7 +128,7 @@ def _greedy(candidates: Sequence[Candidate], bins: Bins, *, best_fit: bool) -> C
 
 
 class _Search:
-    """All divisions, but for those that cannot be better than the best so far (depth first, branch and bound)."""
+    """Depth-first branch and bound over all packings."""
 
     def __init__(self, candidates: Sequence[Candidate], bins: Bins, start: Choice) -> None:
         self.best = start
@@ -140,7 +139,7 @@ class _Search:
         self._try(())
 
     def _try(self, goes: tuple[bool, ...]) -> None:
-        """Go on from the candidates that have been decided."""
+        """Search the packings that begin with these decisions."""
         rest = self._candidates[len(goes) :]
         if self._at_most(goes) <= self._rank:
             return
@@ -159,7 +158,7 @@ class _Search:
         self._chosen.pop()
 
     def _at_most(self, goes: tuple[bool, ...]) -> Rank:
-        """The rank if all that are undecided went, and took no time."""
+        """Return the rank if all undecided moves went and took no time: an upper bound."""
         all_go = (*goes, *(True for _ in self._candidates[len(goes) :]))
         pressing = sum(one.pressing for one, go in zip(self._candidates, all_go, strict=True) if go)
         epochs = sum(way.epochs for way in self._chosen if way is not None)

@@ -1,6 +1,6 @@
-"""The bins that a move draws from, what each holds in an epoch, and which moves share any.
+"""The bins that a move draws from, their capacity in an epoch, and the moves that share bins.
 
-Owns the names of the bins.  Never divides and keeps no book.
+Owns the names of the bins.  Never packs and never books.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ Item = TypeVar("Item")
 
 
 def path(boundaries: Boundaries, source: WorkerId, destination: WorkerId) -> tuple[Bin, ...]:
-    """What a copy crosses: its link first."""
+    """Return the bins that a copy crosses, its link first."""
     shared = [("shared", segment.name) for segment in boundaries.segments_of(source, destination)]
     return (Via.KV, source, destination), ("out", source), ("in", destination), *shared
 
 
 def compute(destination: WorkerId) -> tuple[Bin, ...]:
-    """What foreign prefill takes."""
+    """Return the bin of the destination's foreign prefill."""
     return ((Via.TOKENS, destination),)
 
 
 def boundary(name: Bin, boundaries: Boundaries, batches: Mapping[WorkerId, int]) -> int:
-    """What the bin holds in one epoch, beside so many requests that decode on each worker."""
+    """Return the bin's capacity in an epoch; `batches`: decoding requests on each worker."""
     kind, first, *rest = name
     worker = WorkerId(first)
     match kind:
@@ -42,7 +42,7 @@ def boundary(name: Bin, boundaries: Boundaries, batches: Mapping[WorkerId, int])
 
 
 def together(items: Sequence[tuple[Item, Sequence[Bin]]]) -> list[list[Item]]:
-    """Those that share bins, directly or by way of others; within each group and among groups the order stays."""
+    """Group the items that share bins, directly or through others; keep the order in and among the groups."""
     leader: dict[Bin, int] = {}
     lead = list(range(len(items)))
 

@@ -1,23 +1,23 @@
-"""Which moves begin now, by KV or by tokens, and which wait: over all workers together, within the boundaries.
+"""Planner of moves: decides for all workers together which moves begin now, by KV or by tokens, and which wait.
 
-Owns the moves that wait and the book of what is on its way.  Pure: no clock, no I/O; the simulator and the daemon run
-the same object.
+Owns the waiting moves and the bookings of those under way.  Pure: no clock, no I/O; the simulator and the daemon run
+the same class.
 
     MoveRequest ──ask──► waiting ──epoch / at_once──► Start(via) ──► migration ──ended──► the bins are free again
-                            └──── given up: it has waited for too long, the scheduler may decide anew
+                            └──── given up: it has waited too long, the scheduler may decide again
 
-Bins: a destination holds tokens of foreign prefill; a link, a port, a switch and whatever else lies on the path of a
-copy hold bytes, and a move takes of each of them (the paper's global consensus).  Moves that share no bin, not even by
-way of others, are divided apart, which loses nothing (`planner_packing` divides).  A way that would be over later than
-another that the move has to wait for is left out beforehand (`planner_waits`).
+Bins: a destination holds tokens of foreign prefill; each link, port, switch and other segment on the path of a copy
+holds bytes, and a move draws from all of them (the paper's global consensus).  Groups of moves that share no bins are
+packed separately, which loses nothing (`packing`).  A way that would end later than another one that the move must wait
+for is left out first (`waits`).
 
 **Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more than its narrowest bin
-takes is paced: `Start.per_epoch` says how much of it may go in one, its bin is booked whole for as many epochs as it
-needs, and nothing else may be in it.  A move that is not over when its booking is keeps its place.
+allows is paced: `Start.per_epoch` limits it, and the bin is booked whole for as many epochs as the move needs.  A move
+that outlasts its booking keeps its place.
 
-**Nobody starves.**  A move that has waited for `patience` epochs goes before all that have not, the eldest first; where
-even the eldest fits nowhere, the bins that it waits for are closed to all others until it goes.  So it waits for what
-is on its way in one of its bins, and for those that share bins with it and have lost patience before it.
+**No starvation.**  Moves that have waited for `patience` epochs go first, the longest wait first; if even the first
+fits nowhere, its bins are closed to all others until it goes.  So it waits only for moves under way in its bins and for
+moves that share bins with it and ran out of patience earlier.
 """
 
 import enum
@@ -35,9 +35,9 @@ from melld.migrate.waits import Waits
 
 
 class PlannerSettings(msgspec.Struct, frozen=True):
-    """In epochs.  `pressing`: a source that overflows so soon cannot wait.  `patience`: see the module.
+    """Times in epochs.  `pressing`: a source that overflows within it cannot wait.  `patience`: see the module.
 
-    `give_up`: a move that has waited so long was for a state of things that is past.
+    `give_up`: a move that has waited that long is outdated.
     """
 
     pressing: float = 2.0
@@ -46,9 +46,9 @@ class PlannerSettings(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that is wanted.  `asked`: by an operator, who waits for it.
+    """A wanted move.  `asked`: by an operator, who waits for it.
 
-    `ways`: what its request, its link and its destination allow now; while there is none, it waits.
+    `ways`: those that its request, link and destination allow now; the move waits while there are none.
     """
 
     request: RequestId
@@ -64,7 +64,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The move begins now, this way.  `per_epoch`: the bytes, or tokens, of it that may go in one epoch."""
+    """A move that begins now by this way.  `per_epoch`: its limit in bytes or tokens per epoch."""
 
     wanted: Wanted
     via: Via
@@ -74,17 +74,17 @@ class Start(msgspec.Struct, frozen=True):
 class Cause(enum.StrEnum):
     """Why a move waits."""
 
-    EPOCH = "it begins with the next epoch"
-    LINK = "the link is taken"
-    SHARED = "others take what its link shares with theirs"
-    COMPUTE = "its destination computes as much for others as it may"
-    BOTH = "the link is taken, and its destination computes as much for others as it may"
-    ELDER = "another has waited longer"
-    NO_WAY = "its destination is not ready"
+    EPOCH = "the next epoch has not begun"
+    LINK = "the link is full"
+    SHARED = "other moves fill a segment that its link shares"
+    COMPUTE = "the destination's budget for foreign prefill is used up"
+    BOTH = "the link is full, and the destination's budget for foreign prefill is used up"
+    ELDER = "another move has waited longer"
+    NO_WAY = "the destination is not ready"
 
 
 class Deferred(msgspec.Struct, frozen=True):
-    """A move that waits since `since_s`, for so many epochs."""
+    """A move that has waited since `since_s`, for `epochs` epochs."""
 
     wanted: Wanted
     since_s: float
@@ -93,14 +93,14 @@ class Deferred(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One epoch's decision.  Those given up wait no more: the scheduler must hear of them."""
+    """One epoch's decision.  Moves given up are dropped: the scheduler must hear of them."""
 
     starts: tuple[Start, ...] = ()
     given_up: tuple[Deferred, ...] = ()
 
 
 class _Flight(msgspec.Struct):
-    """A move that has begun: `unpaid` of its cost falls to epochs that come."""
+    """A move under way; `unpaid`: the part of its cost left for later epochs."""
 
     way: Way
     unpaid: int
@@ -108,7 +108,7 @@ class _Flight(msgspec.Struct):
 
 
 class Planner:
-    """All moves of one fleet.  `waiting` is in the order in which they were asked for."""
+    """Planner of one fleet's moves.  `waiting` is in the order of asking."""
 
     def __init__(self, boundaries: Boundaries, settings: PlannerSettings | None = None) -> None:
         self.boundaries = boundaries
@@ -117,11 +117,11 @@ class Planner:
         self._flights: list[tuple[RequestId, _Flight]] = []
         self._batches: Mapping[WorkerId, int] = {}
         self._used: dict[Bin, int] = {}
-        self._closed: dict[Bin, RequestId] = {}  # for whom
+        self._closed: dict[Bin, RequestId] = {}  # the move that each bin is kept for
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, and nothing is on its way."""
+        """True if no move waits or is under way."""
         return not self.waiting and not self._flights
 
     def respect(self, boundaries: Boundaries) -> None:
@@ -131,29 +131,29 @@ class Planner:
     # -- asked for ---------------------------------------------------------------------------------------------------
 
     def ask(self, wanted: Wanted, now_s: float) -> None:
-        """Take a move in; one that was asked for before for the same request is forgotten."""
+        """Add a move; it replaces an earlier one of the same request."""
         self.waiting.pop(wanted.request, None)
         self.waiting[wanted.request] = Deferred(wanted, now_s)
 
     def resize(self, request: RequestId, kv_bytes: int, tokens: int, ways: tuple[Via, ...]) -> None:
-        """A waiting move's request has grown, or the ways that are open to it are others now."""
+        """Update the size and the open ways of a waiting move."""
         deferred = self.waiting[request]
         wanted = msgspec.structs.replace(deferred.wanted, kv_bytes=kv_bytes, tokens=tokens, ways=ways)
         self.waiting[request] = msgspec.structs.replace(deferred, wanted=wanted)
 
     def drop(self, request: RequestId) -> Deferred | None:
-        """The move is not wanted any more; None if it did not wait."""
+        """Drop a waiting move; return it, or None if it did not wait."""
         return self.waiting.pop(request, None)
 
     def drop_worker(self, worker: WorkerId) -> list[Deferred]:
-        """The worker is gone, and with it the moves from and to it that wait."""
+        """Drop and return the waiting moves from and to a lost worker."""
         gone = [d for d in self.waiting.values() if worker in (d.wanted.source, d.wanted.destination)]
         for deferred in gone:
             del self.waiting[deferred.wanted.request]
         return gone
 
     def ended(self, request: RequestId) -> None:
-        """Its migration has ended, in whatever way.  What is booked for this epoch stays booked."""
+        """Note that the request's migration has ended, however it did.  This epoch's booking stays."""
         for name, flight in self._flights:
             if name == request:
                 flight.ended = True
@@ -161,22 +161,22 @@ class Planner:
     # -- decided -----------------------------------------------------------------------------------------------------
 
     def is_pressing(self, deferred: Deferred) -> bool:
-        """Whether it cannot wait."""
+        """Return True if the move cannot wait."""
         wanted, settings = deferred.wanted, self.settings
         urgent = wanted.urgency_s <= settings.pressing * self.boundaries.epoch_s
         return urgent or wanted.asked or deferred.epochs >= settings.patience
 
     def first_way(self, wanted: Wanted) -> Via:
-        """How it goes if nothing stands in its way: as is soonest over."""
+        """Return the shortest way, as if all bins were free."""
         ways = self._candidate(Deferred(wanted, 0.0)).ways
         return _via(min(ways, key=lambda way: way.epochs)) if ways else Via.KV
 
     def per_epoch(self, wanted: Wanted, via: Via) -> int:
-        """What of it, in bytes or tokens, may go this way in one epoch."""
+        """Return how many bytes or tokens of the move this way allows in an epoch."""
         return min(map(self._boundary, self._bins_of(wanted, via)))
 
     def at_once(self, request: RequestId, batches: Mapping[WorkerId, int]) -> Start | None:
-        """Begin a waiting move between two epochs, if it cannot wait and what is left of this epoch allows."""
+        """Begin a waiting move between two epochs if it cannot wait and the rest of this epoch has room."""
         deferred = self.waiting[request]
         if not self.is_pressing(deferred):
             return None
@@ -188,7 +188,7 @@ class Planner:
         return self._start(deferred, way)
 
     def epoch(self, batches: Mapping[WorkerId, int]) -> Plan:
-        """Begin an epoch and divide all that wait.  `batches`: requests that decode on each worker now."""
+        """Begin an epoch and plan all waiting moves.  `batches`: requests that decode on each worker now."""
         self._turn(batches)
         starts: list[Start] = []
         ready = sorted((one for one in self.waiting.values() if one.wanted.ways), key=self._order)
@@ -207,13 +207,13 @@ class Planner:
         return Plan(tuple(starts), given_up)
 
     def _order(self, deferred: Deferred) -> tuple[int, float]:
-        """The eldest of those without patience first, then by urgency; what is equal stays in the order of asking."""
+        """Return the sort key: moves out of patience first, the longest wait first, then by urgency."""
         if deferred.epochs >= self.settings.patience:
             return -deferred.epochs, 0.0
         return 0, deferred.wanted.urgency_s
 
     def _eldest(self, deferred: Deferred) -> list[Start]:
-        """It goes, or the bins that it waits for are kept for it."""
+        """Start the longest-waiting move, or close its bins to all others."""
         (candidate,) = self._candidates([deferred])
         (way,) = divide([candidate], self._bins())
         if way is not None:
@@ -224,7 +224,7 @@ class Planner:
     # -- the book ----------------------------------------------------------------------------------------------------
 
     def _turn(self, batches: Mapping[WorkerId, int]) -> None:
-        """A new epoch: what is on its way is booked for its share of it."""
+        """Begin a new epoch and book the share of each move under way."""
         self._batches, self._used, self._closed = batches, {}, {}
         self._flights = [entry for entry in self._flights if entry[1].unpaid > 0 or not entry[1].ended]
         for _, flight in self._flights:
@@ -249,7 +249,7 @@ class Planner:
         return min(map(self._boundary, way.bins))
 
     def _note(self, deferred: Deferred, epochs: int, bins: Bins) -> None:
-        """Say why it waits."""
+        """Record why the move waits."""
         request, ways = deferred.wanted.request, self._candidate(deferred).ways
         full = {_via(way): bins.full(way) for way in ways if not bins.fits(way)}
         if not ways:
@@ -271,7 +271,7 @@ class Planner:
         return paths.boundary(name, self.boundaries, self._batches)
 
     def _candidates(self, group: Sequence[Deferred]) -> list[Candidate]:
-        """Moves to one destination, in the order of urgency, with the ways that are worth taking now."""
+        """Return the moves of a group, in order of urgency, with the ways that are worth taking now."""
         owed: dict[Bin, int] = {}
         for _, flight in self._flights:
             for name in flight.way.bins:

@@ -1,7 +1,7 @@
-"""What travels with a request when it changes its worker, and the words for where it stands.
+"""The state that travels with a request when it changes its worker.
 
-Owns the frozen facts alone: no vLLM, no torch, no I/O.  `engine/residency` makes and consumes them; the daemon passes
-them on as bytes and needs to read no more of them than the request's id and sizes.
+Owns the frozen facts alone: no vLLM, no torch, no I/O.  `engine/worker/residency` makes and consumes them; the daemon
+passes them on as bytes and reads only the request's id and sizes.
 
     source                                             destination
     facts(request) ──────────► block ids so far ─────► reserve, copy full blocks      (the source decodes on)
@@ -16,26 +16,26 @@ import msgspec
 from melld.errors import MelldError
 
 WARM_SUFFIX = "#warm"
-"""Ends the id of a shadow request, which computes a request's blocks at the destination of a move by tokens."""
+"""Suffix of the id of a shadow request, which computes blocks at the destination of a move by tokens."""
 
 
 class Phase(enum.StrEnum):
-    """Where a request stands on its worker, as the worker's own scheduler sees it."""
+    """Phase of a request on its worker, as the worker's own scheduler sees it."""
 
     WAITING = "waiting"  # holds no computed tokens: queued, or preempted
     PREFILLING = "prefilling"  # part of its known tokens is computed
-    DECODING = "decoding"  # one token a step
+    DECODING = "decoding"  # one token per step
 
 
 class Via(enum.StrEnum):
-    """What is carried: the KV blocks, or the tokens alone, from which the destination computes them again."""
+    """Way of a move: carry the KV blocks, or only the tokens, from which the destination recomputes them."""
 
     KV = "kv"
     TOKENS = "tokens"
 
 
 class Refusal(enum.StrEnum):
-    """Why a request, or the KV of a request, stays where it is."""
+    """Why a request, or its KV, cannot be moved."""
 
     UNKNOWN = "not on this worker"
     POOLING = "it is an embedding or scoring request"
@@ -54,7 +54,7 @@ class Refusal(enum.StrEnum):
 
 
 class MoveRefused(MelldError):
-    """The request cannot be carried.  Nothing has been touched: it runs on where it is."""
+    """The request cannot be moved.  Nothing has changed: it keeps running where it is."""
 
     status = 409
     code = "move_refused"
@@ -66,7 +66,7 @@ class MoveRefused(MelldError):
 
 
 class NoRoom(MelldError):
-    """The destination lacks blocks, or a place in its batch, for the request.  Nothing has been touched."""
+    """The destination lacks blocks, or a place in its batch, for the request.  Nothing has changed."""
 
     status = 503
     code = "no_room"
@@ -80,10 +80,10 @@ class NoRoom(MelldError):
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """Where a request stands now, and which of its blocks will not change again.
+    """Present state of a request, and which of its blocks are final.
 
-    `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while it
-    decodes, and stay what they are as long as `block_epoch` does (vLLM's preemption gives blocks up).
+    `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while the
+    request decodes, and are final as long as `block_epoch` stays the same (vLLM's preemption frees blocks).
     `kv_bytes` counts every block that the request holds.
     """
 
@@ -99,11 +99,11 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """A frozen request, whole: with the bytes of `block_ids` it can go on anywhere as if it had always been there.
+    """A complete frozen request: with the bytes of `block_ids` it can continue on any worker.
 
     `core_request` is vLLM's EngineCoreRequest in vLLM's own encoding (prompt, parameters, priority, arrival time, LoRA,
     cache salt, trace headers, client; images only where the daemon, which keeps them, made the snapshot).
-    `block_ids[group]` cover `num_computed_tokens`, the last block perhaps in part.
+    `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
     once they have been reported; `events` are those not reported yet.  `engine` names model, version and layout.
@@ -131,7 +131,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     def from_log(
         cls, request: str, core_request: bytes, num_prompt_tokens: int, output_token_ids: list[int]
     ) -> "RequestSnapshot":
-        """What is known of a request whose worker has died: its words, and the tokens that have been seen of it."""
+        """Return the snapshot of a request whose worker has died: its call, and the output tokens seen so far."""
         return cls(
             request=request,
             core_request=core_request,
@@ -148,12 +148,12 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
         )
 
     def encode(self) -> bytes:
-        """As MessagePack."""
+        """Return the snapshot as MessagePack."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "RequestSnapshot":
-        """From MessagePack.
+        """Return the snapshot that the MessagePack bytes encode.
 
         Raises:
             msgspec.ValidationError: the bytes are no snapshot.
@@ -162,10 +162,10 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Room taken on the destination.
+    """Room reserved on the destination.
 
-    `block_ids[group]` are the destination's; the first `reused_blocks` of each group came out of its own prefix cache
-    with their bytes in them and must not be written.  There is room for `token_capacity` tokens.
+    `block_ids[group]` are the destination's; the first `reused_blocks` of each group came with their bytes from its
+    prefix cache and must not be written.  There is room for `token_capacity` tokens.
     """
 
     request: str
@@ -175,17 +175,17 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class BlockPairs(msgspec.Struct, frozen=True):
-    """What one pull copies: the block `source[i]` into the block `destination[i]`."""
+    """Blocks of one pull: `source[i]` is copied into `destination[i]`."""
 
     source: tuple[int, ...]
     destination: tuple[int, ...]
 
 
 class CopyPlan:
-    """Which blocks of one request have been copied, and which are still to be.
+    """Record of which blocks of one request have been copied and which are missing.
 
-    Blocks are known by their place in the request.  A preemption on the source (another `block_epoch`) makes everything
-    copied so far worthless.  All groups' blocks live in one pool of ids, so that a pull does not care for groups.
+    Blocks are known by their place in the request.  A preemption on the source (another `block_epoch`) invalidates all
+    copies.  All groups' blocks share one pool of ids, so a pull ignores groups.
     """
 
     def __init__(self, reservation: Reservation) -> None:
@@ -196,7 +196,7 @@ class CopyPlan:
     def missing(
         self, block_ids: tuple[tuple[int, ...], ...], block_epoch: int, reservation: Reservation
     ) -> tuple[BlockPairs, frozenset[tuple[int, int]]]:
-        """The pairs still to be copied for these source blocks, and their places, to be given to `copied`."""
+        """Return the pairs still to copy for these source blocks, and their places, to pass to `copied`."""
         if block_epoch != self._epoch:
             self._copied.clear()
             self._epoch = block_epoch
@@ -211,7 +211,7 @@ class CopyPlan:
         return BlockPairs(source, destination), frozenset(places)
 
     def copied(self, places: frozenset[tuple[int, int]], block_epoch: int) -> None:
-        """These places hold the source's bytes now, if the source has not given its blocks up since."""
+        """Mark the places as copied, unless the source has freed its blocks since."""
         if block_epoch == self._epoch:
             self._copied |= places
 

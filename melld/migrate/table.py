@@ -1,6 +1,6 @@
-"""The states of a migration, what can happen to it, and where that leads: as data.
+"""The states, events and transitions of a migration, as data.
 
-Owns the table alone; `migration` walks it, and draws it in words.
+Owns the table alone; `migration` executes it and draws it.
 """
 
 import enum
@@ -8,25 +8,25 @@ from collections.abc import Mapping
 
 
 class MoveState(enum.StrEnum):
-    """Where a migration stands."""
+    """State of a migration."""
 
-    QUEUED = "queued"  # its link has enough to do
-    LOOKING = "looking"  # the source is asked what there is
+    QUEUED = "queued"  # waits for its turn
+    LOOKING = "looking"  # the source reports its state
     RESERVING = "reserving"  # the destination makes room
     WARMING = "warming"  # the destination computes the blocks itself; the source decodes on
     COPYING = "copying"  # full blocks are pulled; the source decodes on
-    CHECKING = "checking"  # the source is asked what has come since
+    CHECKING = "checking"  # the source reports what was added since
     FREEZING = "freezing"  # the source stops
     ATTACHING = "attaching"  # the destination pulls the rest and takes over
     RELEASING = "releasing"  # committed: the source frees its blocks
-    THAWING = "thawing"  # rolled back: the source goes on
+    THAWING = "thawing"  # rolled back: the source resumes
     THAWING_ALONE = "thawing alone"  # the same, and the destination is dead
-    CANCELLING = "cancelling"  # the destination gives its room back
+    CANCELLING = "cancelling"  # the destination frees its room
     ENDED = "ended"
 
 
 class Sign(enum.StrEnum):
-    """What an event means to a migration."""
+    """Meaning of an event for a migration."""
 
     STARTED = "started"
     BY_KV = "can go by kv"
@@ -128,10 +128,9 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.CANCELLING, _E.GONE): _S.CANCELLING,
     (_S.CANCELLING, _E.SOURCE_LOST): _S.CANCELLING,
 }
-"""(where it stands, what has happened) -> where it stands then.
+"""(state, event) -> next state.
 
-What must be done for nothing to stay held (thaw, release, cancel) is said again when it is late, until it is done or
-its worker is gone.
+Commands that free resources (thaw, release, cancel) are repeated when late, until they succeed or the worker is gone.
 """
 
 DEADLINES_S: Mapping[MoveState, float] = {
@@ -147,4 +146,4 @@ DEADLINES_S: Mapping[MoveState, float] = {
     MoveState.THAWING_ALONE: 10.0,
     MoveState.CANCELLING: 10.0,
 }
-"""How long each state's command may take.  A request that is frozen waits for nothing long."""
+"""Time limit of each state's command; short while the request is frozen."""

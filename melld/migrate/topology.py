@@ -1,9 +1,9 @@
-"""What copies between devices share, from how the devices are joined.
+"""The segments that copies between devices share, derived from how the devices are connected.
 
-Owns the names of the shared segments and which pairs cross each.  Never measures what a segment carries.
+Owns the names of the segments and the pairs that cross each.  Never measures a segment's bandwidth.
 
-    devices below one switch, host bridge or memory node      share the way out of it, and the way into it
-    pairs whose GPUs cannot read one another                   go by way of the host's memory, and share that
+        devices below one switch, host bridge or memory node       share the way out of it, and the way into it
+        pairs whose GPUs cannot read one another                   go through the host's memory, and share that
     CPU workers                                                share the host's memory
     pairs joined by NVLink                                     share nothing but their ports
 """
@@ -26,15 +26,15 @@ PLACES = {
 
 
 def segments_of_cpus(workers: Sequence[WorkerId], nbytes: int) -> tuple[Segment, ...]:
-    """One memory for all."""
+    """Return the host's memory as the one segment of all pairs."""
     pairs = frozenset((one, other) for one in workers for other in workers if one != other)
     return _shared([Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=pairs)])
 
 
 def segments_of_gpus(links: Mapping[Pair, Link], nbytes: int) -> tuple[Segment, ...]:
-    """Those of GPUs; `links[source, destination]` says how the destination reads the source's memory.
+    """Return the segments of GPUs; `links[source, destination]`: how the destination reads the source's memory.
 
-    Where the driver does not tell how near two GPUs are, they are taken to be as far apart as can be.
+    If the driver does not tell how near two GPUs are, the farthest distance is assumed.
     """
     bus = {pair: link for pair, link in links.items() if not link.nvlink}
     staged = frozenset(pair for pair, link in bus.items() if link.peer_read is False)
@@ -50,7 +50,7 @@ def segments_of_gpus(links: Mapping[Pair, Link], nbytes: int) -> tuple[Segment, 
 
 
 def _below(links: Mapping[Pair, Link], level: Proximity) -> list[list[WorkerId]]:
-    """The devices that stand together at that level, where there are several."""
+    """Return the groups of two or more devices that share an ancestor at that level."""
     workers = sorted({worker for pair in links for worker in pair})
     near = [pair for pair, link in links.items() if link.proximity is not None and link.proximity <= level]
     joined = [
@@ -60,7 +60,7 @@ def _below(links: Mapping[Pair, Link], level: Proximity) -> list[list[WorkerId]]
 
 
 def _shared(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Those that several pairs share, each set of pairs once: the nearest place that they share is the narrowest."""
+    """Return the segments of several pairs, one per set of pairs: the nearest shared place is the narrowest."""
     first: dict[frozenset[Pair], Segment] = {}
     for segment in segments:
         if len(segment.pairs) > 1:

@@ -1,10 +1,10 @@
-"""Which ways are worth taking now: none that is over later than another would be for which the move waits.
+"""Filter of ways that are worth taking now: drops a way that would end later than waiting for another one.
 
-Owns the guess of how long a bin stays full, from what is booked in it.  Never divides: `planner_packing` does that
-with the ways that are left.
+Owns the estimate of how long a bin stays full, from its bookings.  Never packs: `packing` does that with the ways that
+are left.
 
-A way that is much slower than the other one is better than nothing only if the other's bin stays full for long.
-Without this a bin that is free because nobody should want it would be filled first of all.
+A much slower way is better than waiting only if the faster way's bin stays full for long.  Without this filter a slow
+bin, free because no move should use it, would be filled first.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ import msgspec
 from melld.migrate.packing import Bin, Bins, Candidate, Way
 
 SLACK_EPOCHS = 1.0
-"""A way that is over by so much later is worth taking still: it may spare another move the wait for an epoch."""
+"""A way that ends at most this much later is still worth taking: it may spare another move the wait for an epoch."""
 
 
 class Waits:
-    """`owed`: what is booked in each bin for the epochs that come.  To be asked in the order of urgency."""
+    """Estimates of waits.  `owed`: bookings of each bin in later epochs.  Call in order of urgency."""
 
     def __init__(self, bins: Bins, owed: Mapping[Bin, int]) -> None:
         self._bins = bins.copy()
         self._owed = dict(owed)
 
     def sensible(self, candidate: Candidate) -> Candidate:
-        """The candidate with those of its ways that are worth taking; whoever is asked later comes after it."""
+        """Return the candidate with the ways worth taking, and book its best one ahead of later calls."""
         if not candidate.ways:
             return candidate
         ends = [(self._epochs_until_room(way) + way.epochs, way) for way in candidate.ways]
@@ -35,7 +35,7 @@ class Waits:
         return msgspec.structs.replace(candidate, ways=ways)
 
     def _epochs_until_room(self, way: Way) -> int:
-        """0 if there is room now.  A move that has outlasted its booking may keep its bin full for longer."""
+        """Return 0 if there is room now, else the wait.  A move that outlasts its booking may lengthen it."""
         draw, boundary = self._bins.draw(way), self._bins.boundary
         return max((-(-(self._owed.get(one, 0) + draw) // boundary(one)) for one in self._bins.full(way)), default=0)
 

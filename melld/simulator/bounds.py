@@ -1,7 +1,7 @@
-"""How few workers could hold a set of requests at one instant: lower bounds for bin packing.
+"""Lower bounds for bin packing: how few workers could hold a set of requests at one instant.
 
-Owns arithmetic on sizes.  Never looks at where a request is placed: no schedule, with or without migration, can use
-fewer workers at that instant than these bounds say.
+Works on sizes alone, not on where requests are placed: no schedule, with or without migration, can use fewer workers at
+that instant than these bounds.
 
 All workers are alike and hold `capacity` bytes.  Sizes are whole bytes in (0, capacity].
 
@@ -25,7 +25,7 @@ _DUAL_PARTS = (2, 3, 4)
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Workers that are needed at least; `exact` is None where the search was not asked for or met its limit."""
+    """Least numbers of workers; `exact` is None if the search was not asked for or hit its limit."""
 
     volume: int
     counting: int
@@ -35,12 +35,12 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> int:
-        """The greatest of them, hence the truest."""
+        """The greatest bound, hence the tightest."""
         return max(self.volume, self.counting, self.l2, self.dual, self.exact or 0)
 
 
 def bounds(sizes: Iterable[int], capacity: int, node_limit: int = 0) -> Bounds:
-    """All bounds of one set of sizes; the exact search is tried if `node_limit` is above zero.
+    """Return all bounds of one set of sizes; the exact search is tried if `node_limit` is above zero.
 
     Raises:
         ValueError: a size is not in (0, capacity].
@@ -59,9 +59,9 @@ def bounds(sizes: Iterable[int], capacity: int, node_limit: int = 0) -> Bounds:
 
 
 def lower_bound(sizes: Sizes, capacity: int) -> int:
-    """The best of the bounds that cost O(n log n): what the simulator evaluates in every epoch.
+    """Return the best of the O(n log n) bounds; the simulator evaluates it in every epoch.
 
-    Sizes of zero (a preempted request that holds nothing) are left out.
+    Sizes of zero (preempted requests that hold nothing) are left out.
     """
     ascending = sizes.copy()
     ascending.sort()
@@ -74,7 +74,7 @@ def lower_bound(sizes: Sizes, capacity: int) -> int:
 
 
 def sorted_sizes(sizes: Iterable[int], capacity: int) -> Sizes:
-    """The sizes in ascending order, shape [n].
+    """Return the sizes in ascending order, shape [n].
 
     Raises:
         ValueError: a size is not in (0, capacity].
@@ -86,12 +86,12 @@ def sorted_sizes(sizes: Iterable[int], capacity: int) -> Sizes:
 
 
 def volume_bound(ascending: Sizes, capacity: int) -> int:
-    """The bytes of all, spread as if requests could be cut."""
+    """Return the workers for the total bytes, as if requests could be split."""
     return _ceil_div(int(ascending.sum()), capacity)
 
 
 def counting_bound(ascending: Sizes, capacity: int) -> int:
-    """Requests above C/2 are alone among their kind, above C/3 in pairs, above C/4 in threes."""
+    """Return the bound by counting: a worker holds at most one request above C/2, two above C/3, three above C/4."""
     return max(
         _ceil_div(ascending.size - int(np.searchsorted(ascending, capacity // parts, side="right")), parts - 1)
         for parts in (2, 3, 4)
@@ -99,11 +99,11 @@ def counting_bound(ascending: Sizes, capacity: int) -> int:
 
 
 def l2_bound(ascending: Sizes, capacity: int) -> int:
-    """Martello and Toth's L2 over every alpha that can matter, in O(n) for sorted sizes of shape [n].
+    """Return Martello and Toth's L2 over every alpha that can matter, in O(n) for sorted sizes of shape [n].
 
     For a given alpha, requests above C - alpha are alone, requests above C/2 are apart from each other, and requests
-    of at least alpha must use what room the latter leave.  As alpha rises fewer are counted, so only the least alpha
-    matters at which one more of the large requests is alone; and zero, which is the volume bound.
+    of at least alpha must use the room that the latter leave.  As alpha rises fewer requests count, so only the least
+    alphas matter at which one more large request is alone; and zero, which is the volume bound.
     """
     half = int(ascending.searchsorted(capacity // 2, side="right"))
     volume = volume_bound(ascending, capacity)
@@ -118,7 +118,7 @@ def l2_bound(ascending: Sizes, capacity: int) -> int:
 
 
 def dual_bound(ascending: Sizes, capacity: int) -> int:
-    """The best of Fekete and Schepers' u(k): x counts floor((k+1)x)/k, or x itself where (k+1)x is whole."""
+    """Return the best of Fekete and Schepers' u(k): x counts floor((k+1)x)/k, or x itself where (k+1)x is whole."""
     steps, thresholds = _dual_steps(capacity)
     below = ascending.searchsorted(thresholds).tolist()
     weights = dict.fromkeys(_DUAL_PARTS, 0)
@@ -129,9 +129,9 @@ def dual_bound(ascending: Sizes, capacity: int) -> int:
 
 @functools.lru_cache
 def _dual_steps(capacity: int) -> tuple[Sequence[tuple[int, int]], Sizes]:
-    """Where each u(k) rises: k with the size x at which (k+1)x is whole, zero if there is none, shape [steps].
+    """Return where each u(k) rises: k with the size x at which (k+1)x is whole, zero if there is none, shape [steps].
 
-    Then the least size that is counted as more, and the one above it, in turns: shape [2 x steps].
+    The second array alternates the least size that counts more and the one above it, shape [2 x steps].
     """
     steps: list[tuple[int, int]] = []
     thresholds: list[int] = []
@@ -144,7 +144,7 @@ def _dual_steps(capacity: int) -> tuple[Sequence[tuple[int, int]], Sizes]:
 
 
 def first_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:
-    """Workers that first fit uses when it takes the largest first: an upper bound."""
+    """Return the number of workers that first fit uses, largest first: an upper bound."""
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):
         for index, room in enumerate(rooms):
@@ -157,9 +157,9 @@ def first_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:
 
 
 def exact_workers(sizes: Sequence[int], capacity: int, node_limit: int, at_least: int = 0) -> int | None:
-    """The least number of workers that hold the sizes, or None if the search met `node_limit` placements.
+    """Return the least number of workers that hold the sizes, or None after `node_limit` placements.
 
-    `at_least` is a bound that is known already; the search starts from there.
+    The search starts from the known bound `at_least`.
     """
     descending = sorted(sizes, reverse=True)
     enough = first_fit_decreasing(descending, capacity)
@@ -174,7 +174,7 @@ def exact_workers(sizes: Sequence[int], capacity: int, node_limit: int, at_least
 
 
 def _fits(descending: Sequence[int], rooms: list[int], left: int, budget: list[int], start: int = 0) -> bool | None:
-    """Whether the sizes from `start` fit in the rooms; None when the budget of placements is used up."""
+    """Return True if the sizes from `start` fit in the rooms; None if the budget of placements is used up."""
     if start == len(descending):
         return True
     smallest = descending[-1]

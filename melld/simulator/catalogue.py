@@ -1,7 +1,7 @@
-"""Models and cards by name, and what is left of a card's memory for KV blocks.
+"""Catalogue of models and cards, and the arithmetic of a card's memory for KV blocks.
 
-Owns published facts (sizes of weights, KV bytes per token, memory of a card) and one piece of arithmetic.  Never
-measures anything and never asks a device: the daemon's own profile is the truth there.
+Owns published facts: sizes of weights, KV bytes per token, memory of a card.  Never measures and never asks a device:
+the daemon's own profile does.
 """
 
 import json
@@ -21,7 +21,7 @@ HALF_PRECISION_BYTES = 2
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`weight_bytes`: all parameters in half precision.  `bytes_per_token`: keys and values of all layers."""
+    """A model's size.  `bytes_per_token`: keys and values of all layers, in half precision."""
 
     name: str
     parameters: int
@@ -67,7 +67,7 @@ CARDS: Mapping[str, Card] = {
 
 
 def model_by_name(name: str) -> Model:
-    """The named model, or the one that a `config.json` (its path, or its folder's) describes.
+    """Return the named model, or the one that a `config.json` (its path, or its folder's) describes.
 
     Raises:
         ConfigError: no such name or file, or the file does not describe a decoder.
@@ -86,7 +86,7 @@ def model_by_name(name: str) -> Model:
 
 
 def model_from_config(name: str, config: Mapping[str, Any]) -> Model:
-    """A model from the fields of a Hugging Face `config.json` (gated MLP, half precision)."""
+    """Return the model of a Hugging Face `config.json` (gated MLP, half precision)."""
     hidden, layers, heads = int(config["hidden_size"]), int(config["num_hidden_layers"]), _heads(config)
     head_dim = int(config.get("head_dim") or hidden // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -100,7 +100,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> Model:
 
 
 def card_by_name(name: str) -> Card:
-    """The named card, or one of so many bytes (`24GiB`), reckoned with an A100's speed.
+    """Return the named card, or one of the given memory (`24GiB`) with an A100's speed.
 
     Raises:
         ConfigError: neither a known card nor a size.
@@ -115,7 +115,7 @@ def card_by_name(name: str) -> Card:
 
 
 def kv_capacity_bytes(model: Model, card: Card) -> int:
-    """Bytes of whole KV blocks beside the weights and activations of a worker.
+    """Return the bytes of whole KV blocks that fit beside a worker's weights and activations.
 
     Raises:
         ConfigError: the weights alone do not leave room for a single block.
@@ -128,7 +128,7 @@ def kv_capacity_bytes(model: Model, card: Card) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """`4GiB`, `512MiB`, `12e9` or plain bytes, as a whole number above zero.
+    """Parse `4GiB`, `512MiB`, `12e9` or plain bytes as a whole number above zero.
 
     Raises:
         ValueError: anything else.

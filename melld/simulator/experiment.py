@@ -1,7 +1,7 @@
-"""Several policies on one workload: what `melld simulate` and the benchmarks run.
+"""Runs of several policies on one workload, for `melld simulate` and the benchmarks.
 
-Owns the way from a policy's name to its scheduler, and the pairing of reports with what they were made of.  Every
-policy sees the same arrivals on the same machines with the same seed.
+Makes a scheduler from a policy's name and pairs reports with their samples.  Every policy gets the same arrivals on
+the same machines with the same seed.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ UNBATCHED_SUFFIX = "-unbatched"
 
 
 class SchedulerChoices(msgspec.Struct, frozen=True):
-    """What a run may set of the scheduler.  `horizon_s` None: what the machines' times ask for."""
+    """Scheduler settings of a run.  `horizon_s` None: derived from the machines' times."""
 
     batching: bool = True
     horizon_s: float | None = None
     retire_after_s: float = 0.0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PolicyOutcome(msgspec.Struct, frozen=True):
     """A report and the samples over time that it summarises."""
 
     report: Report
@@ -37,16 +37,16 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def unbatched(policy: str) -> str:
-    """The name of the policy's form that carries out each operation at once: its own where it has no batches."""
+    """Return the name of the policy's unbatched form, or its own name if it has none."""
     name = policy + UNBATCHED_SUFFIX
     return name if name in POLICIES else policy
 
 
 def horizon_s(settings: SimulatorSettings) -> float:
-    """How far ahead growth must be reckoned: until the next epoch, and while a large request is on its way.
+    """Return how far ahead growth must be estimated: one epoch, a large transfer and one block's tokens.
 
-    To that comes the time of one block's tokens: memory is taken in blocks, and several requests may take theirs at
-    once.  None at all in the paper's time slots, where an overflow is cured in the slot in which it happens.
+    Memory is taken in blocks, and several requests may take one at once: hence the time of a block's tokens.  Zero in
+    the paper's time slots, where an overflow is cured in the slot in which it happens.
     """
     if settings.paper_slots and settings.link is None:
         return 0.0
@@ -59,7 +59,7 @@ def horizon_s(settings: SimulatorSettings) -> float:
 
 
 def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerChoices) -> Scheduler:
-    """The daemon's scheduler under the named policy.
+    """Return the daemon's scheduler with the named policy.
 
     Raises:
         KeyError: no such policy.
@@ -77,8 +77,8 @@ def run_policy(
     choices: SchedulerChoices,
     log: Sink | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> PolicyOutcome:
     """Simulate one policy from the first arrival until every request has ended."""
     simulation = Simulation(settings, workload, make_scheduler(policy, settings, choices), log)
     measures = simulation.run(progress)
-    return Outcome(measures.report(policy, workload.arrival_s), measures.samples)
+    return PolicyOutcome(measures.report(policy, workload.arrival_s), measures.samples)

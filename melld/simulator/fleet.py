@@ -1,8 +1,8 @@
-"""The simulated workers: who is on which, what fits, who is pushed out, how long a migration takes.
+"""The simulated workers: where requests are, what fits, what is preempted, how long a migration takes.
 
-Owns the physical truth (as opposed to the scheduler's view of it).  Never decides: it does what commands say, and
-what vLLM does on its own when blocks run out: the youngest request of the worker is preempted and recomputed later.
-A request that is on its way counts on both sides and grows on both; where that no longer fits, its move is off.
+Owns the physical state (as opposed to the scheduler's view of it).  Never decides: it does what commands say, and what
+vLLM does when blocks run out: preempt the worker's youngest request and recompute it later.  A moving request counts
+and grows on both sides; if it no longer fits, its move is cancelled.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ import numpy as np
 
 from melld.ids import EventId, RequestId, WorkerId
 from melld.migrate.snapshot import Via
-from melld.simulator.links import Links
-from melld.simulator.run import Move, Run, RunState
+from melld.simulator.links import SimulatedLinks
+from melld.simulator.run import Run, RunState, SimulatedMove
 from melld.simulator.running import Integers, Running
 from melld.simulator.settings import SimulatorSettings
 
 SPARE_WORKERS = 16
 Ending = tuple[float, Run, int]
-"""When, which run, and the version that it must still have then."""
+"""(time, run, the version that the run must still have then)."""
 
 
-class Fleet:
-    """`awake`: indexes of workers that are activated.  `runs`: requests that have arrived and not ended."""
+class SimulatedFleet:
+    """Simulated workers and requests.  `awake`: indexes of active workers.  `runs`: requests arrived and not ended."""
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self.settings = settings
@@ -38,21 +38,21 @@ class Fleet:
         self._preempted: dict[int, list[Run]] = {}
         self._moving: dict[RequestId, Run] = {}
         self._prefill_s = settings.latency.prefill_s
-        self._links = None if settings.link is None else Links(settings.link)
-        self._rows = np.zeros(0, dtype=np.int64)  # those in memory when the epoch began
-        self._need_bytes = np.zeros(0, dtype=np.int64)  # what each of all rows needs, as of then
+        self._links = None if settings.link is None else SimulatedLinks(settings.link)
+        self._rows = np.zeros(0, dtype=np.int64)  # rows in memory when the epoch began
+        self._need_bytes = np.zeros(0, dtype=np.int64)  # need of every row at that time
 
     # ---- workers
 
     def missing_workers(self) -> int:
-        """How many workers should be added now: all at first, or more whenever few are left asleep."""
+        """Return how many workers to add now: all at first, or more when few are left asleep."""
         if self.settings.gpus is not None:
             return self.settings.gpus - len(self.names)
         spare = len(self.names) - len(self.awake)
         return 0 if spare >= SPARE_WORKERS else max(SPARE_WORKERS, len(self.awake))
 
     def add_workers(self, count: int) -> list[tuple[WorkerId, int]]:
-        """Make workers; returns their names and machines."""
+        """Make workers; return their names and machines."""
         added = []
         for index in range(len(self.names), len(self.names) + count):
             name = WorkerId(f"w{index}")
@@ -66,30 +66,30 @@ class Fleet:
         return added
 
     def wake(self, worker: WorkerId, now_s: float) -> None:
-        """The worker will compute after its wake time."""
+        """Wake the worker; it computes after its wake time."""
         index = self._indexes[worker]
         self.awake.add(index)
         self._prefill_free_s[index] = self._computes_s[index] = now_s + self.settings.wake_s
 
     def index_of(self, worker: WorkerId) -> int:
-        """Which of all workers that is."""
+        """Return the worker's index."""
         return self._indexes[worker]
 
     def computes(self, worker: WorkerId, now_s: float) -> bool:
-        """Whether the worker is awake and not on its way to it."""
+        """Return True if the worker is awake and its wake time is over."""
         index = self._indexes[worker]
         return index in self.awake and self._computes_s[index] <= now_s
 
     def sleep(self, worker: WorkerId) -> None:
-        """The worker computes no more."""
+        """Put the worker to sleep."""
         self.awake.remove(self._indexes[worker])
 
     # ---- requests
 
     def place(self, run: Run, worker: WorkerId, now_s: float) -> float:
-        """The request waits for its turn among the worker's prompts, then decodes.  Returns when it may end.
+        """Queue the request behind the worker's prompts, then let it decode.  Returns when it may end.
 
-        Every request passes here once, so it is written for speed: `_settle` and `_prefill` for a new row.
+        Runs once per request, so it inlines `_settle` and `_prefill` for a new row.
         """
         running, counts, free_s, prefill_s = self.running, self._counts, self._prefill_free_s, self._prefill_s
         index = run.worker = self._indexes[worker]
@@ -105,15 +105,15 @@ class Fleet:
         return first_s + (run.output - 1) / running.pace[index]
 
     def kv_bytes(self, run: Run) -> int:
-        """The run's size, as last told to the scheduler."""
+        """Return the run's size, as last reported to the scheduler."""
         return run.prompt_bytes if run.row < 0 else self.running.told_bytes[run.row]
 
     def end_s(self, run: Run) -> float:
-        """When the run will end at the present pace; never while it is preempted."""
+        """Return when the run ends at the present pace; infinity while it is preempted."""
         return self.running.end_s(run.row) if run.state is RunState.RUNNING else float("inf")
 
     def drop(self, run: Run) -> None:
-        """The request has ended: nothing of it is left anywhere."""
+        """Remove an ended request and its move."""
         del self.runs[run.id]
         if run.move is not None:
             del self._moving[run.id]
@@ -124,9 +124,9 @@ class Fleet:
     # ---- moves
 
     def transfer(self, run: Run, destination: WorkerId, via: Via, per_epoch: int, now_s: float) -> float:
-        """When a move that begins now will be over; the path or the destination's compute is taken for it.
+        """Book the path or the destination's compute for a move that begins now; return when it ends.
 
-        Tokens beyond what may be computed in an epoch are computed beside the destination's own prompts.
+        More tokens than an epoch allows are computed beside the destination's own prompts.
         """
         assert self._links is not None
         target, link = self._indexes[destination], self._links.settings
@@ -143,28 +143,28 @@ class Fleet:
         return now_s + max(seconds, tokens / per_epoch * self.settings.epoch_s) + link.delay_s
 
     def tokens(self, run: Run, now_s: float) -> int:
-        """Prompt and output of a placed request, as of now."""
+        """Return the prompt and output tokens of a placed request, as of now."""
         if run.state is RunState.RUNNING:
             self.running.advance_one(run.row, now_s)
         return self.running.tokens(run.row)
 
     def has_prefilled(self, run: Run, now_s: float) -> bool:
-        """Whether all of the request's prompt is in its worker's memory."""
+        """Return True if the whole prompt is in the worker's memory."""
         return run.state is RunState.RUNNING and self.running.since_s[run.row] <= now_s
 
     def batches(self) -> dict[WorkerId, int]:
-        """Requests on each worker that is awake."""
+        """Return the number of requests on each worker that is awake."""
         return {self.names[index]: self._counts[index] for index in self.awake}
 
-    def expect(self, run: Run, destination: WorkerId, via: Via, cause: EventId) -> Move:
-        """The request is to move: from now on it counts on its destination too.  `via` may become another."""
+    def expect(self, run: Run, destination: WorkerId, via: Via, cause: EventId) -> SimulatedMove:
+        """Announce a move: the request counts on its destination too from now on.  `via` may still change."""
         run.moves += 1
-        run.move = Move(self._indexes[destination], via, run.moves, cause)
+        run.move = SimulatedMove(self._indexes[destination], via, run.moves, cause)
         self._moving[run.id] = run
         return run.move
 
     def commit(self, run: Run, now_s: float) -> None:
-        """The request goes on at its destination; one that had been preempted is computed anew there."""
+        """Continue the request at its destination; recompute it there if it was preempted."""
         assert run.move is not None
         was_preempted, via = run.state is RunState.PREEMPTED, run.move.via
         if was_preempted:
@@ -179,24 +179,24 @@ class Fleet:
         elif self._links is not None:
             since_s = now_s + self._links.settings.gap_s(via)
             self.running.since_s[run.row] = since_s
-            run.first_token_s = min(run.first_token_s, since_s)  # by tokens it may leave before its prompt is done
+            run.first_token_s = min(run.first_token_s, since_s)  # a move by tokens may begin before the prompt is done
 
     def abort(self, run: Run) -> None:
-        """The request stays; the destination's reservation is gone."""
+        """Cancel the request's move and free the destination's reservation."""
         del self._moving[run.id]
         run.move = None
 
     # ---- the epoch
 
     def advance(self, now_s: float) -> None:
-        """Every request in memory has come as far as it could."""
+        """Bring every request in memory up to now."""
         running = self.running
         self._rows = running.held_rows()
         self._need_bytes = running.all_told()
         self._need_bytes[self._rows] = running.advance(self._rows, now_s)
 
     def overflowing(self) -> Iterator[Run]:
-        """Push the youngest out of every worker whose requests need more than it has, until the rest fits."""
+        """Preempt and yield the youngest requests of every overfull worker, until the rest fits."""
         running, capacity_bytes = self.running, self.settings.capacity_bytes
         rows = running.held_rows()
         used_bytes = self._used_bytes(rows)
@@ -214,7 +214,7 @@ class Fleet:
                 yield run
 
     def crowding(self) -> Iterator[Run]:
-        """The latest moves to every worker that overflows with nobody left to push out, until the rest fits."""
+        """Yield the latest moves to every worker that is overfull with nothing left to preempt, until the rest fits."""
         if not self._moving:
             return
         self.settle_sizes()
@@ -226,7 +226,7 @@ class Fleet:
                 yield run
 
     def resume(self, now_s: float) -> dict[RequestId, int]:
-        """Take preempted requests back where there is room, the eldest first.  Returns what they hold again."""
+        """Readmit preempted requests where there is room, the oldest first; return what they hold now."""
         if not any(self._preempted.values()):
             return {}
         resumed: dict[RequestId, int] = {}
@@ -235,7 +235,7 @@ class Fleet:
             waiting.sort(key=lambda run: run.index)
             while waiting:
                 row = waiting[0].row
-                need_bytes = self.running.need_bytes(row)  # it may have emitted tokens after it was last told
+                need_bytes = self.running.need_bytes(row)  # it may have emitted tokens after its last report
                 if used_bytes[worker] + need_bytes > self.settings.capacity_bytes:
                     break
                 used_bytes[worker] += need_bytes
@@ -244,18 +244,18 @@ class Fleet:
         return resumed
 
     def take_growth(self) -> dict[RequestId, int]:
-        """Sizes that have changed since they were last told, of requests in memory."""
+        """Return the sizes that changed since the last report, of requests in memory."""
         running, rows = self.running, self._rows
         sizes = self._need_bytes[rows]
         grown = (sizes != running.told_of(rows)) & running.is_held(rows)
         return running.tell(rows[grown], sizes[grown])
 
     def settle_sizes(self) -> None:
-        """What has been told is what is needed now, of those placed since the epoch began too."""
+        """Take the reported sizes as the present need, including requests placed since the epoch began."""
         self._need_bytes = self.running.all_told()
 
     def replan(self, now_s: float, epoch_s: float) -> list[Ending]:
-        """Set the paces for the epoch that begins; returns who ends within it, the last first."""
+        """Set the paces for the epoch that begins; return the runs that end within it, the last first."""
         running = self.running
         rows, ends_s = running.replan(now_s, epoch_s)
         last_first = np.lexsort((running.indexes_of(rows), ends_s))[::-1]
@@ -263,14 +263,14 @@ class Fleet:
         return list(zip(ends_s[last_first].tolist(), runs, [run.version for run in runs], strict=True))
 
     def check(self) -> None:
-        """Assert that no worker holds more than it has.  For tests."""
+        """Assert that no worker holds more than its capacity.  For tests."""
         self.settle_sizes()
         assert (self._used_bytes(self.running.held_rows()) <= self.settings.capacity_bytes).all()
 
-    # ---- in one place
+    # ---- shared helpers
 
     def _used_bytes(self, rows: Integers) -> Integers:
-        """Bytes in use per worker by the rows that are in memory, reservations for moves included."""
+        """Return the bytes in use per worker, reservations for moves included."""
         need_bytes, count = self._need_bytes, len(self.names)
         used: Integers = np.bincount(self.running.workers_of(rows), weights=need_bytes[rows], minlength=count)
         used = used.astype(np.int64)
@@ -296,7 +296,7 @@ class Fleet:
             run.first_token_s = end_s
 
     def _prefill(self, worker: int, tokens: int, now_s: float) -> float:
-        """Compute so many tokens after what the worker has to prefill already.  Returns when that is done."""
+        """Queue a prefill of `tokens` behind the worker's others; return when it is done."""
         seconds = self._prefill_s(tokens)
         end_s = max(now_s, self._prefill_free_s[worker]) + seconds * self.running.stretch[worker]
         self._prefill_free_s[worker] = end_s

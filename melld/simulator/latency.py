@@ -1,4 +1,4 @@
-"""How long a worker's steps take: a small table of measured iterations, scaled to other models and cards.
+"""Model of the time of a worker's steps: a small table of measured iterations, scaled to other models and cards.
 
 Owns the table `data/latency.csv` (sources beside it) and its interpolation.  Never simulates anything.
 """
@@ -19,31 +19,31 @@ FAR_BATCH = 4096  # the last two batch sizes are extrapolated to here
 
 
 class Latency(Protocol):
-    """What the simulation asks of a model of a worker's speed."""
+    """Interface of a model of a worker's speed."""
 
     def step_s(self, batch: Floats, context_tokens: Floats) -> Floats:
-        """Seconds of one decode step, element-wise: requests in the batch, context tokens of all of them."""
+        """Return the seconds of a decode step, element-wise: requests in the batch, context tokens of all of them."""
 
     def prefill_s(self, tokens: float) -> float:
-        """Seconds to compute the keys and values of that many tokens of one request."""
+        """Return the seconds to compute the keys and values of that many tokens of one request."""
 
 
 class ConstantLatency(msgspec.Struct, frozen=True):
-    """Every step takes the same time, prefill is linear: for tests and for comparisons without a machine."""
+    """Constant step time and linear prefill, for tests and for comparisons without a machine."""
 
     decode_step_s: float
     prefill_token_s: float = 0.0
 
     def step_s(self, batch: Floats, context_tokens: Floats) -> Floats:  # noqa: ARG002
-        """The constant, in the shape of `batch`."""
+        """Return the constant, in the shape of `batch`."""
         return np.full(batch.shape, self.decode_step_s)
 
     def prefill_s(self, tokens: float) -> float:
-        """Linear in the tokens."""
+        """Return a time linear in the tokens."""
         return tokens * self.prefill_token_s
 
 
-class Profile(msgspec.Struct, frozen=True):
+class LatencyProfile(msgspec.Struct, frozen=True):
     """Fitted times of one model on one card.  `batches`, `constants_s`, `per_token_s`: decode, shape [points]."""
 
     model: str
@@ -64,8 +64,8 @@ class Profile(msgspec.Struct, frozen=True):
         constant, line, square = self.prefill_terms_s
         return constant + (line + square * tokens) * tokens
 
-    def scaled(self, model: Model, card: Card) -> "Profile":
-        """The profile as it would be for another model and card, by what bounds each part of a step."""
+    def scaled(self, model: Model, card: Card) -> "LatencyProfile":
+        """Return the profile scaled to another model and card by what bounds each part of a step."""
         base_model, base_card = MODELS[self.model], CARDS[self.card]
         slower = base_card.bytes_per_s / card.bytes_per_s
         weights = model.weight_bytes / base_model.weight_bytes
@@ -73,7 +73,7 @@ class Profile(msgspec.Struct, frozen=True):
             weights = 1.0
         compute = weights * base_card.operations_per_s / card.operations_per_s
         constant, line, square = self.prefill_terms_s
-        return Profile(
+        return LatencyProfile(
             model.name,
             card.name,
             self.batches,
@@ -83,10 +83,10 @@ class Profile(msgspec.Struct, frozen=True):
         )
 
 
-def profile_for(model: Model, card: Card) -> Profile:
-    """The measured profile that is nearest to the model and card, scaled to them."""
+def profile_for(model: Model, card: Card) -> LatencyProfile:
+    """Return the nearest measured profile, scaled to the model and card."""
 
-    def distance(profile: Profile) -> float:
+    def distance(profile: LatencyProfile) -> float:
         base_model, base_card = MODELS[profile.model], CARDS[profile.card]
         return (
             abs(math.log(model.weight_bytes / base_model.weight_bytes))
@@ -97,7 +97,7 @@ def profile_for(model: Model, card: Card) -> Profile:
     return min(_read_table(), key=distance).scaled(model, card)
 
 
-def _read_table() -> list[Profile]:
+def _read_table() -> list[LatencyProfile]:
     text = importlib.resources.files("melld.simulator").joinpath("data/latency.csv").read_text(encoding="utf-8")
     prefill: dict[tuple[str, str], tuple[float, float, float]] = {}
     decode: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
@@ -115,10 +115,10 @@ def _read_table() -> list[Profile]:
 
 def _profile(
     key: tuple[str, str], points: list[tuple[int, float, float]], prefill: tuple[float, float, float]
-) -> Profile:
+) -> LatencyProfile:
     points = sorted(points)
     (before, constant_before_s, _), (last, constant_s, line_s) = points[-2:]
     steps = (FAR_BATCH - last) / (last - before)
     points.append((FAR_BATCH, constant_s + steps * (constant_s - constant_before_s), line_s))
     batches, constants, lines = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
-    return Profile(key[0], key[1], batches, constants, lines, prefill)
+    return LatencyProfile(key[0], key[1], batches, constants, lines, prefill)

@@ -1,7 +1,7 @@
-"""What is counted while a simulation runs, and the report that is made of it.
+"""Counters of a running simulation, and the report made of them.
 
-Owns counters, integrals over virtual time and samples (one per epoch, at most one a second).  Never changes anything
-that it looks at.  No wall-clock time enters: the same seed gives the same report.
+Owns counters, integrals over virtual time and samples (one per epoch, at most one a second).  Never changes what it
+looks at.  Uses no wall-clock time: the same seed gives the same report.
 """
 
 from array import array
@@ -12,7 +12,7 @@ import numpy as np
 
 from melld.migrate.snapshot import Via
 from melld.simulator.bounds import lower_bound
-from melld.simulator.fleet import Fleet
+from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.run import Run
 from melld.simulator.running import Floats
 from melld.simulator.settings import SimulatorSettings
@@ -21,7 +21,7 @@ SAMPLE_EVERY_S = 1.0
 
 
 class Samples(msgspec.Struct):
-    """Columns: the time; GPUs awake; the lower bound; bytes held; requests that hold them; moves so far."""
+    """Samples by column: time, GPUs awake, lower bound, bytes held, requests that hold them, moves so far."""
 
     at_s: list[float] = []
     gpus: list[int] = []
@@ -42,7 +42,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Floats) -> "Spread":
-        """The spread of the values; all zero if there are none."""
+        """Return the spread of the values; all zero if there are none."""
         if seconds.size == 0:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         p50, p90, p99 = np.percentile(seconds, [50, 90, 99]).tolist()
@@ -50,10 +50,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one workload.
+    """Results of one policy on one workload.
 
-    Time-means, the ratio, the utilisation and the rates are over the window of arrivals (from zero to the last one);
-    GPU-seconds, peaks and counts are over the whole run, which goes on until every request has ended.
+    Means over time, the ratio, the utilisation and the rates cover the window of arrivals (from zero to the last one);
+    GPU-seconds, peaks and counts cover the whole run, until every request has ended.
     """
 
     policy: str
@@ -113,35 +113,35 @@ class Measures:
         self._placed_s, self._first_token_s, self._end_s = nothing[:], nothing[:], nothing
 
     def finished(self, run: Run, now_s: float) -> None:
-        """The request has ended."""
+        """Record the times of a request that has ended."""
         index = run.index
         self._placed_s[index] = run.placed_s
         self._first_token_s[index] = run.first_token_s
         self._end_s[index] = now_s
 
     def moved(self, via: Via, kv_bytes: int) -> None:
-        """A migration is done."""
+        """Count a finished migration."""
         self.moves += 1
         if via is Via.KV:
             self.moves_kv += 1
             self.bytes_moved += kv_bytes
 
     def activated(self, now_s: float, gpus: int) -> None:
-        """A worker was woken; so many are awake now."""
+        """Count a woken worker; `gpus` are awake now."""
         self.activations += 1
         self._count_gpus(now_s, gpus)
 
     def retired(self, now_s: float, gpus: int) -> None:
-        """A worker went to sleep; so many are awake now."""
+        """Count a worker that went to sleep; `gpus` are awake now."""
         self._count_gpus(now_s, gpus)
 
-    def sample(self, now_s: float, fleet: Fleet) -> None:
+    def sample(self, now_s: float, fleet: SimulatedFleet) -> None:
         """Take a sample if one is due."""
         if now_s < self._next_sample_s:
             return
         self._next_sample_s = now_s + SAMPLE_EVERY_S * (1 - 1e-9)
         running, samples = fleet.running, self.samples
-        rows = running.held_rows()  # a preempted request needs no worker at this instant: its cost is its own column
+        rows = running.held_rows()  # preempted requests need no worker now; they are counted apart
         sizes = running.told_of(rows)
         bound = max(lower_bound(sizes, self.settings.capacity_bytes), -(-rows.size // self.settings.slots))
         samples.at_s.append(now_s)
@@ -152,18 +152,18 @@ class Measures:
         samples.moves.append(self.moves)
 
     def last_arrival(self, now_s: float) -> None:
-        """The window of arrivals is over."""
+        """End the window of arrivals."""
         self.window_s = now_s
         self._moves_in_window = self.moves
         self._activations_in_window = self.activations
 
     def end(self, now_s: float) -> None:
-        """The simulation is over."""
+        """End the simulation."""
         self._count_gpus(now_s, self._gpus)
         self.end_s = now_s
 
     def report(self, policy: str, arrival_s: list[float]) -> Report:
-        """The report; to be asked for after `end`."""
+        """Return the report; call `end` first."""
         samples = self.samples
         inside = np.array(samples.at_s) <= self.window_s
         gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))

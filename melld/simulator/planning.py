@@ -1,10 +1,10 @@
-"""The daemon's planner of moves, on simulated workers.
+"""Adapter that runs the daemon's planner of moves on simulated workers.
 
-Owns the boundaries that follow from the machines' settings, and what the planner is told of each request.  Never
-carries a move out: the simulation does.
+Owns the boundaries that follow from the machines' settings, and the facts of each request for the planner.  Never
+carries out a move: the simulation does.
 
     commands ──consider──► Planner ──way_of──► the log
-                              └──────take────► Simulation: the moves that begin now, those that are given up
+                              └──────take────► Simulation: the moves that begin now, and those given up
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from melld.migrate.boundaries import Boundaries, Pair, Segment
 from melld.migrate.planner import Plan, Planner, Wanted
 from melld.migrate.snapshot import Via
 from melld.scheduler.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
-from melld.simulator.fleet import Fleet
+from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings
 from melld.simulator.run import Run, RunState
@@ -22,15 +22,15 @@ from melld.simulator.settings import SimulatorSettings
 
 NOTHING = Plan()
 MOST_BYTES = 1 << 60
-"""A port that is no limit."""
+"""The rate of a port that sets no limit."""
 MOST_TOKENS = 1 << 20
-"""What a worker that prefills in no time at all may be asked for."""
+"""Cap for workers that prefill in no time."""
 
 
 class MovePlanning:
-    """The moves of one simulation, where moves take time."""
+    """Planned moves of a simulation in which moves take time."""
 
-    def __init__(self, settings: SimulatorSettings, link: LinkSettings, fleet: Fleet) -> None:
+    def __init__(self, settings: SimulatorSettings, link: LinkSettings, fleet: SimulatedFleet) -> None:
         self.planner = Planner(boundaries_of(settings, link))
         self._ways = link.ways
         self._awake_at_once = settings.wake_s == 0.0
@@ -39,10 +39,10 @@ class MovePlanning:
         self._fleet = fleet
 
     def consider(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
-        """Take in the moves among what was decided on the event, and plan: an epoch's together, others at once."""
+        """Plan the moves among the commands: those of an epoch together, others at once."""
         is_epoch = type(event) is EpochStarted
         starts = []
-        if self._awake_at_once:  # by the time that its moves begin, such a worker will have been woken
+        if self._awake_at_once:  # such a worker is awake when its moves begin
             self._woken = {command.worker for command in commands if type(command) is ActivateWorker}
         for command in commands:
             if type(command) is MoveRequest:
@@ -58,7 +58,7 @@ class MovePlanning:
             self._plan = Plan(tuple(starts))
 
     def way_of(self, request: RequestId) -> Via:
-        """The way that the move goes, or that it waits for."""
+        """Return the way that the move takes or waits for."""
         for start in self._plan.starts:
             if start.wanted.request == request:
                 return start.via
@@ -68,12 +68,12 @@ class MovePlanning:
         return self.planner.first_way(self.planner.waiting[request].wanted)
 
     def take(self) -> Plan:
-        """What is to be done now.  A second call finds nothing."""
+        """Return what to do now; a second call finds nothing."""
         plan, self._plan = self._plan, NOTHING
         return plan
 
     def forget(self, request: RequestId) -> None:
-        """The request has ended, wherever it was."""
+        """Drop a request that has ended or whose move has."""
         self.planner.drop(request)
         self.planner.ended(request)
 
@@ -90,10 +90,10 @@ class MovePlanning:
         )
 
     def _size(self, run: Run, destination: WorkerId, now_s: float) -> tuple[int, int, tuple[Via, ...]]:
-        """Bytes, tokens and ways.
+        """Return a request's bytes, tokens and ways.
 
-        None is open to a worker that is not awake yet.  What was pushed out of memory, or is being prefilled, has no
-        KV that could be sent.
+        No way is open to a worker that is not awake yet.  A request that is preempted or still in prefill has no KV to
+        send.
         """
         prefilled = self._fleet.has_prefilled(run, now_s)
         kv = prefilled and Via.KV in self._ways
@@ -105,9 +105,9 @@ class MovePlanning:
 
 
 def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries:
-    """What the machines can do in an epoch: the link's rate, and prefill for a share of the time.
+    """Return what the machines can do in an epoch: the link's rate, and prefill for a share of the time.
 
-    That share is of the tokens: a prompt that is spread over several epochs pays its fixed cost once, not in each.
+    The share is of the tokens: a prompt that is spread over several epochs pays its fixed cost once, not in each.
     """
     epoch_s = settings.epoch_s
     link_bytes = int(link.bytes_per_s * epoch_s)
@@ -123,7 +123,7 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
 
 
 def switches_of(gpus: int, link: LinkSettings, epoch_s: float) -> tuple[Segment, ...]:
-    """The way out of each switch, and into it."""
+    """Return the way out of each switch and into it, as segments of the boundaries."""
     crossing: dict[tuple[int, str], set[Pair]] = {}
     for source in range(gpus):
         for destination in range(gpus) if link.gpus_per_switch else ():
@@ -139,7 +139,7 @@ def switches_of(gpus: int, link: LinkSettings, epoch_s: float) -> tuple[Segment,
 
 
 def tokens_within(latency: Latency, seconds: float) -> int:
-    """The longest prompt that is prefilled in so many seconds; one token at the least."""
+    """Return the longest prompt that can be prefilled in `seconds`, at least one token."""
     fits, too_long = 1, MOST_TOKENS
     while too_long - fits > 1:
         middle = (fits + too_long) // 2

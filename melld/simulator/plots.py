@@ -1,7 +1,7 @@
-"""The paper's figures 11 to 15, from reports and samples: as PNG.
+"""The paper's figures 11 to 15 as PNG, drawn from reports and samples.
 
-Owns how things look.  Takes groups of reports: a group is a workload (its label on the axis), and has one list of
-reports per policy, one report per seed.  Equal input gives equal bytes.  matplotlib is imported when first needed.
+Takes groups of reports: a group is a workload (labelled on the axis) with one list of reports per policy, one report
+per seed.  Equal input gives equal bytes.  matplotlib is imported on first use.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from melld.errors import ConfigError
-from melld.simulator.experiment import Outcome
+from melld.simulator.experiment import PolicyOutcome
 from melld.simulator.measures import Report, Samples
 
 Groups = Mapping[str, Mapping[str, Sequence[Report]]]
@@ -20,8 +20,10 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 WIDE, HIGH = 7.5, 4.2
 
 
-def draw_run(directory: pathlib.Path, outcomes: Sequence[Outcome], unbatched: Sequence[Report]) -> list[pathlib.Path]:
-    """All five figures of one run of `melld simulate`; figure 13 where a policy has an unbatched form.
+def draw_run(
+    directory: pathlib.Path, outcomes: Sequence[PolicyOutcome], unbatched: Sequence[Report]
+) -> list[pathlib.Path]:
+    """Draw the figures of one run of `melld simulate`; figure 13 only if a policy has an unbatched form.
 
     Raises:
         ConfigError: matplotlib is not installed, or the directory cannot be made.
@@ -38,7 +40,7 @@ def draw_run(directory: pathlib.Path, outcomes: Sequence[Outcome], unbatched: Se
 
 
 def draw_groups(directory: pathlib.Path, groups: Groups) -> list[pathlib.Path]:
-    """Figures 11 (GPUs), 12 (migration frequency) and 14 (utilisation), by workload and policy."""
+    """Draw figures 11 (GPUs), 12 (migration frequency) and 14 (utilisation), by workload and policy."""
     return [
         _draw(directory, "fig11_gpus", lambda plot: _gpus(plot, groups)),
         _draw(directory, "fig12_migrations", lambda plot: _migrations(plot, groups)),
@@ -49,7 +51,7 @@ def draw_groups(directory: pathlib.Path, groups: Groups) -> list[pathlib.Path]:
 def draw_batching(
     directory: pathlib.Path, groups: Mapping[str, Mapping[str, tuple[Sequence[Report], Sequence[Report]]]]
 ) -> list[pathlib.Path]:
-    """Figure 13: migrations with and without operation batching; per workload and policy a pair of report lists."""
+    """Draw figure 13, migrations with and without operation batching, from pairs of report lists."""
     flat: dict[str, dict[str, Sequence[Report]]] = {}
     for workload, pairs in groups.items():
         for policy, (batched, one_by_one) in pairs.items():
@@ -67,7 +69,7 @@ def draw_batching(
 
 
 def draw_over_time(directory: pathlib.Path, samples: Mapping[str, Samples]) -> list[pathlib.Path]:
-    """Figure 15: GPUs awake over time for each policy, and each one's own lower bound at the same instants."""
+    """Draw figure 15: GPUs awake over time and the lower bound at the same instants, for each policy."""
 
     def draw(plot: Any) -> None:
         rows = -(-len(samples) // 2)
@@ -129,7 +131,7 @@ def _utilisation(plot: Any, groups: Groups) -> None:
 
 
 def _bars(axes: Any, groups: Groups, value: Callable[[Report], float], labelled: bool = True) -> None:
-    """One cluster of bars per group, one bar per policy; the whisker spans the seeds."""
+    """Draw one cluster of bars per group, one bar per policy; whiskers span the seeds."""
     policies = list(dict.fromkeys(policy for group in groups.values() for policy in group))
     width = 0.8 / len(policies)
     for place, policy in enumerate(policies):

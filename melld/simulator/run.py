@@ -1,4 +1,4 @@
-"""One request's passage through a simulation, and the error that it may never end.
+"""States of one request in a simulation, and the error for a simulation that cannot end.
 
 QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
 """
@@ -14,7 +14,7 @@ from melld.migrate.snapshot import Via
 
 
 class RunState(enum.IntEnum):
-    """Where the request stands: waiting for a worker, in a worker's memory, pushed out of it, gone."""
+    """State of a request: waiting for a worker, in a worker's memory, preempted, ended."""
 
     QUEUED = 0
     RUNNING = 1
@@ -31,8 +31,8 @@ RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
 )
 
 
-class Move:
-    """A migration that is decided or under way; `version` tells its end from the end of an earlier one."""
+class SimulatedMove:
+    """A migration that is decided or under way; `version` tells its end from that of an earlier one."""
 
     __slots__ = ("cause", "destination", "fails", "version", "via")
 
@@ -45,10 +45,10 @@ class Move:
 
 
 class Run(msgspec.Struct, eq=False, gc=False):
-    """`row` is its row in `Running` (from its placement on), `worker` the index of its worker.
+    """One simulated request.  `row`: its row in `Running` once placed; `worker`: the index of its worker.
 
-    `version` changes whenever its expected end does.  A struct, because every request makes one; the collector need not
-    know it, for nothing that it refers to refers back.
+    `version` changes whenever its expected end does.  A struct without garbage collection, because there is one per
+    request and nothing that it refers to refers back.
     """
 
     id: RequestId
@@ -62,11 +62,11 @@ class Run(msgspec.Struct, eq=False, gc=False):
     moves: int = 0
     placed_s: float = 0.0
     first_token_s: float = 0.0
-    move: Move | None = None
+    move: SimulatedMove | None = None
     state: RunState = QUEUED
 
     def become(self, state: RunState) -> None:
-        """Take the next state; raises `IllegalTransition` where the table has none."""
+        """Take the next state; raise `IllegalTransition` if the table does not allow it."""
         if state not in RUN_TRANSITIONS[self.state]:
             raise IllegalTransition("run", self.id, self.state.name.lower(), f"become {state.name.lower()}")
         self.state = state

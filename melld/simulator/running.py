@@ -1,4 +1,4 @@
-"""The requests that workers hold, as columns of numbers: how far each has come, and what it holds.
+"""Columns of numbers for the requests that workers hold: the progress and size of each.
 
 Owns progress and sizes between epochs.  Never talks to the scheduler and knows nothing of moves or queues.
 
@@ -6,8 +6,8 @@ Tokens grow linearly: from `since_s` on, a request emits `pace[worker]` tokens a
 epoch (`replan`) from the batch and context of each worker; arrivals within an epoch do not slow the others until the
 next one.  A request that is still being prefilled has its `since_s` in the future.
 
-The numbers of one request lie together, so that it is written in one go.  Each column of them is a `memoryview`, which
-is fast one by one, and a numpy view of the same memory, which is fast in bulk.
+The numbers of one request lie together, so that one call writes them.  Each column is a `memoryview`, fast for single
+values, and a numpy view of the same memory, fast in bulk.
 """
 
 import struct
@@ -33,9 +33,9 @@ class Running:
     """Columns by row (one per placed request) and by worker.  Rows are reused.
 
     `held`: the request's blocks are in memory (it has not been preempted).  `told_bytes`: its size as last reported.
-    `debt_s`: prefill work that a worker has accepted and not yet been slowed down for; `foreign_s`: the same for
-    others' requests, of which it does no more at once than `foreign_share` of its time.  `stretch`: how many times as
-    long as alone a prompt takes on the worker, for beside decodes each chunk of it takes one of their steps along.
+    `debt_s`: prefill work that a worker has accepted and that has not slowed its decodes yet; `foreign_s`: the same for
+    moved requests, which get at most `foreign_share` of its time.  `stretch`: how many times longer than alone a prompt
+    takes on the worker, because each of its chunks shares a step with the decodes.
     """
 
     def __init__(self, latency: Latency, block_tokens: int, block_bytes: int, foreign_share: float = 0.0) -> None:
@@ -57,7 +57,7 @@ class Running:
         self._make_room(FIRST_ROWS, b"", b"")
 
     def add_workers(self, count: int) -> None:
-        """So many more workers, idle."""
+        """Add `count` idle workers."""
         idle = 1.0 / self.latency.step_s(np.ones(count), np.zeros(count))
         self._paces = np.concatenate((self._paces, idle))
         self.pace = self._paces.tolist()
@@ -66,9 +66,9 @@ class Running:
         self.foreign_s += [0.0] * count
 
     def add(self, run: Run, worker: int, since_s: float) -> int:
-        """A row for a request that is placed on the worker and has its first token at `since_s`.
+        """Return a new row for a request that is placed on the worker and has its first token at `since_s`.
 
-        Every request passes here once: it is written for speed.
+        Runs once per request: written for speed.
         """
         if self._free:
             row = self._free.pop()
@@ -88,52 +88,52 @@ class Running:
         return row
 
     def remove(self, row: int) -> None:
-        """The request has ended."""
+        """Free the row of a request that has ended."""
         self.held[row] = 0
         self._free.append(row)
 
     def settle(self, row: int, worker: int) -> None:
-        """The request is on that worker from now on, as its latest."""
+        """Assign the request to that worker, as its latest."""
         self.orders += 1
         self.worker[row] = worker
         self.order[row] = self.orders
 
     def held_rows(self) -> Integers:
-        """Rows whose blocks are in memory, shape [held]."""
+        """Return the rows whose blocks are in memory, shape [held]."""
         rows: Integers = self._held[: self.rows].nonzero()[0]
         return rows
 
     def workers_of(self, rows: Integers) -> Integers:
-        """The worker of each row."""
+        """Return the worker of each row."""
         return self._worker[rows]
 
     def indexes_of(self, rows: Integers) -> Integers:
-        """Which of all requests each row's is."""
+        """Return the request index of each row."""
         return self._index[rows]
 
     def orders_of(self, rows: Integers) -> Integers:
-        """The place of each row in the order in which requests came to their workers."""
+        """Return each row's place in the order in which requests came to their workers."""
         return self._order[rows]
 
     def told_of(self, rows: Integers) -> Integers:
-        """The sizes last reported of the rows."""
+        """Return the last reported sizes of the rows."""
         return self._told_bytes[rows]
 
     def is_held(self, rows: Integers) -> npt.NDArray[np.bool_]:
-        """Whether each row's blocks are in memory."""
+        """Return True for each row whose blocks are in memory."""
         return self._held[rows]
 
     def all_told(self) -> Integers:
-        """A copy of the sizes last reported, of all rows."""
+        """Return a copy of the last reported sizes of all rows."""
         return self._told_bytes[: self.rows].copy()
 
     def tell(self, rows: Integers, sizes: Integers) -> dict[RequestId, int]:
-        """Note that these sizes are reported now; returns the report."""
+        """Store these sizes as reported now; return the report."""
         self._told_bytes[rows] = sizes
         return dict(zip(map(self.ids.__getitem__, rows.tolist()), sizes.tolist(), strict=True))
 
     def advance(self, rows: Integers, now_s: float) -> Integers:
-        """Bring the rows up to now.  Returns the bytes that each needs, shape [rows]."""
+        """Bring the rows up to now; return the bytes that each needs, shape [rows]."""
         since = self._since_s[rows]
         emitted = np.maximum(now_s - since, 0.0) * self._paces[self._worker[rows]]
         generated = np.minimum(self._generated[rows] + emitted, self._output[rows])
@@ -152,22 +152,22 @@ class Running:
             self.since_s[row] = now_s
 
     def tokens(self, row: int) -> int:
-        """Prompt and emitted tokens of one row, as of its last advance."""
+        """Return one row's prompt and emitted tokens, as of its last advance."""
         return int(self.prompt[row] + self.generated[row])
 
     def need_bytes(self, row: int) -> int:
-        """Bytes of the blocks of one row's tokens, as of its last advance."""
+        """Return the bytes of one row's blocks, as of its last advance."""
         return -(-self.tokens(row) // self.block_tokens) * self.block_bytes
 
     def end_s(self, row: int) -> float:
-        """When the row will have emitted its last token if its worker's pace stays."""
+        """Return when the row emits its last token at its worker's present pace."""
         left = self.output[row] - self.generated[row]
         return self.since_s[row] + left / self.pace[self.worker[row]]
 
     def replan(self, now_s: float, epoch_s: float) -> tuple[Integers, Floats]:
         """Set every worker's pace for the epoch that begins now.
 
-        Returns the rows that will end within it, and when, both of shape [ending].
+        Returns the rows that will end within it and their end times, both of shape [ending].
         """
         rows = self.held_rows()
         worker, since, generated = self._worker[rows], self._since_s[rows], self._generated[rows]
@@ -186,9 +186,9 @@ class Running:
         return rows[soon], end[soon]
 
     def _prefilled(self, step_s: Floats, epoch_s: float) -> Floats:
-        """The part of the epoch that each worker's prefill takes from its decodes; it is owed no more.
+        """Return the share of the epoch that each worker's prefill takes from its decodes, and settle that debt.
 
-        Its own prompts take no more than a chunk in each step; others' no more than their share of the epoch.
+        A worker's own prompts take at most a chunk in each step; moved requests at most their share of the epoch.
         """
         most_s = epoch_s * self._chunk_s / (step_s + self._chunk_s)
         debt_s = np.array(self.debt_s)
@@ -203,7 +203,7 @@ class Running:
         return taken
 
     def _make_room(self, rows: int, table: bytes | bytearray, held: bytes | bytearray) -> None:
-        """Columns of so many rows, the first of which are in the table."""
+        """Make columns for `rows` rows, beginning with those of the table."""
         self._table = bytearray(table) + bytes(rows * ROW_BYTES - len(table))
         self.held = bytearray(held) + bytes(rows - len(held))
         integers, floats = memoryview(self._table).cast("q"), memoryview(self._table).cast("d")

@@ -1,4 +1,4 @@
-"""What a simulation is of: the machines, the links between them, and how time passes."""
+"""Settings of a simulation: the machines, the links between them, and how time passes."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from melld.simulator.links import LinkSettings
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True):
-    """`gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
+    """Machines, links and time of one simulation.
 
-    `paper_slots`: overflow is judged after the scheduler has acted on the epoch.  `wake_s`: seconds from the
-    activation of a worker until it computes.  `failure_rate`: the part of the moves that fail.  `block_tokens`: of one
-    KV block.
+    `gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
+    `paper_slots`: check overflow after the scheduler has acted on the epoch.  `wake_s`: seconds from a worker's
+    activation until it computes.  `failure_rate`: share of moves that fail.  `block_tokens`: tokens of a KV block.
     """
 
     capacity_bytes: int
@@ -39,16 +39,16 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
 
     @property
     def most_tokens(self) -> int:
-        """The longest request that one worker can hold alone."""
+        """Tokens of the longest request that one worker can hold alone."""
         return self.capacity_bytes // self.block_bytes * self.block_tokens
 
     @property
     def instant_moves(self) -> bool:
-        """Whether a move is over as soon as it is decided."""
+        """True if a move is done as soon as it is decided."""
         return self.link is None and self.failure_rate == 0.0
 
     def kv_bytes_of(self, tokens: Sequence[int]) -> list[int]:
-        """Bytes of the blocks of so many tokens, for each."""
+        """Return the bytes of the blocks for each token count."""
         blocks = -(-np.array(tokens, dtype=np.int64) // self.block_tokens)
         kv_bytes: list[int] = (blocks * self.block_bytes).tolist()
         return kv_bytes

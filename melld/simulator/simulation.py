@@ -1,17 +1,17 @@
-"""The discrete-event loop: a workload, a model of the machines, and the daemon's own scheduler under virtual time.
+"""The discrete-event loop: a workload, a model of the machines, and the daemon's scheduler in virtual time.
 
-Owns virtual time and the order of events: by time, then by a sequence number.  Never decides who goes where: the
-`Scheduler` object is the daemon's, and everything that it learns, it learns from `handle`.
+Owns virtual time and the order of events: by time, then by a sequence number.  Never decides where requests go: the
+`Scheduler` class is the daemon's, and all that it knows comes through `handle`.
 
-    arrivals ─┐                       ┌─► RequestsGrew, EpochStarted, ... ─► Scheduler.handle ─┐
-              ├─► next event ─► act ──┤                                                        │
-    heap ─────┘   (finish, epoch,     └─► Fleet (memory, pace, links)  ◄── place, move, ... ◄──┘
+    arrivals ─┐                       ┌─► RequestsGrew, EpochStarted, ... ─► Scheduler.handle ────────┐
+              ├─► next event ─► act ──┤                                                               │
+    heap ─────┘   (finish, epoch,     └─► SimulatedFleet (memory, pace, links)  ◄── place, move, ... ◄┘
                    end of a move)
 
-Each epoch, in this order: requests advance; workers that overflow preempt, as vLLM does; the scheduler is told the
-new sizes; moves that have outgrown their destination are off; the scheduler is told so and that the epoch began; paces
-are set for the next one.  With `paper_slots` overflow is judged after the scheduler has acted, as in the paper's time
-slots: what it cures in the same slot has not happened.
+Each epoch, in this order: requests advance; workers that overflow preempt, as vLLM does; the scheduler gets the new
+sizes; moves that no longer fit their destination are cancelled; the scheduler hears of that and of the epoch; the paces
+of the next epoch are set.  With `paper_slots`, overflow is checked after the scheduler has acted, as in the paper's
+time slots: an overflow that is cured within its slot does not count.
 """
 
 import gc
@@ -29,11 +29,11 @@ from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.fleet import Ending, Fleet
+from melld.simulator.fleet import Ending, SimulatedFleet
 from melld.simulator.journal import Journal, Sink
 from melld.simulator.measures import Measures
 from melld.simulator.planning import MovePlanning
-from melld.simulator.run import Move, Run, RunState, SimulationStuck
+from melld.simulator.run import Run, RunState, SimulatedMove, SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -42,7 +42,7 @@ STUCK_AFTER_S = 24 * 3600.0
 
 
 class Simulation:
-    """One policy on one workload.  `run` may be called once."""
+    """One run of one policy on one workload.  Call `run` once."""
 
     def __init__(
         self, settings: SimulatorSettings, workload: Workload, scheduler: Scheduler, log: Sink | None = None
@@ -50,7 +50,7 @@ class Simulation:
         self.settings = settings
         self.workload = workload.limited(settings.most_tokens)
         self.scheduler = scheduler
-        self.fleet = Fleet(settings)
+        self.fleet = SimulatedFleet(settings)
         self._runs = self.fleet.runs
         self.measures = Measures(settings, self.workload.output_tokens)
         self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
@@ -79,14 +79,14 @@ class Simulation:
         }
 
     def run(self, progress: Callable[[int], None] | None = None) -> Measures:
-        """Simulate until every request has ended and every worker sleeps.  `progress` hears of every arrival.
+        """Simulate until every request has ended and every worker sleeps; call `progress` at every arrival.
 
         Raises:
-            SimulationStuck: requests wait for ever.
+            SimulationStuck: requests wait and nothing will place them.
         """
         self._add_workers(self.fleet.missing_workers())
         collecting = gc.isenabled()
-        gc.disable()  # nothing here makes cycles, and a collection looks at every request each time
+        gc.disable()  # nothing here makes cycles, and each collection would scan every request
         try:
             self._run(self.workload.arrival_s, progress)
         finally:
@@ -96,7 +96,7 @@ class Simulation:
         return self.measures
 
     def _run(self, arrivals: list[float], progress: Callable[[int], None] | None) -> None:
-        """Arrivals come from their list, the ends of this epoch from theirs, all else from the heap."""
+        """Process events in order: arrivals and this epoch's ends from their lists, all others from the heap."""
         heap, fleet, never = self._heap, self.fleet, math.inf
         arrived, count, arrivals = 0, len(arrivals), [*arrivals, never]
         arrival_s = arrivals[0]
@@ -122,7 +122,7 @@ class Simulation:
                 self.now_s, _, act, subject, version = heapq.heappop(heap)
                 act(subject, version)
 
-    # ---- facts: what happens, and is told
+    # ---- facts: what happens and is reported to the scheduler
 
     def _arrive(self, index: int) -> None:
         workload, request = self.workload, RequestId(f"r{index}")
@@ -169,7 +169,7 @@ class Simulation:
             raise SimulationStuck(len(fleet.runs), now_s)
 
     def _tell_wake_time(self, _subject: None, index: int) -> None:
-        """The worker computes from now on, or sleeps: as a daemon's process is warm, or has to start."""
+        """Report the worker's wake time: zero once it computes, the full wake time while it sleeps."""
         worker = self.fleet.names[index]
         if self.fleet.computes(worker, self.now_s):
             self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, 0.0))
@@ -183,7 +183,7 @@ class Simulation:
             self._handle(events.RequestPreempted(self.now_s, run.id))
 
     def _turn_back(self) -> None:
-        """After the new sizes are told: until then the scheduler would take the room that this leaves for larger."""
+        """Cancel moves that no longer fit, after the sizes are reported: else the scheduler overrates the free room."""
         for run in self.fleet.crowding():
             self._abort(run, "no room")
 
@@ -220,7 +220,7 @@ class Simulation:
 
     def _handle(self, event: AnyEvent) -> None:
         if self._plain:
-            decide, apply = self._decide, self._apply  # in two steps: what an instance calls itself is slow to look up
+            decide, apply = self._decide, self._apply  # locals: attribute look-ups are slow here
             for command in decide(event):
                 apply[type(command)](command)
         else:
@@ -229,7 +229,7 @@ class Simulation:
             self._add_workers(missing)
 
     def _handle_watched(self, event: AnyEvent) -> None:
-        """As above, where a log is kept or moves are planned: events are numbered only where somebody looks."""
+        """Handle an event where a log is kept or moves are planned; only such events need a number."""
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, id=self._told)
         if self._journal is not None:
@@ -249,7 +249,7 @@ class Simulation:
         run.become(RUNNING)
         now_s = run.placed_s = self.now_s
         end_s = self.fleet.place(run, command.worker, now_s)
-        if end_s <= self._next_epoch_s:  # nobody else would notice it
+        if end_s <= self._next_epoch_s:  # no later replan would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
 
     def _queue(self, _command: events.QueueRequest) -> None:
@@ -267,7 +267,7 @@ class Simulation:
             self._begin_move(run, move, self.now_s)
 
     def _begin_moves(self, planning: MovePlanning) -> None:
-        """What the planner lets go."""
+        """Begin the moves that the planner has released; abort those that it gave up."""
         plan = planning.take()
         for start in plan.starts:
             run = self.fleet.runs[start.wanted.request]
@@ -278,11 +278,11 @@ class Simulation:
         for deferred in plan.given_up:
             self._abort(self.fleet.runs[deferred.wanted.request], "deferred too long")
 
-    def _begin_move(self, run: Run, move: Move, end_s: float) -> None:
+    def _begin_move(self, run: Run, move: SimulatedMove, end_s: float) -> None:
         move.fails = self.settings.failure_rate > 0 and self._chance.random() < self.settings.failure_rate
         if move.fails:
             end_s = self.now_s + self._chance.random() * (end_s - self.now_s)
-        if self.settings.instant_moves:  # the scheduler has counted it as done: it must not hear of it again
+        if self.settings.instant_moves:  # the scheduler has counted the move as done: do not report it again
             self._commit(run)
             if self._journal is not None:
                 self._journal.fact(events.MoveCommitted(self.now_s, run.id, id=self._told, cause=move.cause))

@@ -1,7 +1,7 @@
-"""What the clients ask for: arrivals with prompt and output lengths, from files or from seeded chance.
+"""Workloads: arrivals with prompt and output lengths, from files or from a seeded generator.
 
 Owns the file schema (CSV with a header line, plain or gzip: `arrival_s`, `prompt_tokens`, `output_tokens`; a file of
-lengths lacks the first).  Never looks at workers.  The scheduler never sees `output_tokens`.
+lengths lacks the first).  The scheduler never sees `output_tokens`.
 """
 
 import bisect
@@ -41,16 +41,16 @@ class Workload(msgspec.Struct, frozen=True):
         return len(self.arrival_s)
 
     def limited(self, most_tokens: int) -> "Workload":
-        """As vLLM's `max_model_len` would have it: the answer stops when the request holds `most_tokens`.
+        """Return the workload with answers cut at `most_tokens` per request, as by vLLM's `max_model_len`.
 
-        A prompt that is longer than that stays as it is: it is for the scheduler to refuse.
+        A longer prompt stays as it is: the scheduler refuses it.
         """
         room = most_tokens - np.array(self.prompt_tokens, dtype=np.int64)
         output = np.maximum(1, np.minimum(np.array(self.output_tokens, dtype=np.int64), room)).tolist()
         return Workload(self.arrival_s, self.prompt_tokens, output)
 
     def scaled(self, factor: float) -> "Workload":
-        """All lengths times the factor, at least one token each."""
+        """Return the workload with all lengths times the factor, at least one token each."""
         return Workload(
             self.arrival_s,
             [max(1, round(tokens * factor)) for tokens in self.prompt_tokens],
@@ -58,23 +58,23 @@ class Workload(msgspec.Struct, frozen=True):
         )
 
     def stretched(self, rate_per_s: float) -> "Workload":
-        """The same arrivals, slower or faster, so that their mean rate is the given one."""
+        """Return the same arrivals, slowed down or sped up to the given mean rate."""
         factor = len(self) / rate_per_s / max(self.arrival_s[-1], 1e-9)
         return Workload([at_s * factor for at_s in self.arrival_s], self.prompt_tokens, self.output_tokens)
 
     def until(self, seconds: float) -> "Workload":
-        """The arrivals before then."""
+        """Return the arrivals before `seconds`."""
         count = bisect.bisect_left(self.arrival_s, seconds)
         return Workload(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
 
     def thinned(self, part: float, chance: random.Random) -> "Workload":
-        """Each request with that probability."""
+        """Return the workload with each request kept with probability `part`."""
         kept = [index for index in range(len(self)) if chance.random() < part]
         columns = (self.arrival_s, self.prompt_tokens, self.output_tokens)
         return Workload(*([column[index] for index in kept] for column in columns))  # type: ignore[arg-type]
 
     def with_lengths(self, lengths: "LogNormal | Sequence[Lengths]", chance: random.Random) -> "Workload":
-        """The same arrivals with lengths drawn anew."""
+        """Return the same arrivals with new lengths, drawn from `lengths`."""
         drawn = [draw(lengths, chance) for _ in self.arrival_s]
         return Workload(self.arrival_s, [one.prompt_tokens for one in drawn], [one.output_tokens for one in drawn])
 
@@ -91,19 +91,19 @@ class LogNormal(msgspec.Struct, frozen=True):
     output_sigma: float = 0.9
 
     def draw(self, chance: random.Random) -> Lengths:
-        """One request's lengths."""
+        """Draw one request's lengths."""
         prompt = chance.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
         output = chance.lognormvariate(math.log(self.output_median), self.output_sigma)
         return Lengths(max(1, round(prompt)), max(1, round(output)))
 
 
 def draw(lengths: LogNormal | Sequence[Lengths], chance: random.Random) -> Lengths:
-    """One request's lengths, from the distribution or (with replacement) from the list."""
+    """Draw one request's lengths, from the distribution or (with replacement) from the list."""
     return lengths.draw(chance) if isinstance(lengths, LogNormal) else chance.choice(lengths)
 
 
 def parse_lengths(text: str) -> LogNormal | list[Lengths]:
-    """`lognormal`, `lognormal:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA`, or the path of a file of lengths.
+    """Parse `lognormal`, `lognormal:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA`, or the path of a file of lengths.
 
     Raises:
         ConfigError: the numbers are not four positive ones, or the file cannot be used.
@@ -125,7 +125,7 @@ def parse_lengths(text: str) -> LogNormal | list[Lengths]:
 def poisson(
     rate_per_s: float, seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
 ) -> Workload:
-    """Arrivals of a Poisson process until `seconds`, each with lengths drawn (with replacement) from `lengths`."""
+    """Return the arrivals of a Poisson process until `seconds`, each with lengths drawn from `lengths`."""
     columns = Workload([], [], [])
     at_s = chance.expovariate(rate_per_s)
     while at_s < seconds:
@@ -138,10 +138,10 @@ def poisson(
 
 
 def read_trace(path: pathlib.Path) -> Workload:
-    """The arrivals of a trace file.
+    """Return the arrivals of a trace file.
 
     Raises:
-        ConfigError: the file cannot be read, lacks a column, or has a line that is no request; names file and line.
+        ConfigError: the file cannot be read, lacks a column, or has an invalid line; the error names file and line.
     """
     columns = Workload([], [], [])
     last_s = 0.0
@@ -151,7 +151,7 @@ def read_trace(path: pathlib.Path) -> Workload:
         except ValueError as error:
             raise ConfigError(f"{path}:{line}", f"not a request: {error}") from error
         if not last_s <= at_s < math.inf:
-            raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} comes before the line above, or is no time")
+            raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} is earlier than the line above, or not a time")
         last_s = at_s
         columns.arrival_s.append(at_s)
         columns.prompt_tokens.append(lengths.prompt_tokens)
@@ -162,7 +162,7 @@ def read_trace(path: pathlib.Path) -> Workload:
 
 
 def read_lengths(path: pathlib.Path) -> list[Lengths]:
-    """The rows of a file of lengths (a trace will do too).
+    """Return the rows of a file of lengths; a trace works too.
 
     Raises:
         ConfigError: as for `read_trace`.
@@ -186,7 +186,7 @@ def _lengths(prompt: str, output: str) -> Lengths:
 
 
 def _rows(path: pathlib.Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and the wanted columns' texts."""
+    """Yield the line numbers and the wanted columns' texts."""
     try:
         with _open(path) as file:
             reader = csv.reader(file)

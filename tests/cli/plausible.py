@@ -108,7 +108,7 @@ DEFERRED = MoveStatus(
     state=MovingState.DEFERRED,
     kv_bytes=PREFILLING.kv_bytes,
     cause="overload",
-    deferred_because="the link is taken",
+    deferred_because="the link is full",
     age_s=0.2,
 )
 

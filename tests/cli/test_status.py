@@ -75,7 +75,7 @@ def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
     assert "w0: class L, 51 requests; awake for 840 s (arrival)" in done.stdout
     assert "w1: not needed for 12 s (empty)" in done.stdout
     assert f"{MOVING.request} w0 > w1, 122 MiB, overload, via kv, 0.1 s" in done.stdout
-    assert f"{DEFERRED.request} w0 > w1, 1 GiB, overload, deferred, 0.2 s: the link is taken" in done.stdout
+    assert f"{DEFERRED.request} w0 > w1, 1 GiB, overload, deferred, 0.2 s: the link is full" in done.stdout
 
 
 def test_a_pipe_without_unicode_gets_ascii(daemon: ControlDaemon) -> None:

@@ -50,7 +50,7 @@ async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemo
     await asyncio.sleep(0)
     assert daemon.begun() == {first: W0}
     assert daemon.causes() == {second: Cause.LINK}
-    assert daemon.driver.why_deferred(second) == "the link is taken"
+    assert daemon.driver.why_deferred(second) == "the link is full"
     assert daemon.driver.why_deferred(first) == ""
     daemon.epoch()
     assert daemon.causes() == {second: Cause.LINK}  # the first is still on its way
@@ -138,7 +138,7 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await asyncio.sleep(0)
     for _ in range(22):
         daemon.epoch()
-    with pytest.raises(MoveCalledOff, match="it has waited for 2 s: the link is taken"):
+    with pytest.raises(MoveCalledOff, match="it has waited for 2 s: the link is full"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     daemon.refuse(first)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from melld.errors import IllegalTransition
 from melld.migrate import messages as say
-from melld.migrate.migration import Migration, Pace, Tell, Wish
+from melld.migrate.migration import Migration, MovePace, Tell, Wish
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.effort import examples
@@ -85,7 +85,7 @@ def test_an_impossible_event_changes_nothing() -> None:
 
 def test_a_paced_prefill_has_the_time_that_its_pace_takes() -> None:
     """A long prompt at a slow rate is not taken for a worker that hangs; a move by KV has a pace of its own."""
-    paces = {Via.TOKENS: Pace(50.0, 400.0), Via.KV: Pace(1e6, 7.0)}
+    paces = {Via.TOKENS: MovePace(50.0, 400.0), Via.KV: MovePace(1e6, 7.0)}
     wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=Via.TOKENS, lease=1, paces=paces)
     migration = Migration(wish, 0.0)
     migration.happened(Sign.STARTED, 0.0)

@@ -6,7 +6,7 @@ import pytest
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.simulator.latency import ConstantLatency
-from melld.simulator.links import Links, LinkSettings
+from melld.simulator.links import LinkSettings, SimulatedLinks
 from melld.simulator.measures import Measures
 from tests.simulator.setups import BLOCK_BYTES, SMALL, one_by_one, small_load
 from tests.simulator.test_simulation import Script, activate, move, place, play, retire, simulate
@@ -18,14 +18,14 @@ TREE = msgspec.structs.replace(KV, gpus_per_switch=2, switch_bytes_per_s=KV.byte
 
 def test_transfers_over_one_switch_wait_for_one_another() -> None:
     """Two pairs that share a way out take twice as long; neighbours below one switch do not notice."""
-    links = Links(TREE)
+    links = SimulatedLinks(TREE)
     ends = [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3), (4, 5))]
     assert ends == pytest.approx([0.4, 0.8, 0.4])
 
 
 def test_a_wide_switch_holds_nobody_up() -> None:
     """A way out that carries two links' worth is free again when half of a transfer is through."""
-    links = Links(msgspec.structs.replace(TREE, switch_bytes_per_s=2 * KV.bytes_per_s))
+    links = SimulatedLinks(msgspec.structs.replace(TREE, switch_bytes_per_s=2 * KV.bytes_per_s))
     assert [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3))] == pytest.approx([0.4, 0.6])
 
 

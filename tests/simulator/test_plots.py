@@ -5,12 +5,12 @@ import pathlib
 import pytest
 from matplotlib.figure import Figure
 
-from melld.simulator.experiment import Outcome, SchedulerChoices, run_policy
+from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, run_policy
 from melld.simulator.plots import draw_run
 from tests.simulator.setups import PAPER_SLOTS, small_load
 
 
-def outcome_of(policy: str, seed: int = 1) -> Outcome:
+def outcome_of(policy: str, seed: int = 1) -> PolicyOutcome:
     return run_policy(policy, PAPER_SLOTS, small_load(seed), SchedulerChoices())
 
 

@@ -1,7 +1,7 @@
-"""Which transport a worker uses for a peer: found by trying, and by measuring, never by a device's name.
+"""Choice of the transport to a peer, by trying and measuring, never by a device's name.
 
-Owns the order in which they are tried: the most direct first.  What works is measured: on CUDA, to choose between SMs
-and copy engines; everywhere, to know the link's rate.
+Tries the most direct transport first.  Measures what works: on CUDA to choose between SMs and copy engines, everywhere
+to know the link's rate.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ OpenLink = Callable[[KvHandle, torch.Tensor, KvLayout], Link]
 
 
 class OpenedLink(msgspec.Struct, frozen=True):
-    """A link that works, how fast it was when tried, and what was tried before it and why that failed."""
+    """A working link, its rate when tried, and why the transports tried before it failed."""
 
     transport: str
     link: Link
@@ -28,10 +28,10 @@ class OpenedLink(msgspec.Struct, frozen=True):
 
 
 def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
-    """A handle of this worker's KV memory for its siblings.  CPU memory is moved, in place, to where they can map it.
+    """Return a handle of this worker's KV memory for its siblings.  CPU memory moves in place to where they can map it.
 
     Raises:
-        TransportFailed: this memory cannot be shared; its requests can still move by their tokens.
+        TransportFailed: this memory cannot be shared; its requests can still move by tokens.
     """
     if tensors[0].device.type == "cpu":
         return shared_memory.export(tensors, layout)
@@ -43,7 +43,7 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
 def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scratch: Sequence[int]) -> OpenedLink:
     """Open the peer's memory in the most direct way that works here.
 
-    `scratch` are blocks of ours that nobody holds: they are overwritten by the trial.
+    `scratch`: free blocks of ours; the trial overwrites them.
 
     Raises:
         TransportFailed: no way works; the message says why each failed.
@@ -78,7 +78,7 @@ def _ways(handle: KvHandle) -> list[tuple[str, OpenLink]]:
 
 
 def _try(link: Link, scratch: Sequence[int]) -> float:
-    """Bytes per second of a copy of as many of the peer's first blocks as we have scratch blocks; 0 without any."""
+    """Return the bytes per second of a copy from the peer's first blocks to our scratch blocks; 0 without any."""
     count = min(len(scratch), link.source.num_blocks)
     if not count:
         return 0.0

@@ -1,7 +1,7 @@
-"""The ways in which one link can copy: the fastest that works, and the next one when it fails.
+"""A link's ways to copy: uses the fastest that works, and the next one when it fails.
 
-Owns the choice.  Knows no device: a way is a function that begins a copy.  What a way raises is no reason to give up
-while another is left: compilers, drivers and runtimes each have exceptions of their own.
+Owns the choice.  Knows no device: a way is a function that begins a copy.  Whatever a way raises, the next one is
+tried: compilers, drivers and runtimes each have their own exceptions.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ log = logging.getLogger("melld.worker")
 SAMPLES = 5
 
 Begin = Callable[[Sequence[int], Sequence[int]], Wait]
-"""Begin to copy these blocks of the peer into those of ours."""
+"""Begins to copy these blocks of the peer into those of ours."""
 
 
 class Copiers:
-    """The ways of one link, by name, best first until they have been measured."""
+    """The ways of one link by name: in the order given until they are measured, then the fastest first."""
 
     def __init__(self, link: str, ways: Mapping[str, Begin], clock: Callable[[], float] = time.perf_counter) -> None:
         self._link = link
@@ -28,28 +28,28 @@ class Copiers:
         self._ways = dict(ways)
         self._failures: list[str] = []
         self.measured_s: dict[str, float] = {}
-        """The median time of each way, as last measured."""
+        """Median time of each way, as last measured."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What has not failed, the way that is used first."""
+        """Ways that have not failed, the one in use first."""
         return tuple(self._ways)
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """Begin to copy by the first way that does not fail; should it fail later, the next one copies it anew.
+        """Begin to copy by the first way that works; if it fails later, the next one copies again.
 
         Raises:
-            TransportFailed: no way is left.  So may the answer.
+            TransportFailed: no way is left.  The returned wait may raise it too.
         """
         while self._ways:
             name, way = next(iter(self._ways.items()))
             with self._dropping(name):
                 landed = way(source_blocks, destination_blocks)
                 return lambda: self._land(name, landed, source_blocks, destination_blocks)
-        raise TransportFailed(self._link, "; ".join(self._failures) or "there is no way to copy")
+        raise TransportFailed(self._link, "; ".join(self._failures) or "no way to copy")
 
     def keep_true(self, is_true: Callable[[Begin], bool]) -> None:
-        """Drop each way whose bytes arrive as others: some drivers offer access to a peer that they do not have.
+        """Drop each way that delivers wrong bytes: some drivers offer peer access that they do not have.
 
         Raises:
             TransportFailed: no way is left.
@@ -57,12 +57,12 @@ class Copiers:
         for name, way in list(self._ways.items()):
             with self._dropping(name):
                 if not is_true(way):
-                    raise TransportFailed(name, "the bytes that arrive are not the peer's")
+                    raise TransportFailed(name, "it delivers other bytes than the peer's")
         if not self._ways:
             raise TransportFailed(self._link, "; ".join(self._failures))
 
     def measure(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """Time each way on these blocks, and use the fastest from now on.  The first copy compiles: it is not timed.
+        """Time each way on these blocks and use the fastest from now on.  The first copy compiles and is not timed.
 
         Raises:
             TransportFailed: no way is left.
@@ -88,10 +88,12 @@ class Copiers:
 
     @contextlib.contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """Use a way; should it fail, whatever it raises, drop it and go on: the next one may do."""
+        """Drop the way if its use raises anything, so that the caller can try the next one."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  compilers, drivers and torch each raise their own
             if self._ways.pop(name, None) is not None:
                 self._failures.append(f"{name}: {type(error).__name__}: {error}")
-                log.warning("%s no longer copies by %s: %s: %s", self._link, name, type(error).__name__, error)
+                log.warning(
+                    "%s: %s failed and is no longer used: %s: %s", self._link, name, type(error).__name__, error
+                )

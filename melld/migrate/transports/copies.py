@@ -1,8 +1,8 @@
-"""The thread on which one link's copies run, so that the engine decodes on beside them.
+"""The thread that runs one link's copies while the engine keeps decoding.
 
-Owns the thread and the order of its jobs: one at a time, first come first served, but what a frozen request waits for
-goes first; so this is also the link's concurrency limit.  Every job that was submitted ends in exactly one `CopyDone`,
-cancelled and failed ones included.
+Owns the thread and the order of its jobs: one at a time (so this is also the link's concurrency limit), first come
+first served, except that urgent jobs, for which a frozen request waits, go first.  Every submitted job ends in exactly
+one `CopyDone`, cancelled and failed ones included.
 """
 
 import queue
@@ -15,7 +15,7 @@ from melld.migrate.transports.transport import PullCancelled, Pulled, Puller, Tr
 
 
 class CopyDone(msgspec.Struct, frozen=True):
-    """How one job ended: `pulled`, or why not.  After it nothing writes to the job's destination blocks."""
+    """Result of a job: `pulled`, or why not.  Nothing writes to the job's destination blocks after it."""
 
     job: str
     pulled: Pulled | None = None
@@ -33,10 +33,10 @@ class _Job(msgspec.Struct):
 
 
 class Copies:
-    """The copies over one link."""
+    """Queue and thread of one link's copies."""
 
     def __init__(self, puller: Puller, done: Callable[[CopyDone], None], name: str) -> None:
-        """`done` is called on the copying thread: it should do no more than to pass the fact on."""
+        """Start the thread.  It calls `done`, which should only pass the result on."""
         self._puller = puller
         self._done = done
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -56,12 +56,12 @@ class Copies:
         urgent: bool = False,
         bytes_per_s: float = 0.0,
     ) -> None:
-        """Copy these blocks when those before them are done.  `job` is a name that no job under way has.
+        """Queue a copy of these blocks under the unused name `job`.
 
-        After `close` the job ends as cancelled at once: the link may be closed while its user counts on it.
+        After `close` the job ends as cancelled at once: a link may close while a user still submits to it.
 
-        An urgent job (a client waits for it) goes between two pieces of another, and no rate limit holds it.
-        `bytes_per_s`: this job keeps to it, within the link's own limit; 0: to that alone.
+        An urgent job (a client waits for it) runs between two pieces of another job and ignores the rate limit.
+        `bytes_per_s`: this job's limit, within the link's; 0: the link's alone.
         """
         pending = _Job(job, source_blocks, destination_blocks, urgent, bytes_per_s)
         with self._lock:
@@ -75,13 +75,13 @@ class Copies:
         self._done(CopyDone(job, cancelled=True))
 
     def cancel(self, job: str) -> None:
-        """End the job before its next piece; its `CopyDone` still comes, and only then are its blocks free to use."""
+        """Cancel the job before its next piece; its blocks are free only after its `CopyDone`."""
         with self._lock:
             if pending := self._pending.get(job):
                 pending.cancelled = True
 
     def close(self) -> None:
-        """Cancel what is left, wait for the piece under way, and give the peer's memory up."""
+        """Cancel all jobs, wait for the piece under way, and close the link."""
         with self._lock:
             for pending in self._pending.values():
                 pending.cancelled = True
@@ -93,7 +93,7 @@ class Copies:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._run_urgent()
-            if not job.urgent:  # else it has been done by now
+            if not job.urgent:  # urgent jobs are done by now
                 self._finish(job)
 
     def _run_urgent(self) -> None:
@@ -121,5 +121,5 @@ class Copies:
             return CopyDone(job.name, cancelled=True)
         except TransportFailed as error:
             return CopyDone(job.name, failure=str(error))
-        except Exception as error:  # noqa: BLE001  the end of a job is told whatever ended it: a move waits for it
+        except Exception as error:  # noqa: BLE001  a move waits for the job's end: report it, whatever the cause
             return CopyDone(job.name, failure=f"{type(error).__name__}: {error}")

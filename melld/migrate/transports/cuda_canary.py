@@ -1,7 +1,7 @@
-"""A known pattern beside a worker's KV memory, by which its peers see that they read what is there.
+"""A known pattern beside a worker's KV memory, with which peers check that they read the right bytes.
 
-Owns the pattern.  Some drivers and boards offer access to a peer's memory, raise no error, and deliver other bytes:
-KV would be damaged in silence.  So a way to copy is used only once it has delivered the pattern whole.
+Some drivers and boards offer access to a peer's memory, raise no error, and deliver wrong bytes: KV would be corrupted
+silently.  So a way to copy is used only after it has delivered the whole pattern.
 """
 
 import numpy as np
@@ -12,16 +12,16 @@ from melld.migrate.transports.layout import KvLayout
 
 BLOCKS, CHUNK_BYTES = 64, 4096
 LAYOUT = KvLayout(BLOCKS, CHUNK_BYTES, CHUNK_BYTES, (0,), BLOCKS * CHUNK_BYTES)
-"""256 KiB, copied as scattered blocks are."""
+"""256 KiB, copied like scattered blocks."""
 
 
 def pattern(seed: int) -> torch.Tensor:
-    """The bytes (uint8, on the host) that `seed` stands for: no two blocks are alike."""
+    """Return the pattern of `seed` (uint8, on the host); no two blocks are alike."""
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, LAYOUT.region_bytes, dtype=np.uint8))
 
 
 def is_delivered(begin: Begin, region: torch.Tensor, seed: int) -> bool:
-    """Whether a way from a peer's pattern into `region` (uint8, ours, `LAYOUT`) delivers each block where it should."""
+    """Return True if a copy of the peer's pattern into `region` (uint8, ours, `LAYOUT`) is correct."""
     region.zero_()
     if region.is_cuda:
         torch.cuda.synchronize(region.device)  # the copy runs on a stream of its own

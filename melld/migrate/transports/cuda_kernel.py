@@ -1,6 +1,6 @@
-"""One Triton kernel that copies all blocks of all layers of a request in one launch.
+"""Triton kernel that copies all blocks of all layers of a request in one launch.
 
-Owns the kernel.  It reads wherever the device can read: its own memory, or a peer's over NVLink or PCIe.
+The kernel reads wherever the device can read: its own memory, or a peer's over NVLink or PCIe.
 
     grid: (pair of blocks, chunk of a block, part of a chunk);  each program moves `WORDS` words of 16 bytes' alignment
 """
@@ -16,8 +16,8 @@ from melld.migrate.transports.layout import KvLayout
 WORDS_PER_PROGRAM = 2048  # of 8 bytes: 16 KiB
 
 
-# Nothing is specialised by its value: a copy of one block, of an odd number or at an odd address would otherwise be
-# compiled anew, while a client waits.
+# Specialise nothing by value: else a copy of one block, of an odd number or at an odd address would be recompiled while
+# a client waits.
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=["source", "destination", "source_stride", "destination_stride", "chunk_words"],
     do_not_specialize_on_alignment=[
@@ -59,10 +59,10 @@ def _copy_chunks(
 
 
 class ChunkCopier:
-    """The kernel with the two layouts' numbers on the device, ready to be launched for any blocks."""
+    """Launcher of the kernel for two layouts, whose numbers are on the device."""
 
     def __init__(self, source: KvLayout, destination: KvLayout, device: torch.device) -> None:
-        """For layouts whose chunks, strides and offsets are whole 8-byte words (see `applicable`)."""
+        """Prepare for layouts whose chunks, strides and offsets are whole 8-byte words (see `applicable`)."""
         self._device = device
         self._source_stride = source.block_stride_bytes // 8
         self._destination_stride = destination.block_stride_bytes // 8
@@ -74,7 +74,7 @@ class ChunkCopier:
 
     @staticmethod
     def applicable(layout: KvLayout) -> bool:
-        """Whether this layout lies on 8-byte words."""
+        """Return True if the layout is aligned to 8-byte words."""
         return _are_whole(8, layout)
 
     def launch(

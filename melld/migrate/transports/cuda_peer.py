@@ -1,10 +1,10 @@
-"""CUDA devices that can reach each other's memory, or two workers on one device: the destination reads it directly.
+"""Transport between CUDA devices with peer access, or two workers on one device: the destination reads directly.
 
 Owns the mapping of a peer's allocation and the copy out of it.  The mapping lives in the destination device's own
-context: none is made on the source's device, whose process does nothing.  Devices are matched by UUID.
+context; no context is made on the source's device, and the source's process does nothing.  Devices are matched by UUID.
 
-A copy is one kernel launch, or one batched call of the driver's copy engines: whichever `tune` measured to be
-faster on this link, of those that have delivered the peer's canary.
+A copy is one kernel launch or one batched call of the copy engines: whichever `tune` measured to be faster on this
+link, among those that delivered the peer's canary.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ WAYS = (KERNEL, ENGINES)
 
 
 class CudaMemory(msgspec.Struct, frozen=True):
-    """Memory of another process: the IPC handle of its allocation, and where in that it begins."""
+    """Memory of another process: the IPC handle of its allocation, and the offset in it."""
 
     handle: bytes
     offset: int
 
     def map(self, device: int, opened: contextlib.ExitStack) -> int:
-        """Its address in the context of `device`, until `opened` is closed."""
+        """Map the memory until `opened` is closed; return its address in the context of `device`."""
         base = cuda_runtime.open_ipc_handle(self.handle, device)
         opened.callback(cuda_runtime.close_ipc_handle, base, device)
         return base + self.offset
 
 
 class CudaWhere(msgspec.Struct, frozen=True):
-    """The KV memory and the canary of another process, on the device of this UUID."""
+    """KV memory and canary of another process, on the device of this UUID."""
 
     uuid: str
     memory: CudaMemory
@@ -47,11 +47,11 @@ class CudaWhere(msgspec.Struct, frozen=True):
     canary_seed: int
 
 
-_canaries: list[torch.Tensor] = []  # they live as long as this process, as the KV memory does
+_canaries: list[torch.Tensor] = []  # kept for the life of this process, like the KV memory
 
 
 def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
-    """The handle of the tensors' one allocation, which must stay as long as a peer may read it.
+    """Return the handle of the tensors' one allocation, which must live as long as a peer may read it.
 
     Raises:
         TransportFailed: the allocation cannot be shared (an expandable segment, vLLM's sleep-mode pool).
@@ -70,7 +70,7 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
 
 
 def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout, ways: Sequence[str] = WAYS) -> "CudaPeerLink":
-    """Map the peer's region for our device (`region`: our allocation's bytes, uint8, on it).  `ways`: to be tried.
+    """Map the peer's region for our device (`region`: our allocation's bytes, uint8, on it); try the `ways`.
 
     Raises:
         TransportFailed: the peer is gone, out of reach of this device, has blocks of another shape, or its canary
@@ -98,7 +98,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout, ways: Se
 
 
 class CudaPeerLink:
-    """The peer's region, readable from our device, and ours."""
+    """Link between the peer's region, readable from our device, and ours."""
 
     def __init__(
         self,
@@ -109,9 +109,10 @@ class CudaPeerLink:
         trusted: Sequence[str],
         opened: contextlib.ExitStack | None = None,
     ) -> None:
-        """`address`: of the peer's region, for our device.  `opened`: what is closed with the link.
+        """Prepare the ways to copy.
 
-        `trusted`: the ways that may be used.
+        `address`: the peer's region, for our device.  `trusted`: the ways that may be used.  `opened`: resources that
+        `close` closes.
         """
         self.source = source
         self.destination = destination
@@ -124,15 +125,15 @@ class CudaPeerLink:
         self.copiers = Copiers(NAME, self._ways(region.untyped_storage().data_ptr(), destination))
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """See `Link`.  The GIL is free while the device works."""
+        """See `Link`.  Releases the GIL while the device works."""
         return self.copiers.begin(source_blocks, destination_blocks)
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: SMs or copy engines.  `copiers.measured_s` keeps both times."""
+        """See `Link`: choose SMs or copy engines.  `copiers.measured_s` keeps both times."""
         self.copiers.measure(source_blocks, destination_blocks)
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """See `Link`.  The source's blocks are read over the link a second time, into memory of ours."""
+        """See `Link`.  Reads the source's blocks over the link a second time, into new memory."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if side == "destination":
                 views = paired_views(self._region, self.destination, self._region, self.destination)
@@ -152,7 +153,7 @@ class CudaPeerLink:
             self._stream.synchronize()
 
     def _ways(self, address: int, layout: KvLayout) -> Mapping[str, Begin]:
-        """The ways into the region at `address` (of ours)."""
+        """Return the ways to copy into our region at `address`."""
         ways: dict[str, Begin] = {}
         if KERNEL in self._trusted and (launch := self._kernel(address, layout)):
             ways[KERNEL] = self._on_stream(launch)

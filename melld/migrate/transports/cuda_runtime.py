@@ -1,6 +1,6 @@
-"""The few calls of the CUDA runtime and driver that torch does not offer: IPC handles, and copies in batches.
+"""Bindings of CUDA runtime and driver calls that torch does not offer: IPC handles and batched copies.
 
-Owns the bindings (ctypes on the libraries that torch has loaded) and their errors.  Creates no context of its own.
+Uses ctypes on the libraries that torch has loaded.  Creates no CUDA context.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from melld.migrate.transports.transport import TransportFailed
 _LAZY_ENABLE_PEER_ACCESS = 1
 _SOURCE_ACCESS_IN_STREAM_ORDER = 1
 _PREFER_OVERLAP_WITH_COMPUTE = 1
-_BATCH_SINCE_CUDA = (13, 0)  # before it, cudaMemcpyBatchAsync took another argument
+_BATCH_SINCE_CUDA = (13, 0)  # earlier versions of cudaMemcpyBatchAsync took another argument
 
 
 class IpcHandle(ctypes.Structure):
@@ -41,17 +41,17 @@ class _CopyAttributes(ctypes.Structure):
 
 
 def device_uuid(index: int) -> str:
-    """The device's own name, the same in every process, whatever number it has there."""
+    """Return the device's UUID, the same in every process whatever its index there."""
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def device_of_uuid(uuid: str) -> int | None:
-    """The number of that device in this process, or None where it is not visible."""
+    """Return the device's index in this process, or None if it is not visible."""
     return next((index for index in range(torch.cuda.device_count()) if device_uuid(index) == uuid), None)
 
 
 def ipc_handle(address: int) -> tuple[bytes, int]:
-    """The handle of the allocation that `address` lies in, and how far from its start.
+    """Return the handle of the allocation that holds `address`, and the offset of `address` in it.
 
     Raises:
         TransportFailed: the memory was not allocated by cudaMalloc (an expandable segment, vLLM's sleep-mode pool).
@@ -67,7 +67,7 @@ def ipc_handle(address: int) -> tuple[bytes, int]:
 
 
 def open_ipc_handle(handle: bytes, device: int) -> int:
-    """Map a peer's allocation into the context of `device`; the address of its start.
+    """Map a peer's allocation into the context of `device`; return the address of its start.
 
     Raises:
         TransportFailed: the peer is gone, or this device has no peer access to its device.
@@ -87,7 +87,7 @@ def close_ipc_handle(address: int, device: int) -> None:
 
 
 def batch_copies_supported() -> bool:
-    """Whether this runtime has cudaMemcpyBatchAsync in the form used here."""
+    """Return True if this runtime has cudaMemcpyBatchAsync in the form used here."""
     if torch.version.cuda is None:
         return False
     version = tuple(int(part) for part in torch.version.cuda.split(".")[:2])
@@ -99,7 +99,7 @@ def copy_batch(
 ) -> None:
     """Enqueue one driver call that copies `nbytes` from each source address to its destination (uint64 arrays).
 
-    Run by the copy engines, beside the kernels of the SMs.  `stream` must not be the legacy default stream.
+    The copy engines run it beside the SMs' kernels.  `stream` must not be the legacy default stream.
 
     Raises:
         TransportFailed: the driver refused.
@@ -121,7 +121,7 @@ def copy_batch(
 
 
 def end_of(stream: torch.cuda.Stream) -> Callable[[], None]:
-    """What waits, without a spinning core and without the GIL, until all that `stream` has been given is done."""
+    """Return a function that waits for all work queued on `stream`, without spinning or holding the GIL."""
     reached = torch.cuda.Event(blocking=True)
     reached.record(stream)
 
@@ -134,14 +134,14 @@ def end_of(stream: torch.cuda.Stream) -> Callable[[], None]:
 def chunk_addresses(
     base: int, blocks: Sequence[int], stride: int, offsets: Sequence[int]
 ) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """The address of every chunk of every block (uint64, blocks outermost)."""
+    """Return the address of every chunk of every block (uint64, blocks outermost)."""
     starts = np.asarray(blocks, dtype=np.uint64)[:, None] * np.uint64(stride)
     return (np.uint64(base) + starts + np.asarray(offsets, dtype=np.uint64)[None, :]).ravel()
 
 
 def _check(call: str, error: int) -> None:
     if error != 0:
-        _runtime().cudaGetLastError()  # else torch would find it later and blame its own call
+        _runtime().cudaGetLastError()  # clear the error: torch would report it for a later call
         text = _runtime().cudaGetErrorString(error)
         raise TransportFailed("cuda", f"{call}: {(text or b'').decode()} ({error})")
 

@@ -1,7 +1,7 @@
-"""CUDA devices that cannot reach each other: blocks go through pinned host memory, two pieces in turn.
+"""Transport between CUDA devices without peer access: blocks go through pinned host memory, two pieces in turn.
 
-Owns the host buffers.  The destination's process maps the source's allocation on the source's own device, for which the
-driver keeps a context there, some hundred MiB of that device: the price of leaving the source's process alone.
+Owns the host buffers.  The destination's process maps the source's allocation on the source's own device.  The driver
+keeps a context there for it, some hundred MiB of that device: the price of leaving the source's process alone.
 
     source device ──engines──► pinned A ──engines──► destination device      while one is filled, the other is emptied
                            └─► pinned B ─┘
@@ -22,7 +22,7 @@ BUFFER_BYTES = 8 << 20
 
 
 def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "CudaStagedLink":
-    """Map the peer's region on its own device (`handle` as `cuda_peer.export` made it).
+    """Map the peer's region on its own device (`handle` is made by `cuda_peer.export`).
 
     Raises:
         TransportFailed: the peer is gone, its device is not visible here, the runtime has no batched copies, or the
@@ -34,13 +34,13 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
     if peer is None:
         raise TransportFailed(NAME, f"device {where.uuid} is not visible to this process")
     if not cuda_runtime.batch_copies_supported():
-        raise TransportFailed(NAME, "this CUDA runtime has no batched copies (13.0 or later has)")
+        raise TransportFailed(NAME, "this CUDA runtime has no batched copies; CUDA 13.0 or later is needed")
     with contextlib.ExitStack() as opened:
         room = torch.empty(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8, device=region.device)
         address = where.canary.map(peer, opened)
         canary = CudaStagedLink(address, cuda_canary.LAYOUT, peer, room, cuda_canary.LAYOUT, contextlib.ExitStack())
         if not cuda_canary.is_delivered(canary.begin, room, where.canary_seed):
-            raise TransportFailed(NAME, "the bytes that arrive are not the peer's")
+            raise TransportFailed(NAME, "it delivers other bytes than the peer's")
     opened = contextlib.ExitStack()
     with contextlib.ExitStack() as unless_made:
         unless_made.callback(opened.close)
@@ -51,7 +51,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
 
 
 class _Buffer:
-    """One of the two pinned buffers, and when its last piece had left it."""
+    """One of the two pinned buffers, with the events of its last filling and emptying."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -60,7 +60,7 @@ class _Buffer:
 
 
 class CudaStagedLink:
-    """The peer's region, mapped on its device, and ours, with two pinned buffers between them."""
+    """Link between the peer's region, mapped on its device, and ours, with two pinned buffers between them."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CudaStagedLink:
         destination: KvLayout,
         opened: contextlib.ExitStack,
     ) -> None:
-        """`address`: of the peer's region on `peer`, its device.  `opened`: what is closed with the link."""
+        """Allocate the buffers.  `address`: the peer's region on its device `peer`.  `opened`: what `close` closes."""
         self.source = source
         self.destination = destination
         self._peer, self._peer_device = address, peer
@@ -84,7 +84,7 @@ class CudaStagedLink:
         self._buffers = [_Buffer(self._packed.region_bytes) for _ in range(2)]
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """See `Link`.  The GIL is free while the engines work."""
+        """See `Link`.  Releases the GIL while the engines work."""
         for start in range(0, len(source_blocks), self._piece_blocks):
             end = start + self._piece_blocks
             buffer = self._buffers[0]
@@ -99,7 +99,7 @@ class CudaStagedLink:
         self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """See `Link`.  Blocks are read back through the host, a piece at a time."""
+        """See `Link`.  Reads the blocks back through the host, a piece at a time."""
         total = 0
         for start in range(0, len(blocks), self._piece_blocks):
             piece = blocks[start : start + self._piece_blocks]

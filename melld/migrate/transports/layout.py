@@ -1,8 +1,8 @@
-"""Where the bytes of a KV block lie: read from the tensors' shapes and strides, never from a layout's name.
+"""Layout of KV blocks in memory, read from the tensors' shapes and strides, never from a layout's name.
 
-Owns the arithmetic.  Copies nothing.
+Arithmetic alone; copies nothing.
 
-A block's bytes are `chunk_offsets` many runs of `chunk_bytes`, at `offset + block * block_stride_bytes`:
+A block has one run of `chunk_bytes` per entry of `chunk_offsets`, at `offset + block * block_stride_bytes`:
 
     layers outermost (LBHNC, LBNHC)   one chunk per layer, far apart          |K0 V0 ...|K0 V0 ...|
     blocks outermost (BLHNC)          all layers of a block are one chunk     |all of 0|all of 1|...
@@ -18,11 +18,11 @@ import torch
 
 
 class UnsupportedLayout(ValueError):
-    """The tensors' blocks cannot be described by one stride; the message says what is wrong with them."""
+    """No single stride describes the tensors' blocks; the message says why."""
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """The place of every block in one allocation of `region_bytes`."""
+    """Place of every block in one allocation of `region_bytes`."""
 
     num_blocks: int
     chunk_bytes: int
@@ -32,27 +32,27 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """One block of all layers."""
+        """Bytes of one block of all layers."""
         return self.chunk_bytes * len(self.chunk_offsets)
 
     def fits(self, other: "KvLayout") -> bool:
-        """Whether a block there is made of the same chunks as a block here, wherever each lies."""
+        """Return True if both layouts' blocks have the same chunks, wherever each lies."""
         return (self.chunk_bytes, len(self.chunk_offsets)) == (other.chunk_bytes, len(other.chunk_offsets))
 
     @property
     def even_step(self) -> int | None:
-        """The distance from each chunk to the next, if all are equally far apart (0 for a single chunk)."""
+        """The distance between neighbouring chunks if it is the same for all (0 for a single chunk), else None."""
         steps = {b - a for a, b in itertools.pairwise(self.chunk_offsets)}
         return steps.pop() if len(steps) == 1 else (None if steps else 0)
 
 
 def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
-    """The layout of the KV cache tensors of one engine (one per layer, block first in the logical shape).
+    """Return the layout of one engine's KV cache tensors (one per layer, block first in the logical shape).
 
-    A tensor may have several times `num_blocks` entries, where the attention kernel splits a block into smaller ones.
+    A tensor may have a multiple of `num_blocks` entries, where the attention kernel splits blocks into smaller ones.
 
     Raises:
-        UnsupportedLayout: not one allocation, or not one shape.
+        UnsupportedLayout: the tensors are not in one allocation, or their blocks differ in shape.
     """
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     if len(storages) != 1:
@@ -75,7 +75,7 @@ def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
 
 
 def _chunks(tensor: torch.Tensor, num_blocks: int) -> tuple[int, int, tuple[int, ...]]:
-    """(bytes of a chunk, stride of a block, offsets of the chunks of block 0), in bytes, of one layer."""
+    """Return one layer's chunk size, block stride and offsets of block 0's chunks, in bytes."""
     if tensor.shape[0] % num_blocks:
         raise UnsupportedLayout(f"{tensor.shape[0]} entries do not make {num_blocks} blocks")
     size = tensor.element_size()
@@ -100,10 +100,10 @@ def _chunks(tensor: torch.Tensor, num_blocks: int) -> tuple[int, int, tuple[int,
 def paired_views(
     ours: torch.Tensor, layout: KvLayout, theirs: torch.Tensor, their_layout: KvLayout
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Views [chunks, blocks, chunk] of two regions (uint8), alike in all but the number of blocks.
+    """Return views [chunks, blocks, chunk] of two regions (uint8) that differ only in the number of blocks.
 
-    In words as wide as the alignment of both allows.  One pair where the chunks are equally far apart on both sides,
-    else one for each chunk.
+    Words are as wide as the alignment of both allows.  One pair if the chunks are evenly spaced on both sides, else
+    one per chunk.
     """
     word = min(_word(layout), _word(their_layout))
     even = layout.even_step is not None and their_layout.even_step is not None
@@ -111,7 +111,7 @@ def paired_views(
 
 
 def packed_layout(layout: KvLayout, num_blocks: int) -> KvLayout:
-    """The layout of blocks of the same chunks, one after the other without gaps."""
+    """Return the layout of blocks with the same chunks, packed without gaps."""
     offsets = tuple(layout.chunk_bytes * chunk for chunk in range(len(layout.chunk_offsets)))
     nbytes = layout.block_bytes
     return KvLayout(num_blocks, layout.chunk_bytes, nbytes, offsets, nbytes * num_blocks)

@@ -1,8 +1,8 @@
-"""CPU devices: the KV cache lies in memory that a sibling process can map, and copies are memory copies.
+"""Transport between CPU workers: the KV cache lies in memory that sibling processes can map.
 
-Owns the memory file.  It has no name in any directory: it is found through the process that holds it
-(`/proc/PID/fd/N`, for processes of the same user) and vanishes with it, whatever killed it.  Nor does it count against
-the size of /dev/shm, which containers keep small.
+Owns the memory file.  It has no name in any directory: siblings of the same user find it at `/proc/PID/fd/N`, and it
+vanishes with the process, whatever killed it.  It does not count against the size of /dev/shm, which is small in
+containers.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ NAME = "shared_memory"
 
 
 class _Where(msgspec.Struct, frozen=True):
-    """The process and its file descriptor; the inode tells a process that took over its number."""
+    """A process and its file descriptor; the inode detects another process with the same PID."""
 
     pid: int
     file: int
@@ -63,10 +63,10 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Shar
     try:
         file = os.open(Path("/proc", str(where.pid), "fd", str(where.file)), os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise TransportFailed(NAME, f"the peer's memory is not there: {error.strerror}") from error
+        raise TransportFailed(NAME, f"cannot open the peer's memory: {error.strerror}") from error
     try:
         if os.fstat(file).st_ino != where.inode:
-            raise TransportFailed(NAME, "the peer has ended, and its number is another process's")
+            raise TransportFailed(NAME, "the peer has ended, and another process has its PID")
         storage = _map(f"/proc/self/fd/{file}", handle.layout.region_bytes)
     finally:
         os.close(file)
@@ -76,17 +76,17 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Shar
 
 
 class SharedMemoryLink:
-    """The peer's region and ours, both mapped here."""
+    """Link between the peer's region and ours, both mapped here."""
 
     def __init__(self, peer: torch.Tensor, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
         self.source = source
         self.destination = destination
         self._views = paired_views(region, destination, peer, source)
-        # For copies of few bytes numpy takes a third of torch's time to begin; it, too, lets go of the GIL meanwhile.
+        # For small copies numpy needs a third of torch's time to begin; it releases the GIL too.
         self._arrays = [(ours.numpy(), theirs.numpy()) for ours, theirs in self._views]
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """See `Link`.  Blocks that are neighbours on both sides are one copy, of all layers; it is over at once."""
+        """See `Link`.  Blocks that are neighbours on both sides are one copy of all layers; done on return."""
         for start, end in _runs(source_blocks, destination_blocks):
             here, there, count = destination_blocks[start], source_blocks[start], end - start
             for ours, theirs in self._arrays:
@@ -107,11 +107,11 @@ class SharedMemoryLink:
 
 
 def _over() -> None:
-    """Nothing is left to wait for."""
+    """Return at once: the copy is complete."""
 
 
 def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, int]]:
-    """The stretches [start, end) in which both ids go up by one."""
+    """Return the stretches [start, end) in which both ids go up by one."""
     breaks = [
         i + 1
         for i, ((a, b), (c, d)) in enumerate(
@@ -128,7 +128,7 @@ def _map(path: str, nbytes: int) -> torch.UntypedStorage:
 
 
 def _populate(storage: torch.UntypedStorage) -> None:
-    """Have the kernel fill the page tables now, not in the first copies.  Old kernels cannot; then it is done there."""
+    """Have the kernel fill the page tables now; on old kernels, which cannot, the first copies do it."""
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_POPULATE_READ
     )

@@ -1,12 +1,12 @@
-"""Moving KV blocks from one worker's memory into another's: what every transport offers.
+"""The interface and shared parts of the transports that move KV blocks between workers.
 
-Owns the shared parts: handles, pacing, checksums, the report of a copy.  Torch only, no vLLM: testable on any machine.
+Owns handles, pacing, checksums and the report of a copy.  Needs torch, not vLLM: testable on any machine.
 
     exporter (source)                        puller (destination)
     export(region) ──► handle bytes ──────► open(handle) ──► Link.pull(source blocks, destination blocks)
 
-The destination pulls; the source's process does nothing, and decodes on.  Handles are plain bytes and name live memory
-of a process on this machine: they are worth nothing once it has ended.  A pull releases the GIL while bytes move.
+The destination pulls; the source's process does nothing and keeps decoding.  Handles are plain bytes that name live
+memory of a process on this machine: they are worthless once it has ended.  A pull releases the GIL while bytes move.
 """
 
 import collections
@@ -23,7 +23,7 @@ from melld.migrate.transports.layout import KvLayout
 
 
 class TransportFailed(MelldError):
-    """The peer's memory cannot be opened or copied by this transport; `why` says what was found."""
+    """This transport cannot open or copy the peer's memory; `why` gives the cause."""
 
     status = 503
     code = "transport_failed"
@@ -35,36 +35,36 @@ class TransportFailed(MelldError):
 
 
 class ChecksumMismatch(TransportFailed):
-    """The destination's bytes are not the source's.  The blocks must not be used."""
+    """The copied bytes differ from the source's.  The blocks must not be used."""
 
 
 class PullCancelled(TransportFailed):
-    """The pull was ended before its end, as asked."""
+    """The pull was cancelled on request."""
 
 
 class KvHandle(msgspec.Struct, frozen=True):
-    """How a peer finds a worker's KV memory.  `where` is read by the transport named `transport` alone."""
+    """Address of a worker's KV memory for its peers.  Only the transport named `transport` reads `where`."""
 
     transport: str
     layout: KvLayout
     where: bytes
 
     def encode(self) -> bytes:
-        """As bytes, to be handed through anybody."""
+        """Return the handle as bytes."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "KvHandle":
-        """From bytes.
+        """Return the handle that the bytes encode.
 
         Raises:
-            msgspec.ValidationError: they are no handle.
+            msgspec.ValidationError: the bytes are no handle.
         """
         return _handles.decode(data)
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """One pull, as it went.  `copy_s` is the time that bytes moved, `paced_s` the time that the rate limit held it."""
+    """Report of one pull.  `copy_s`: time in which bytes moved; `paced_s`: time that the rate limit added."""
 
     blocks: int
     nbytes: int
@@ -74,43 +74,43 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 Wait = Callable[[], None]
-"""Return when a copy that was begun is over: its bytes are there."""
+"""Block until a copy that was begun is complete."""
 
 
 class Link(Protocol):
-    """One direction between two workers: the peer's region mapped, ours at hand.  For one thread at a time."""
+    """One direction between two workers: the peer's mapped region and ours.  For one thread at a time."""
 
     source: KvLayout
     destination: KvLayout
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """Begin to copy whole blocks.  Copies end in the order in which they were begun."""
+        """Begin to copy whole blocks.  Copies end in the order in which they began."""
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """Warm up, and find the fastest way on these blocks; ours are overwritten."""
+        """Warm up and find the fastest way on these blocks; ours are overwritten."""
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """A number that depends on each byte of the blocks (`"source"` or `"destination"`) and on its place."""
+        """Return a checksum of the bytes and their places in these blocks of `"source"` or `"destination"`."""
 
     def close(self) -> None:
-        """Give the mapping up."""
+        """Unmap the peer's memory."""
 
 
 PIECES_IN_FLIGHT = 2
-"""So many pieces of a pull are under way at once: the device does not idle while the host looks at the clock."""
+"""Pieces of a pull under way at once, so that the device does not idle while the host looks at the clock."""
 PIECE_S = 0.02
-"""A limited link copies in pieces of so much of its time: what is urgent waits for no longer."""
+"""Longest piece on a limited link: an urgent copy waits no longer than this."""
 
 
 class Pacer:
-    """Holds one link to a rate by sleeping between pieces.  No rate, no sleep."""
+    """Rate limiter of one link: sleeps between pieces.  No rate, no sleep."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
     def book(self, nbytes: int, *, waits: bool = True) -> float:
-        """Book these bytes' time on the link, once those before have had theirs if it `waits`.  Seconds slept."""
+        """Book the bytes' time on the link, after the time booked before if `waits`; return the seconds slept."""
         if not self._bytes_per_s:
             return 0.0
         now_s = time.monotonic()
@@ -122,7 +122,7 @@ class Pacer:
 
 
 class Puller:
-    """Pulls blocks over one link: in pieces, paced, checked if asked."""
+    """Puller of blocks over one link: in pieces, paced, verified if asked."""
 
     def __init__(
         self, link: Link, *, bytes_per_s: float | None = None, checksum: bool = False, piece_bytes: int = 16 << 20
@@ -145,13 +145,13 @@ class Puller:
     ) -> Pulled:
         """Copy `source_blocks[i]` of the peer into `destination_blocks[i]` of ours.
 
-        `is_cancelled` is asked before each piece.  Not `paced`: the rate limit does not hold it, but books it.
-        `bytes_per_s`: a limit of this pull's own; 0: none.
+        `is_cancelled` is called before each piece.  Not `paced`: the rate limit counts the pull but does not delay it.
+        `bytes_per_s`: this pull's own limit; 0: none.
 
         Raises:
             TransportFailed: the ids are not blocks of the two regions, or the copy failed.
-            ChecksumMismatch: the bytes that arrived are not those that were read.
-            PullCancelled: so it was, with some pieces copied.
+            ChecksumMismatch: the bytes that arrived differ from the source's.
+            PullCancelled: `is_cancelled` returned true; some pieces may have been copied.
         """
         self._check(source_blocks, destination_blocks)
         flight, own = _Flight(), Pacer(bytes_per_s)
@@ -161,20 +161,20 @@ class Puller:
         try:
             for source, destination in _pieces(source_blocks, destination_blocks, piece_blocks):
                 if is_cancelled():
-                    raise PullCancelled(type(self._link).__name__, "nobody wants the blocks any more")
+                    raise PullCancelled(type(self._link).__name__, "the pull was cancelled")
                 nbytes = len(source) * block_bytes
                 paced_s += own.book(nbytes) + self._pacer.book(nbytes, waits=paced)
                 flight.add(self._link, source, destination)
                 flight.land(PIECES_IN_FLIGHT - 1)
         finally:
-            flight.land(0)  # also when cancelled: after its end nothing writes to the destination's blocks
+            flight.land(0)  # also when cancelled: after the pull nothing writes to the destination's blocks
         if self._checksum:
             for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
                 self._verify(source, destination)
         return Pulled(len(source_blocks), len(source_blocks) * block_bytes, flight.copy_s, paced_s, self._checksum)
 
     def close(self) -> None:
-        """Give the peer's memory up."""
+        """Close the link to the peer's memory."""
         self._link.close()
 
     def _check(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
@@ -195,7 +195,7 @@ class Puller:
 
 
 class _Flight:
-    """The pieces of one pull that are under way.  `copy_s`: the time spent on beginning them and waiting for them."""
+    """Pieces of one pull under way.  `copy_s`: time spent beginning them and waiting for them."""
 
     def __init__(self) -> None:
         self.copy_s = 0.0
@@ -208,22 +208,22 @@ class _Flight:
         self.copy_s += time.perf_counter() - began_s
 
     def land(self, most: int) -> None:
-        """Wait until no more than so many are under way."""
+        """Wait until at most `most` pieces are under way."""
         began_s = time.perf_counter()
-        with contextlib.ExitStack() as landings:  # each is waited for, also after one that failed
+        with contextlib.ExitStack() as landings:  # waits for each piece, also after a failed one
             while len(self._waits) > most:
                 landings.callback(self._waits.popleft())
         self.copy_s += time.perf_counter() - began_s
 
 
 def require_fit(transport: str, source: KvLayout, destination: KvLayout) -> None:
-    """Raises TransportFailed where a block of one is not a block of the other."""
+    """Raise TransportFailed unless both sides have blocks of the same shape."""
     if not source.fits(destination):
         raise TransportFailed(transport, f"blocks differ: {source} there, {destination} here")
 
 
 def checksum_of(views: Sequence[torch.Tensor], blocks: torch.Tensor) -> int:
-    """The sum, mod 2**64, of the blocks' words, each times an odd number of its own (views: `layout.block_views`)."""
+    """Return the sum, mod 2**64, of the blocks' words, each weighted by its place (views: `layout.paired_views`)."""
     total = 0
     for view in views:
         words = view.index_select(1, blocks).to(torch.int64).flatten()
