@@ -1,14 +1,14 @@
-"""Where an item goes: the paper's Allocate, for arrivals and for items that must leave their bin.
+"""The paper's Allocate: chooses the bin of an arrival, or of an item that must leave its bin.
 
-Owns the choice among bins and the evictions that it takes.  MELL, section VI, Fig. 10 (a).
+Owns the choice among bins and the evictions that it needs.  MELL, section VI, Fig. 10 (a).
 
-    T    a bin that holds L, M or S for the most part and has room, else the latest T-bin, else a new one
-    S M  beside the single L with room and the highest priority (T in the way leave), else the latest bin of the
-         class, else a new one
-    L    a new one; then an S or M that fits is brought to it
+    T    an L-, M- or S-bin with room, else the latest T-bin, else a new bin
+    S M  beside the single L with room and the highest priority (evicting T if needed), else the latest bin of the
+         class, else a new bin
+    L    a new bin; then an S or M that fits is brought to it
 
-Where the text as printed is wanted (`MellSettings.literal`), T looks at L-bins only.  With a bounded number of
-workers, any bin with room is the last resort.
+In the literal mode (`MellSettings.literal`: the paper's text as printed) T looks at L-bins only.  With a bounded number
+of workers, any bin with room is the last resort.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,16 +16,16 @@ from itertools import chain, islice
 
 from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import L, M, S, SizeClass, T
-from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
 
-CANDIDATES = 8  # of how many that fit, the roomiest first, the one with the highest priority is taken
-SLOTS_AT_MOST = 256  # a worker without a slot limit is reckoned as vLLM's default
+CANDIDATES = 8  # the highest priority wins among so many of the roomiest bins that fit
+SLOTS_AT_MOST = 256  # vLLM's default, for a worker without a slot limit
 
 
-def arrive(plan: Plan, request: Request, reason: Reason) -> bool:
-    """Place a waiting request; False if no bin has room."""
+def arrive(plan: MellPlan, request: Request, reason: Reason) -> bool:
+    """Place a waiting request; return False if no bin has room."""
     item = plan.book.new_item(request)
     if item.grouped and (group := _open_group(plan, item)) is not None and _still_open(plan, group, item):
         plan.join(request, group, reason)
@@ -36,12 +36,12 @@ def arrive(plan: Plan, request: Request, reason: Reason) -> bool:
     return False
 
 
-def allocate(plan: Plan, item: Item, reason: Reason, avoid: Bin | None = None) -> bool:
-    """Place the item, or move it, to where its class belongs; False (and nothing changed for it) if nothing fits."""
+def allocate(plan: MellPlan, item: Item, reason: Reason, avoid: Bin | None = None) -> bool:
+    """Place or move the item to where its class belongs; return False, with the item unchanged, if nothing fits."""
     klass = item.klass
     bin_ = _choose(plan, item, reason, avoid)
     if bin_ is not None and not plan.ready(bin_, item):
-        bin_ = _choose(plan, item, reason, avoid)  # no move is held back any more
+        bin_ = _choose(plan, item, reason, avoid)  # no move is held back now
     if bin_ is None or not plan.ready(bin_, item):
         return False
     source = item.bin
@@ -49,27 +49,27 @@ def allocate(plan: Plan, item: Item, reason: Reason, avoid: Bin | None = None) -
     if source is not None:
         plan.note_hole(source, klass)
     if klass is L or (klass is not T and not plan.settings.literal):
-        plan.note_hole(bin_, klass)  # it may want a partner, or T now that it is complete
+        plan.note_hole(bin_, klass)  # it may need a partner, or T now that it is complete
     return True
 
 
-def evict_for(plan: Plan, bin_: Bin, item: Item) -> bool:
-    """Move T out of the bin until the item fits; only as many as stand in the way.
+def evict_for(plan: MellPlan, bin_: Bin, item: Item) -> bool:
+    """Evict T from the bin until the item fits, no more than necessary; return True if it fits.
 
-    While a move takes time its bytes are not free yet: then nothing is evicted.
+    Evict nothing where moves take time, because their bytes do not become free at once.
     """
     while not plan.takes(bin_, item):
-        lacking_bytes = item.reckoned_bytes - plan.book.free_bytes(bin_)
+        lacking_bytes = item.projected_bytes - plan.book.free_bytes(bin_)
         tees = [other for other in bin_.items if other.klass is T and not other.is_fixed]
-        if not (plan.instant and plan.may_evict) or not 0 < lacking_bytes <= sum(tee.reckoned_bytes for tee in tees):
+        if not (plan.instant and plan.may_evict) or not 0 < lacking_bytes <= sum(tee.projected_bytes for tee in tees):
             return False
         if not allocate(plan, least_sufficient(tees, lacking_bytes), Reason.EVICT, avoid=bin_):
             return False
     return True
 
 
-def best(plan: Plan, bins: Iterable[Bin], near: Bin | None) -> Bin | None:
-    """The bin with the highest priority as seen from `near` (None: from nowhere); the first among equals."""
+def best(plan: MellPlan, bins: Iterable[Bin], near: Bin | None) -> Bin | None:
+    """Return the bin with the highest priority seen from `near` (None: no place); the first among equals."""
     chosen, highest = None, float("-inf")
     for bin_ in bins:
         priority = _priority(plan, bin_, near)
@@ -78,7 +78,7 @@ def best(plan: Plan, bins: Iterable[Bin], near: Bin | None) -> Bin | None:
     return chosen
 
 
-def _priority(plan: Plan, bin_: Bin, near: Bin | None) -> float:
+def _priority(plan: MellPlan, bin_: Bin, near: Bin | None) -> float:
     worker = bin_.worker
     idle_share = plan.book.free_bytes(bin_) / max(worker.capacity_bytes, 1)
     taken_share = (worker.count + bin_.planned_count) / max(min(worker.slots, SLOTS_AT_MOST), 1)
@@ -87,15 +87,15 @@ def _priority(plan: Plan, bin_: Bin, near: Bin | None) -> float:
 
 
 def least_sufficient(items: list[Item], lacking_bytes: int) -> Item:
-    """The smallest item that frees enough, else the largest."""
-    enough = [item for item in items if item.reckoned_bytes >= lacking_bytes]
+    """Return the smallest item that frees enough, else the largest."""
+    enough = [item for item in items if item.projected_bytes >= lacking_bytes]
     if enough:
-        return min(enough, key=lambda item: (item.reckoned_bytes, item.order))
-    return max(items, key=lambda item: (item.reckoned_bytes, -item.order))
+        return min(enough, key=lambda item: (item.projected_bytes, item.order))
+    return max(items, key=lambda item: (item.projected_bytes, -item.order))
 
 
-def _open_group(plan: Plan, item: Item) -> Item | None:
-    """The fullest open group whose bin has room."""
+def _open_group(plan: MellPlan, item: Item) -> Item | None:
+    """Return the fullest open group whose bin has room."""
     for group in islice(plan.book.open_groups.downwards(), CANDIDATES):
         bin_ = group.bin
         if bin_ is not None and plan.takes(bin_, item):
@@ -103,13 +103,13 @@ def _open_group(plan: Plan, item: Item) -> Item | None:
     return None
 
 
-def _still_open(plan: Plan, group: Item, item: Item) -> bool:
-    """Making room for a member may have rearranged the group itself."""
+def _still_open(plan: MellPlan, group: Item, item: Item) -> bool:
+    """Make room for the item; return True if the group is still open (making room may rearrange it)."""
     bin_ = group.bin
     return bin_ is not None and plan.ready(bin_, item) and group in plan.book.open_groups
 
 
-def _choose(plan: Plan, item: Item, reason: Reason, avoid: Bin | None) -> Bin | None:
+def _choose(plan: MellPlan, item: Item, reason: Reason, avoid: Bin | None) -> Bin | None:
     plan.book.settle_orders()
     klass = item.klass
     if klass is T:
@@ -121,7 +121,7 @@ def _choose(plan: Plan, item: Item, reason: Reason, avoid: Bin | None) -> Bin | 
     return found or plan.new_bin(item, reason, avoid) or _anywhere(plan, item, avoid)
 
 
-def _choose_for_t(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:
+def _choose_for_t(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | None:
     classes = (L,) if plan.settings.literal else (L, M, S)
     upper = chain.from_iterable(_roomiest(plan, klass, item, avoid) for klass in classes)
     if (found := best(plan, (bin_ for bin_ in upper if not bin_.is_open), item.bin)) is not None:
@@ -137,8 +137,8 @@ def _choose_for_t(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:
     return next(rest, None)
 
 
-def _choose_for_s_or_m(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:
-    room = plan.book.single.downwards(floor=item.reckoned_bytes)
+def _choose_for_s_or_m(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | None:
+    room = plan.book.single.downwards(floor=item.projected_bytes)
     fitting = (bin_ for bin_ in islice(room, CANDIDATES) if bin_ is not avoid)
     beside = best(plan, fitting, item.bin)
     if beside is not None and evict_for(plan, beside, item):
@@ -151,8 +151,8 @@ def _choose_for_s_or_m(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:
     return None
 
 
-def _unfinished(plan: Plan, klass: SizeClass, avoid: Bin | None) -> list[Bin]:
-    """Bins of the class that want one more of it: the latest, as printed; or all that the proof calls open."""
+def _unfinished(plan: MellPlan, klass: SizeClass, avoid: Bin | None) -> list[Bin]:
+    """Return the bins that need one more of the class: all open bins of the proof; literal mode: the latest."""
     if not plan.settings.literal:
         unfinished = (bin_ for bin_ in plan.book.open[klass] if bin_ is not avoid)
         return sorted(unfinished, key=lambda bin_: (-bin_.weight_sixths, -bin_.order))
@@ -160,10 +160,10 @@ def _unfinished(plan: Plan, klass: SizeClass, avoid: Bin | None) -> list[Bin]:
     return [latest] if latest is not None and latest.is_open else []
 
 
-def _hole(plan: Plan, item: Item, klass: SizeClass, avoid: Bin | None) -> Bin | None:
-    """Batching: a bin that a refill would fill with an item of this class can take the arrival instead.
+def _hole(plan: MellPlan, item: Item, klass: SizeClass, avoid: Bin | None) -> Bin | None:
+    """Return a bin that waits for a refill of this class, so that it takes the arrival instead (batching).
 
-    As printed the refill is then off; mended, the hole is looked at all the same: the arrival may not have filled it.
+    In the literal mode this cancels the refill; else the hole is still settled later: the arrival may not fill it.
     """
     for bin_, wanted in plan.holes:
         if wanted is klass and bin_ is not avoid and bin_.items and bin_.klass is klass and plan.takes(bin_, item):
@@ -173,12 +173,12 @@ def _hole(plan: Plan, item: Item, klass: SizeClass, avoid: Bin | None) -> Bin | 
     return None
 
 
-def _roomiest(plan: Plan, klass: SizeClass, item: Item, avoid: Bin | None) -> Iterator[Bin]:
-    roomy = plan.book.by_free[klass].downwards(floor=item.reckoned_bytes)
+def _roomiest(plan: MellPlan, klass: SizeClass, item: Item, avoid: Bin | None) -> Iterator[Bin]:
+    roomy = plan.book.by_free[klass].downwards(floor=item.projected_bytes)
     return (bin_ for bin_ in islice(roomy, CANDIDATES) if bin_ is not avoid and plan.takes(bin_, item))
 
 
-def _anywhere(plan: Plan, item: Item, avoid: Bin | None) -> Bin | None:
-    """The last resort when no worker can be woken: the class least disturbed first."""
+def _anywhere(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | None:
+    """Return any bin with room, if no worker can be woken: the least disturbed class first."""
     plan.book.settle_orders()
     return next(chain.from_iterable(_roomiest(plan, klass, item, avoid) for klass in (T, S, M, L)), None)

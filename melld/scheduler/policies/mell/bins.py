@@ -1,11 +1,11 @@
-"""What MELL packs, and into what: items in bins.
+"""MELL's items and bins.
 
-An item is a request of at least class T, or a group of tiny requests that travels as one T (a multi-item).  A bin is a
-worker as MELL sees it: its items, and what follows from them.  Owns which requests are in which item and the item's
-size; knows no rule and nothing of where items go: `book.Book` fills the bins.
+An item is a request of at least class T, or a group of tiny requests that moves as one T (a multi-item).  A bin is a
+worker as MELL sees it: its items, and what follows from them.  Owns an item's requests and size; knows no rule and
+nothing of where items go: `book.BinBook` fills the bins.
 
-A group of at most C/8 is open: tiny arrivals join it.  A group above C/4 is split where it is, and a member that
-outgrows C/8 becomes an item of its own where it is, so a group is always worth one T.
+A group of at most C/8 is open: tiny arrivals join it.  A group above C/4 is split in its bin, and a member that
+outgrows C/8 becomes a separate item there, so a group is always worth one T.
 """
 
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, Limits, M, S, SizeClass, T
@@ -15,52 +15,52 @@ from melld.scheduler.state import Request, Worker
 class Item:
     """Requests that are packed and moved together, all planned for `bin`.
 
-    `reckoned_bytes` is what they need one horizon ahead; `sizes` has the part of each.  `moving` counts those whose
-    move is in flight.  A request that is pinned is an item of its own.
+    `projected_bytes`: their size one horizon ahead; `sizes`: the share of each.  `moving` counts requests whose move is
+    in flight.  A pinned request is a separate item.
     """
 
-    __slots__ = ("bin", "grouped", "klass", "moving", "order", "reckoned_bytes", "sizes")
+    __slots__ = ("bin", "grouped", "klass", "moving", "order", "projected_bytes", "sizes")
 
     def __init__(self, order: int, grouped: bool) -> None:
         self.order = order
         self.grouped = grouped
         self.klass = T
         self.sizes: dict[Request, int] = {}
-        self.reckoned_bytes = 0
+        self.projected_bytes = 0
         self.moving = 0
         self.bin: Bin | None = None
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it stays where it is: part of it is on a move, or it is a request that an operator has pinned."""
+        """True if the item may not be moved: part of it is moving, or an operator has pinned its request."""
         return self.moving > 0 or (not self.grouped and any(request.pinned for request in self.sizes))
 
-    def add(self, request: Request, reckoned_bytes: int, limits: Limits) -> None:
-        """The request is of this item from now on."""
-        self.sizes[request] = reckoned_bytes
-        self.reckoned_bytes += reckoned_bytes
+    def add(self, request: Request, projected_bytes: int, limits: Limits) -> None:
+        """Add the request to this item."""
+        self.sizes[request] = projected_bytes
+        self.projected_bytes += projected_bytes
         self.moving += request.destination is not None
         if not self.grouped:
-            self.klass = class_of_single(reckoned_bytes, limits)
+            self.klass = class_of_single(projected_bytes, limits)
 
     def remove(self, request: Request) -> int:
-        """The request is of this item no more.  Returns its size as it was reckoned."""
-        reckoned_bytes = self.sizes.pop(request)
-        self.reckoned_bytes -= reckoned_bytes
-        return reckoned_bytes
+        """Remove the request from this item; return its projected size."""
+        projected_bytes = self.sizes.pop(request)
+        self.projected_bytes -= projected_bytes
+        return projected_bytes
 
-    def resize(self, request: Request, reckoned_bytes: int) -> None:
-        """The request has another size; the class is the caller's to judge."""
-        self.reckoned_bytes += reckoned_bytes - self.sizes[request]
-        self.sizes[request] = reckoned_bytes
+    def resize(self, request: Request, projected_bytes: int) -> None:
+        """Change the request's size; the caller updates the class."""
+        self.projected_bytes += projected_bytes - self.sizes[request]
+        self.sizes[request] = projected_bytes
 
 
 class Bin:
     """A worker and the items planned for it.
 
-    `planned_bytes` and `planned_count`: what the plan adds to the worker's own sums (negative: takes away).
-    `order`: unique, grows with each time that a bin enters a class; the greatest is the latest.
-    The rest is derived from the items by `Book.derive`.
+    `planned_bytes` and `planned_count`: what the plan adds to the worker's sums (negative: removes).  `order`: unique,
+    and renewed when the bin enters a class; the greatest is the latest.  `BinBook.derive` derives the rest from the
+    items.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Bin:
         self.planned_bytes = 0
         self.planned_count = 0
         self.order = 0
-        self.lives = 0  # how often it has been emptied: what was said of it before no longer counts
+        self.lives = 0  # how often it was emptied: holes noted before that no longer count
         self.klass: SizeClass = TINY  # the class of an empty bin
         self.large: Item | None = None
         self.has_partner = False  # an S or M beside the L
@@ -96,18 +96,18 @@ class Bin:
 
     @property
     def is_open(self) -> bool:
-        """Whether the proof would have one more S or M here."""
+        """True if the proof demands one more S or M here."""
         return S <= self.klass <= M and self.weight_sixths < FULL_SIXTHS
 
 
-def class_of_single(reckoned_bytes: int, limits: Limits) -> SizeClass:
-    """The class of a request that is an item of its own: a tiny one counts as T, as a group would."""
-    klass = limits.class_of(reckoned_bytes)
+def class_of_single(projected_bytes: int, limits: Limits) -> SizeClass:
+    """Return the class of a request that is a separate item: a tiny one counts as T, like a group."""
+    klass = limits.class_of(projected_bytes)
     return T if klass is TINY else klass
 
 
 def halves(item: Item) -> list[Request]:
-    """The members to split off a group so that both parts come as close to half as tiny members allow."""
+    """Return the members to split off a group so that both parts are as close to half as possible."""
     kept_bytes = leaving_bytes = 0
     leaving = []
     for request, size in sorted(item.sizes.items(), key=lambda pair: (-pair[1], pair[0].sequence)):

@@ -1,7 +1,7 @@
-"""Who is planned where, seen as MELL sees it: items in bins, and the bins of each class in order.
+"""MELL's book of plans: items in bins, and the bins of each class in order.
 
-Owns items, bins and the orders of bins that the rules ask for.  Bytes are the Cluster's: a bin adds to its worker
-only what is planned and not yet carried out.  Never decides, never records a command.
+Owns items, bins and the orders of bins that the rules need.  The Cluster owns the bytes: a bin adds only what is
+planned and not yet carried out.  Never decides, never records a command.
 
     Request ∈ Item ∈ Bin ─1:1─ Worker        a bin's class is that of its largest item
 """
@@ -15,7 +15,7 @@ from melld.scheduler.policies.mell.ladder import Ladder
 from melld.scheduler.state import Request, Worker, WorkerState
 
 
-class Book:
+class BinBook:
     """Items, bins, and the orders of bins."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -23,7 +23,7 @@ class Book:
         self.limits = Limits.of(max(cluster.largest_capacity_bytes(), 1))
         self.item_of: dict[Request, Item] = {}
         self.bins: dict[Worker, Bin] = {}
-        self.vacant: dict[Bin, None] = {}  # awake, nothing planned for them
+        self.vacant: dict[Bin, None] = {}  # awake and empty, also in the plan
         self.open: dict[SizeClass, dict[Bin, None]] = {S: {}, M: {}, T: {}}
         self.by_free: dict[SizeClass, Ladder[Bin]] = {T: Ladder(), S: Ladder(), M: Ladder(), L: Ladder()}
         self.by_order: dict[SizeClass, Ladder[Bin]] = {T: Ladder(), S: Ladder(), M: Ladder(), L: Ladder()}
@@ -36,51 +36,51 @@ class Book:
     # ---- asking
 
     def free_bytes(self, bin_: Bin) -> int:
-        """Bytes that the plan leaves free one horizon ahead."""
+        """Return the bytes that the plan leaves free one horizon ahead."""
         worker = bin_.worker
         count = worker.count + bin_.planned_count
         used_bytes = worker.used_bytes + bin_.planned_bytes
         return worker.capacity_bytes - used_bytes - count * self.cluster.ahead_bytes
 
     def room_beside_bytes(self, bin_: Bin) -> int:
-        """Bytes for an S or M if the T in its way leave; while moves take time, T cannot make way."""
+        """Return the bytes free for an S or M after evicting T; where moves take time, T cannot be evicted."""
         return self.free_bytes(bin_) + (bin_.t_bytes if self.cluster.settings.instant_moves else 0)
 
     def free_slots(self, bin_: Bin) -> int:
-        """Requests that the plan leaves slots for."""
+        """Return the slots that the plan leaves free."""
         return bin_.worker.slots - bin_.worker.count - bin_.planned_count
 
     def latest(self, klass: SizeClass, besides: Bin | None = None) -> Bin | None:
-        """The most recently activated bin of the class, other than `besides`."""
+        """Return the bin that entered the class last, other than `besides`."""
         self.settle_orders()
         for bin_ in self.by_order[klass].downwards():
             if bin_ is not besides:
                 return bin_
         return None
 
-    def reckoned(self, request: Request) -> int:
-        """The size of a request one horizon ahead, but never more than a worker: alone it needs no horizon."""
+    def projected(self, request: Request) -> int:
+        """Return the request's size one horizon ahead, at most a worker's capacity: alone it needs no horizon."""
         kv_bytes = request.kv_bytes
         return max(kv_bytes, min(kv_bytes + self.cluster.ahead_bytes, self.limits.capacity_bytes))
 
     # ---- items
 
     def new_item(self, request: Request) -> Item:
-        """An item of its own for the request: a group of one if it is tiny and may be moved.  It is in no bin yet."""
-        reckoned_bytes = self.reckoned(request)
-        item = Item(self._next_order(), grouped=reckoned_bytes <= self.limits.tiny_bytes and not request.pinned)
-        item.add(request, reckoned_bytes, self.limits)
+        """Return a new item of the request, in no bin yet: a group of one if the request is tiny and may be moved."""
+        projected_bytes = self.projected(request)
+        item = Item(self._next_order(), grouped=projected_bytes <= self.limits.tiny_bytes and not request.pinned)
+        item.add(request, projected_bytes, self.limits)
         self.item_of[request] = item
         return item
 
     def join(self, request: Request, group: Item) -> None:
-        """The tiny request becomes a member of the group."""
-        group.add(request, self.reckoned(request), self.limits)
+        """Add the tiny request to the group."""
+        group.add(request, self.projected(request), self.limits)
         self.item_of[request] = group
         self.regroup(group)
 
     def forget(self, request: Request, was_moving: bool = False) -> tuple[Item, Bin]:
-        """The request has ended or is to be planned anew.  Returns the item and the bin that it was of."""
+        """Drop a request that has ended or will be planned again; return its former item and bin."""
         item = self.item_of.pop(request)
         bin_ = item.bin
         assert bin_ is not None, request.id
@@ -94,7 +94,7 @@ class Book:
         return item, bin_
 
     def put_in(self, item: Item, bin_: Bin) -> None:
-        """The item is planned for the bin."""
+        """MellPlan the item for the bin."""
         assert item.bin is None
         item.bin = bin_
         bin_.items[item] = None
@@ -102,7 +102,7 @@ class Book:
         self.touch(bin_)
 
     def take_out(self, item: Item) -> None:
-        """The item is planned for no bin."""
+        """Remove the item from its bin's plan."""
         bin_ = item.bin
         assert bin_ is not None
         del bin_.items[item]
@@ -114,7 +114,7 @@ class Book:
         self.touch(bin_)
 
     def split_off(self, item: Item, requests: list[Request]) -> Item:
-        """These members of the item become an item of their own in the same bin (no longer grouped if one outgrew)."""
+        """Split these members off into a new item in the same bin, not grouped if the member has outgrown C/8."""
         bin_ = item.bin
         assert bin_ is not None
         grouped = item.grouped and item.sizes[requests[0]] <= self.limits.tiny_bytes
@@ -131,17 +131,17 @@ class Book:
         return part
 
     def regroup(self, item: Item) -> None:
-        """Keep the groups of a bin as they should be: none above C/4, at most one open."""
+        """Restore the rule for a bin's groups: none above C/4, at most one open."""
         bin_ = item.bin
         if bin_ is None or not item.grouped:
             return
-        if item.reckoned_bytes > self.limits.t_bytes:
+        if item.projected_bytes > self.limits.t_bytes:
             self.open_groups.discard(item)
             if bin_.open_group is item:
                 bin_.open_group = None
             self.split_off(item, halves(item))
             return
-        if item.reckoned_bytes > self.limits.tiny_bytes:
+        if item.projected_bytes > self.limits.tiny_bytes:
             self.open_groups.discard(item)
             if bin_.open_group is item:
                 bin_.open_group = None
@@ -151,10 +151,10 @@ class Book:
             self._merge(item, other)
             return
         bin_.open_group = item
-        self.open_groups.put(item, item.reckoned_bytes)
+        self.open_groups.put(item, item.projected_bytes)
 
     def _merge(self, item: Item, other: Item) -> None:
-        """Two open groups of one bin become one."""
+        """Merge two open groups of one bin."""
         for request, size in item.sizes.items():
             other.add(request, size, self.limits)
             self.item_of[request] = other
@@ -165,18 +165,18 @@ class Book:
     # ---- bins
 
     def bin_of(self, worker: Worker) -> Bin:
-        """The worker's bin."""
+        """Return the worker's bin."""
         bin_ = self.bins.get(worker)
         if bin_ is None:
             bin_ = self.bins[worker] = Bin(worker)
         return bin_
 
     def touch(self, bin_: Bin) -> None:
-        """What is derived from the bin's items or sums may have changed."""
+        """Mark the bin: its items or sums may have changed."""
         self._touched[bin_] = None
 
     def settle_orders(self) -> None:
-        """Bring the orders up to date: a change costs nothing until somebody asks."""
+        """Bring the orders up to date; changes are collected until they are needed."""
         if not self._touched:
             return
         touched, self._touched = self._touched, {}
@@ -184,7 +184,7 @@ class Book:
             self.derive(bin_)
 
     def derive(self, bin_: Bin) -> None:
-        """Work out what follows from the bin's items, and its place in every order."""
+        """Derive the bin's fields from its items, and its place in every order."""
         large = None
         partner = False
         weight = t_bytes = 0
@@ -195,15 +195,15 @@ class Book:
             klass = max(klass, kind)
             if kind is T:
                 if not item.is_fixed:
-                    t_bytes += item.reckoned_bytes
+                    t_bytes += item.projected_bytes
                 continue
             weight += WEIGHT_SIXTHS[kind]
             if kind is L:
                 large = item
             else:
                 partner = True
-                if not item.is_fixed and (smallest is None or item.reckoned_bytes < smallest):
-                    smallest = item.reckoned_bytes
+                if not item.is_fixed and (smallest is None or item.projected_bytes < smallest):
+                    smallest = item.projected_bytes
         bin_.large = large
         bin_.has_partner = partner
         bin_.weight_sixths = weight
@@ -272,6 +272,6 @@ class Book:
         return self._orders
 
     def items(self) -> Iterator[Item]:
-        """Every item, in the order of its bins."""
+        """Yield every item, in the order of the bins."""
         for bin_ in self.bins.values():
             yield from bin_.items

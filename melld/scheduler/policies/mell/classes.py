@@ -1,4 +1,4 @@
-"""The size classes of MELL and what each weighs in the proof of its competitive ratio.
+"""The size classes of MELL and their weights in the proof of its competitive ratio.
 
 Owns the limits between classes and the weights; knows nothing of workers or requests.  MELL, section VI.
 
@@ -14,7 +14,7 @@ import msgspec
 
 
 class SizeClass(enum.IntEnum):
-    """The class of a size; each holds its upper limit.  TINY requests travel in groups, and a group counts as one T."""
+    """Class of a size; each includes its upper limit.  TINY requests move in groups, and a group counts as one T."""
 
     TINY = 0
     T = 1
@@ -26,18 +26,18 @@ class SizeClass(enum.IntEnum):
 TINY, T, S, M, L = SizeClass.TINY, SizeClass.T, SizeClass.S, SizeClass.M, SizeClass.L
 
 FULL_SIXTHS: Final = 6
-"""The weight of a worker that the counting argument calls full, in sixths: one L, two M, or three S."""
+"""Weight of a full worker in the counting argument, in sixths: one L, two M, or three S."""
 
 WEIGHT_SIXTHS: Final = {TINY: 0, T: 0, S: 2, M: 3, L: 6}
 
 
 def weight(klass: SizeClass) -> Fraction:
-    """The paper's weight function (Lemma 2): L 1, M 1/2, S 1/3, T 0."""
+    """Return the weight by the paper's Lemma 2: L 1, M 1/2, S 1/3, T 0."""
     return Fraction(WEIGHT_SIXTHS[klass], FULL_SIXTHS)
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The greatest whole number of bytes in each class, for workers of `capacity_bytes`."""
+    """Upper limit of each class in whole bytes, for workers of `capacity_bytes`."""
 
     capacity_bytes: int
     tiny_bytes: int
@@ -47,11 +47,11 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, capacity_bytes: int) -> "Limits":
-        """The limits for a capacity.  Whole bytes: size > C/k exactly when size > floor(C/k)."""
+        """Return the limits for a capacity.  Whole bytes suffice: size > C/k exactly when size > floor(C/k)."""
         return cls(capacity_bytes, capacity_bytes // 8, capacity_bytes // 4, capacity_bytes // 3, capacity_bytes // 2)
 
     def class_of(self, kv_bytes: int) -> SizeClass:
-        """The class of a size."""
+        """Return the class of a size."""
         if kv_bytes <= self.tiny_bytes:
             return TINY
         if kv_bytes <= self.t_bytes:
@@ -61,5 +61,5 @@ class Limits(msgspec.Struct, frozen=True):
         return M if kv_bytes <= self.m_bytes else L
 
     def is_filled(self, free_bytes: int) -> bool:
-        """Whether a worker with that much free is more than 75 % full, so that some T may not fit."""
+        """Return True if a worker with that much free is more than 75 % full, so that some T may not fit."""
         return 4 * free_bytes < self.capacity_bytes

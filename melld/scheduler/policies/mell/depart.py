@@ -1,18 +1,18 @@
-"""What follows a departure in the paper's text as printed (the literal mode): Depart of Fig. 10 (b).
+"""The paper's Depart (Fig. 10 (b)) as printed: refills after a departure in the literal mode.
 
-Owns the rule for each hole.  The mended rules are in `settle`.
+Owns the rule for each hole.  `settle` has the corrected rules.
 """
 
 from melld.scheduler.policies.mell.allocate import allocate
 from melld.scheduler.policies.mell.bins import Bin
 from melld.scheduler.policies.mell.classes import L, SizeClass, T
-from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.policies.mell.pull import bring_partner, pull, stranded
 from melld.scheduler.reasons import Reason
 
 
-def refill(plan: Plan, bin_: Bin, klass: SizeClass) -> None:
-    """An item of the class has left the bin (or L has come to it): do as the text says."""
+def refill(plan: MellPlan, bin_: Bin, klass: SizeClass) -> None:
+    """Refill the bin after an item of the class has left (or L has arrived), as the text says."""
     book = plan.book
     book.settle_orders()
     if not bin_.items or bin_.klass == 0:
@@ -31,7 +31,7 @@ def refill(plan: Plan, bin_: Bin, klass: SizeClass) -> None:
                 allocate(plan, item, Reason.STRANDED, avoid=bin_)
 
 
-def _refill_beside_large(plan: Plan, bin_: Bin, klass: SizeClass) -> None:
+def _refill_beside_large(plan: MellPlan, bin_: Bin, klass: SizeClass) -> None:
     if klass is not T:
         if not bin_.has_partner:
             bring_partner(plan, bin_)

@@ -1,8 +1,8 @@
-"""Bins in the order of a key, so that "the roomiest", "the latest" and "the largest that fits" cost O(log N).
+"""Sorted index of bins by a key: "roomiest", "latest" and "largest that fits" in O(log N).
 
-Owns the order alone.  A ladder is a sorted list: at ten thousand entries, moving the tail by memmove costs less than
-the pointer chasing of a tree in Python.  What is sorted is one number, the key above the order, as in
-`melld.scheduler.index`: numbers are compared faster than tuples.
+Owns the order alone.  A ladder is a sorted list: at ten thousand entries, moving its tail by memmove is cheaper than a
+tree in Python.  Each entry is one number, the key above the order, as in `melld.scheduler.index`: numbers compare
+faster than tuples.
 """
 
 from bisect import bisect_left, insort
@@ -14,18 +14,18 @@ ORDER_MASK = (1 << ORDER_BITS) - 1
 
 
 class Ranked(Protocol):
-    """What a ladder holds: `order` is unique among its entries and breaks ties."""
+    """Interface of a ladder's entries: `order` is unique among them and breaks ties."""
 
     @property
     def order(self) -> int:
-        """Unique."""
+        """A unique number."""
 
 
 R = TypeVar("R", bound=Ranked)
 
 
 class Ladder(Generic[R]):
-    """Things by (key, order)."""
+    """Things sorted by (key, order)."""
 
     __slots__ = ("_rungs", "_rungs_of", "_things")
 
@@ -41,7 +41,7 @@ class Ladder(Generic[R]):
         return thing in self._rungs_of
 
     def put(self, thing: R, key: int) -> None:
-        """Enter the thing, or change its key."""
+        """Add the thing, or change its key."""
         rungs, order = self._rungs, thing.order
         rung = (key << ORDER_BITS) + order
         old = self._rungs_of.get(thing)
@@ -55,7 +55,7 @@ class Ladder(Generic[R]):
         insort(rungs, rung)
 
     def discard(self, thing: R) -> None:
-        """Take the thing out, if it is in."""
+        """Remove the thing if it is present."""
         old = self._rungs_of.pop(thing, None)
         if old is not None:
             rungs = self._rungs
@@ -63,15 +63,15 @@ class Ladder(Generic[R]):
             del self._things[old & ORDER_MASK]
 
     def last(self) -> R | None:
-        """The thing with the greatest key."""
+        """Return the thing with the greatest key."""
         return self._things[self._rungs[-1] & ORDER_MASK] if self._rungs else None
 
     def first(self) -> R | None:
-        """The thing with the least key."""
+        """Return the thing with the least key."""
         return self._things[self._rungs[0] & ORDER_MASK] if self._rungs else None
 
     def downwards(self, key: int | None = None, floor: int | None = None) -> Iterator[R]:
-        """Things from the greatest key (at most `key`) down to `floor`.  The ladder must not change in between."""
+        """Yield things from the greatest key (at most `key`) down to `floor`; do not change the ladder meanwhile."""
         rungs, things = self._rungs, self._things
         position = len(rungs) if key is None else bisect_left(rungs, (key + 1) << ORDER_BITS)
         while position:
@@ -82,7 +82,7 @@ class Ladder(Generic[R]):
             yield things[rung & ORDER_MASK]
 
     def upwards(self, key: int) -> Iterator[R]:
-        """Things from the least key that is at least `key` upwards.  The ladder must not change in between."""
+        """Yield things upwards from the least key that is at least `key`; do not change the ladder meanwhile."""
         rungs, things = self._rungs, self._things
         for position in range(bisect_left(rungs, key << ORDER_BITS), len(rungs)):
             yield things[rungs[position] & ORDER_MASK]

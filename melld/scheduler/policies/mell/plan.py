@@ -1,29 +1,29 @@
-"""MELL's decisions on their way to the Cluster: carried out at once, or held back until the epoch (batching).
+"""MELL's plan: passes decisions to the Cluster at once, or holds moves back until the epoch (batching).
 
-Owns the moves that are decided but not carried out.  Never decides who goes where.
+Owns the moves that are decided but not carried out.  Never decides where items go.
 
-Held-back moves count in the plan at once (`Bin.planned_bytes`); a request moved twice is moved once, from where it
-is to where it ends, and one that comes back or ends is not moved at all.  Placing is never held back.
+Held-back moves count in the plan at once (`Bin.planned_bytes`).  A request with two held-back moves makes one move, to
+the last destination, and none if it returns or ends.  Placing is never held back.
 """
 
 import msgspec
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell.bins import Bin, Item
-from melld.scheduler.policies.mell.book import Book
+from melld.scheduler.policies.mell.book import BinBook
 from melld.scheduler.policies.mell.classes import SizeClass
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, WorkerState
 
 
 class MellSettings(msgspec.Struct, frozen=True):
-    """What may be chosen about MELL.
+    """Settings of MELL.
 
-    `literal`: the paper's text as printed, for comparison.  `batching`: moves wait for the epoch.
-    `eager`: a T-bin takes from the latest one whenever something fits, not only when it is less than 75 % full:
-    fuller workers for more moves.  (The text as printed does so by itself.)
-    The priority of a GPU is `workload_weight` x (its idle share of bytes, less its share of slots taken) +
-    `distance_weight` x (1 if it is on the machine that the request is on).
+    `literal`: follow the paper's text as printed, for comparison.  `batching`: moves wait for the epoch.
+    `eager`: a T-bin takes from the latest T-bin whenever something fits, not only below 75 % full: fuller workers for
+    more moves.  (The printed text always does so.)
+    The priority of a GPU is `workload_weight` x (its idle share of bytes - its share of slots taken) +
+    `distance_weight` x (1 if it is on the request's machine).
     """
 
     batching: bool = True
@@ -34,22 +34,22 @@ class MellSettings(msgspec.Struct, frozen=True):
 
 
 class HeldMove(msgspec.Struct):
-    """A move that is decided and waits: the request's bytes count on `destination` in the plan."""
+    """A move held back until the epoch: the request's bytes count on `destination` in the plan."""
 
     source: Bin
     destination: Bin
     kv_bytes: int
     reason: Reason
-    aside: bool = False  # it has stepped aside already, to break a circle
+    aside: bool = False  # it has made a detour already, to break a cycle
 
 
-class Plan:
-    """The book, and the way from it to commands."""
+class MellPlan:
+    """The book, and the execution of its decisions as commands."""
 
     def __init__(self, cluster: Cluster, settings: MellSettings) -> None:
         self.cluster = cluster
         self.settings = settings
-        self.book = Book(cluster)
+        self.book = BinBook(cluster)
         self.held: dict[Request, HeldMove] = {}
         self.holes: dict[tuple[Bin, SizeClass], int] = {}
         self.instant = cluster.settings.instant_moves
@@ -59,13 +59,13 @@ class Plan:
     # ---- asking
 
     def takes(self, bin_: Bin, item: Item) -> bool:
-        """Whether the item could be planned for the bin now."""
+        """Return True if the item can be planned for the bin now."""
         if bin_.worker.state is not WorkerState.ACTIVE or self.book.free_slots(bin_) < len(item.sizes):
             return False
-        return self.book.free_bytes(bin_) >= item.reckoned_bytes or self._fits_alone(bin_, item)
+        return self.book.free_bytes(bin_) >= item.projected_bytes or self._fits_alone(bin_, item)
 
     def ready(self, bin_: Bin, item: Item) -> bool:
-        """Whether the item may go there now: placing is not held back, so the moves that make room come first."""
+        """Return True if the item can go there now; carry out the held-back moves that make room for a placement."""
         request = next(iter(item.sizes))
         if request.worker is not None or self.cluster.fits(bin_.worker, request.kv_bytes):
             return True
@@ -75,21 +75,21 @@ class Plan:
         return self.takes(bin_, item) and self.cluster.fits(bin_.worker, request.kv_bytes)
 
     def _fits_alone(self, bin_: Bin, item: Item) -> bool:
-        """An empty worker needs no horizon, so it takes any one request up to its capacity."""
+        """Return True for a single request within the capacity of an empty worker, which needs no horizon."""
         if len(item.sizes) != 1 or bin_.worker.count + bin_.planned_count:
             return False
         request = next(iter(item.sizes))
         return request.kv_bytes <= bin_.worker.capacity_bytes
 
     def note_hole(self, bin_: Bin, klass: SizeClass) -> None:
-        """An item of the class has left the bin: the rules are to be applied to it, now or at the epoch."""
+        """Note that an item of the class has left the bin; the rules are applied to it now or at the epoch."""
         if bin_.items:
             self.holes[bin_, klass] = bin_.lives
 
     # ---- deciding
 
     def place(self, item: Item, bin_: Bin, reason: Reason) -> None:
-        """Put the waiting request's item into the bin, or move the item there."""
+        """Put a waiting request's item into the bin, or move a placed item there."""
         requests = list(item.sizes)
         if item.bin is not None:
             self.book.take_out(item)
@@ -99,7 +99,7 @@ class Plan:
             self._send(request, bin_, reason)
 
     def join(self, request: Request, group: Item, reason: Reason) -> None:
-        """Place the waiting tiny request where the group is."""
+        """Place the waiting tiny request in the group."""
         bin_ = group.bin
         assert bin_ is not None
         self.book.join(request, group)
@@ -115,7 +115,7 @@ class Plan:
         else:
             held = HeldMove(self.book.bin_of(source), bin_, request.kv_bytes, reason)
             self.held[request] = held
-            self._reckon(held, 1)
+            self._count(held, 1)
 
     def _carry_out(self, request: Request, bin_: Bin, reason: Reason) -> None:
         source = request.worker
@@ -127,7 +127,7 @@ class Plan:
             self.book.item_of[request].moving += 1
 
     def send_at_once(self, request: Request, bin_: Bin, reason: Reason) -> None:
-        """Move the running request there now, as an item of its own: somebody else has decided."""
+        """Move the running request there now as a separate item, on a decision from outside MELL."""
         self.drop(request)
         former, left = self.book.forget(request)
         self.note_hole(left, former.klass)
@@ -135,7 +135,7 @@ class Plan:
         self._carry_out(request, bin_, reason)
 
     def new_bin(self, item: Item, reason: Reason, avoid: Bin | None = None) -> Bin | None:
-        """An empty bin for the item: one that is awake, else one that is woken, else None."""
+        """Return an empty bin for the item: one that is awake, else a woken one, else None."""
         self.book.settle_orders()
         for bin_ in self.book.vacant:
             if bin_ is not avoid and self.takes(bin_, item):
@@ -152,20 +152,20 @@ class Plan:
     # ---- held-back moves
 
     def drop(self, request: Request) -> None:
-        """The request's held-back move, if there is one, is needless."""
+        """Drop the request's held-back move, if there is one."""
         held = self.held.pop(request, None)
         if held is not None:
-            self._reckon(held, -1)
+            self._count(held, -1)
 
     def regrow(self, request: Request) -> None:
-        """The request has grown: so has what its held-back move counts."""
+        """Update the bytes of a grown request's held-back move."""
         held = self.held.get(request)
         if held is not None:
-            self._reckon(held, -1)
+            self._count(held, -1)
             held.kv_bytes = request.kv_bytes
-            self._reckon(held, 1)
+            self._count(held, 1)
 
-    def _reckon(self, held: HeldMove, sign: int) -> None:
+    def _count(self, held: HeldMove, sign: int) -> None:
         held.destination.planned_bytes += sign * held.kv_bytes
         held.destination.planned_count += sign
         self.book.touch(held.destination)
@@ -175,17 +175,17 @@ class Plan:
             self.book.touch(held.source)
 
     def _carry_out_from(self, bin_: Bin) -> None:
-        """Carry out, of the moves held back, those that make room in the bin."""
+        """Carry out the held-back moves that make room in the bin."""
         for request, held in list(self.held.items()):
             if held.source is bin_ and self.cluster.fits(held.destination.worker, request.kv_bytes):
                 self.drop(request)
                 self._carry_out(request, held.destination, held.reason)
 
     def carry_out_all(self) -> None:
-        """Carry out the moves held back, in an order in which each fits.
+        """Carry out the held-back moves, in an order in which each fits.
 
-        Those in a circle wait for each other: one of them steps aside to a worker with room, and goes on from there.
-        If there is none, what is left is called off.
+        If the rest wait for each other in a cycle, one of them makes a detour over a worker with room.  If no worker
+        has room, they are cancelled.
         """
         while self.held:
             carried_out = sum(self._carry_out_if_fits(request) for request in list(self.held))
@@ -203,7 +203,7 @@ class Plan:
         return True
 
     def _step_aside(self) -> bool:
-        """Break a circle of instant moves: the smallest request goes where there is room for now."""
+        """Break a cycle of instant moves: move the smallest request to a worker with room first."""
         waiting = [request for request, held in self.held.items() if not held.aside]
         if not self.instant or not waiting:
             return False
@@ -221,11 +221,11 @@ class Plan:
         held.source = self.book.bin_of(roomiest)
         held.aside = True
         self.held[request] = held
-        self._reckon(held, 1)
+        self._count(held, 1)
         return True
 
     def call_off(self, request: Request) -> None:
-        """The request stays on its worker after all: an item of its own there."""
+        """Cancel the request's move: it stays on its worker as a separate item."""
         self.drop(request)
         worker = request.worker
         assert worker is not None
@@ -233,8 +233,8 @@ class Plan:
         self.book.put_in(self.book.new_item(request), self.book.bin_of(worker))
 
     def rebuild(self) -> None:
-        """Begin anew from what the Cluster has; moves that are held back are called off."""
-        self.book = book = Book(self.cluster)
+        """Rebuild the book from the Cluster; cancel all held-back moves."""
+        self.book = book = BinBook(self.cluster)
         self.held.clear()
         self.holes.clear()
         for worker in [*self.cluster.active.values(), *self.cluster.draining.values()]:

@@ -1,9 +1,9 @@
-"""MELL as a `Policy`: Algorithm 1 of the paper on the scheduler's events.
+"""The policy MELL: Algorithm 1 of the paper, on the scheduler's events.
 
-Owns the order of things: which rule runs at which event, and when held-back moves are carried out.
+Owns which rule runs at which event, and when held-back moves are carried out.
 
-Batching on: departures leave holes, growth is judged as it is told, arrivals take holes or what the rules give them;
-the epoch fills the holes that are left and carries out the moves.  Batching off: each event does all of it at once.
+Batching on: departures leave holes, growth is handled when it is reported, arrivals fill holes or go where the rules
+say; the epoch fills the remaining holes and carries out the moves.  Batching off: each event does all of it at once.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell import allocate, depart, settle, update
 from melld.scheduler.policies.mell.bins import Bin, Item, class_of_single
 from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
-from melld.scheduler.policies.mell.plan import MellSettings, Plan
+from melld.scheduler.policies.mell.plan import MellPlan, MellSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
 class Mell(Policy):
-    """Size classes, and moves that keep Theorem 1 true.  See `settle` for the theorem."""
+    """Policy of size classes, with moves that keep Theorem 1 true (see `settle`)."""
 
     name: ClassVar[str] = "mell"
 
     def __init__(self, cluster: Cluster, settings: MellSettings | None = None) -> None:
         super().__init__(cluster)
         self.settings = settings or MellSettings()
-        self.plan = Plan(cluster, self.settings)
+        self.plan = MellPlan(cluster, self.settings)
         self._ahead_bytes = cluster.ahead_bytes
         self._overloaded: dict[Bin, None] = {}
 
@@ -40,7 +40,7 @@ class Mell(Policy):
         if request.worker is not None:
             return self._leave(request, reason)
         placed = allocate.arrive(plan, request, reason)
-        for plan.may_evict in (True, False):  # what is held back or missing may make room; at last disturb nobody
+        for plan.may_evict in (True, False):  # held-back moves and refills may make room; the last try evicts nothing
             if placed or not (plan.holes or plan.held):
                 break
             self._fill_holes()
@@ -94,7 +94,7 @@ class Mell(Policy):
         item = plan.book.item_of.get(request)
         known = self.cluster.workers
         if item is None or source.id not in known or destination.id not in known:
-            return  # a worker is gone: `changed` comes next and begins anew
+            return  # a worker is gone: `changed` follows and rebuilds the book
         item.moving -= 1
         for worker in (source, destination):
             plan.book.touch(plan.book.bin_of(worker))
@@ -125,7 +125,7 @@ class Mell(Policy):
     # ---- the parts of an operation
 
     def _leave(self, request: Request, reason: Reason) -> bool:
-        """A running request must leave its worker."""
+        """Move a running request off its worker; return True if it leaves."""
         plan = self.plan
         if request.destination is not None:
             return False
@@ -137,12 +137,12 @@ class Mell(Policy):
             plan.book.put_in(item, bin_)
         self._end_operation()
         if request in plan.held:
-            plan.carry_out_all()  # whoever empties a worker does not wait for the epoch
+            plan.carry_out_all()  # a drain does not wait for the epoch
             left = request.worker is not bin_.worker or request.destination is not None
         return left
 
     def _resize(self, grown: list[Request]) -> tuple[dict[Bin, None], list[tuple[Item, SizeClass]]]:
-        """Take the new sizes.  Returns the bins and the items that have outgrown their class, with the new one."""
+        """Apply the new sizes; return the bins, and the items that outgrew their class with the new class."""
         book = self.plan.book
         tiny_bytes = book.limits.tiny_bytes
         bins: dict[Bin, None] = {}
@@ -152,17 +152,17 @@ class Mell(Policy):
             item = book.item_of.get(request)
             if item is None or item.bin is None:
                 continue
-            reckoned_bytes = book.reckoned(request)
-            item.resize(request, reckoned_bytes)
+            projected_bytes = book.projected(request)
+            item.resize(request, projected_bytes)
             self.plan.regrow(request)
             if request.worker is not None:
                 book.touch(book.bin_of(request.worker))  # not the item's bin, if the request is on its way there
             bins[item.bin] = None
             if not item.grouped:
-                klass = class_of_single(reckoned_bytes, book.limits)
+                klass = class_of_single(projected_bytes, book.limits)
                 if klass is not item.klass:
                     changed.append((item, klass))
-            elif reckoned_bytes > tiny_bytes:
+            elif projected_bytes > tiny_bytes:
                 single = book.split_off(item, [request])
                 if single.klass is not T:
                     changed.append((single, single.klass))
@@ -177,7 +177,7 @@ class Mell(Policy):
         return bins, changed
 
     def _judge_overloads(self) -> None:
-        """Shed from every bin that is overloaded; those that find no room now are tried again at each epoch."""
+        """Shed items from every overloaded bin; bins that stay overloaded are tried again at each epoch."""
         for bin_ in list(self._overloaded):
             update.overloaded(self.plan, bin_)
             if update.overload_bytes(self.plan, bin_) <= 0:
@@ -199,13 +199,13 @@ class Mell(Policy):
                     depart.refill(plan, bin_, klass)
             else:
                 settle.settle(plan, bin_)
-        # With moves in flight, full slots or too few workers, two bins can hand an item to and fro: the next operation
-        # goes on from there.
+        # With moves in flight, full slots or too few workers, two bins can pass an item back and forth: the next
+        # operation continues from there.
         assert not plan.holes or not self._is_promised(), "settling does not end"
         plan.holes.clear()
 
     def _is_promised(self) -> bool:
-        """Whether the theorem speaks of the present state: instant moves, workers alike, and enough of them."""
+        """Return True if the theorem holds for the present state: instant moves, and enough equal workers."""
         cluster, largest_bytes = self.cluster, self.cluster.largest_capacity_bytes()
         active = cluster.active.values()
         alike = all(w.capacity_bytes == largest_bytes and w.count < w.slots and not w.shared_bytes for w in active)
@@ -215,5 +215,5 @@ class Mell(Policy):
 
 
 def mell(settings: MellSettings) -> Callable[[Cluster], Mell]:
-    """A factory of policies with these settings, for `policies.POLICIES`."""
+    """Return a factory of policies with these settings, for `policies.POLICIES`."""
     return lambda cluster: Mell(cluster, settings)

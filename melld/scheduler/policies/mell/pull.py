@@ -1,4 +1,4 @@
-"""Bringing an item from another bin: the moves that refill what a departure has emptied.
+"""Moves that bring an item from another bin to refill what a departure has emptied.
 
 Owns the choice of the source and of the item.  MELL, section VI, Fig. 10 (b).
 """
@@ -9,15 +9,15 @@ from itertools import chain, islice
 from melld.scheduler.policies.mell.allocate import CANDIDATES, best, evict_for
 from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import M, S, SizeClass, T
-from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.reasons import Reason
 
 
-def pull(plan: Plan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_bytes: int) -> bool:
-    """Move the largest item of these classes that fits in `room_bytes` from the source; T in its way leave."""
+def pull(plan: MellPlan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_bytes: int) -> bool:
+    """Move the largest item of these classes that fits in `room_bytes` from the source, evicting T if needed."""
     wanted = tuple(classes)
-    fitting = [i for i in source.items if i.klass in wanted and not i.is_fixed and i.reckoned_bytes <= room_bytes]
-    for item in sorted(fitting, key=lambda item: (-item.reckoned_bytes, item.order)):
+    fitting = [i for i in source.items if i.klass in wanted and not i.is_fixed and i.projected_bytes <= room_bytes]
+    for item in sorted(fitting, key=lambda item: (-item.projected_bytes, item.order)):
         if evict_for(plan, bin_, item):
             plan.place(item, bin_, Reason.REFILL)
             plan.book.settle_orders()
@@ -25,8 +25,8 @@ def pull(plan: Plan, bin_: Bin, source: Bin, classes: Iterable[SizeClass], room_
     return False
 
 
-def bring_partner(plan: Plan, bin_: Bin) -> bool:
-    """Bring an S or M that fits beside the L of `bin_`, and leave a hole where it came from."""
+def bring_partner(plan: MellPlan, bin_: Bin) -> bool:
+    """Bring an S or M that fits beside the L of `bin_`, and note the hole that it leaves."""
     book = plan.book
     book.settle_orders()
     room_bytes = book.room_beside_bytes(bin_)
@@ -41,8 +41,8 @@ def bring_partner(plan: Plan, bin_: Bin) -> bool:
     return True
 
 
-def _partners(plan: Plan, room_bytes: int) -> Iterator[list[Bin]]:
-    """S- and M-bins that hold an S or M of at most `room_bytes`; the unfinished alone, if they do."""
+def _partners(plan: MellPlan, room_bytes: int) -> Iterator[list[Bin]]:
+    """Yield S- and M-bins with an S or M of at most `room_bytes`; only the unfinished ones if there are any."""
     book = plan.book
     if not plan.settings.literal:
         unfinished = [b for klass in (S, M) for b in book.open[klass] if _has_within(b, room_bytes)]
@@ -59,12 +59,12 @@ def _has_within(bin_: Bin, room_bytes: int) -> bool:
 
 
 def stranded(bin_: Bin) -> list[Item]:
-    """The items that may be moved, the largest first."""
-    return sorted((i for i in bin_.items if not i.is_fixed), key=lambda item: (-item.reckoned_bytes, item.order))
+    """Return the items that may be moved, the largest first."""
+    return sorted((i for i in bin_.items if not i.is_fixed), key=lambda item: (-item.projected_bytes, item.order))
 
 
-def t_source(plan: Plan, bin_: Bin) -> Bin | None:
-    """The T-bin that gives T to others: the one that is not full, else the latest; never `bin_` itself."""
+def t_source(plan: MellPlan, bin_: Bin) -> Bin | None:
+    """Return the T-bin that gives T to others: the one that is not filled, else the latest; never `bin_` itself."""
     book = plan.book
     book.settle_orders()
     if not plan.settings.literal:

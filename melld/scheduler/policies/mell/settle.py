@@ -1,9 +1,9 @@
-"""The mended rules: what must hold of a bin after every operation, and the moves that make it hold.
+"""The corrected rules: the properties of a bin after every operation, and the moves that restore them.
 
-Owns the mending.  Allocate, depart and update leave bins that may break a property in `Plan.holes`; here they are
-settled one by one.
+Allocate, depart and update note bins that may break a property in `MellPlan.holes`; this module settles them one by
+one.
 
-The mended Theorem 1.  Weights are those of the proof (L 1, M 1/2, S 1/3, T 0); a bin is *filled* when it is more
+The corrected Theorem 1.  Weights are those of the proof (L 1, M 1/2, S 1/3, T 0); a bin is *filled* when it is more
 than 75 % full.  After every operation, with instant moves, enough workers and no operation held back:
 
     (1) every M-bin weighs at least 1 (two M, or M with two S that have grown in place), except one
@@ -20,13 +20,13 @@ with an L and an M (3/2), and by (4) a single L of ours meets there only partner
 from melld.scheduler.policies.mell.allocate import allocate, evict_for
 from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.classes import TINY, L, M, S, T
-from melld.scheduler.policies.mell.plan import Plan
+from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.policies.mell.pull import bring_partner, pull, stranded, t_source
 from melld.scheduler.reasons import Reason
 
 
-def settle(plan: Plan, bin_: Bin) -> None:
-    """Make the properties hold for the bin; bins that this disturbs are added to `plan.holes`."""
+def settle(plan: MellPlan, bin_: Bin) -> None:
+    """Restore the properties of the bin; note the bins that this disturbs in `plan.holes`."""
     book = plan.book
     book.settle_orders()
     if bin_.klass is TINY:
@@ -45,8 +45,8 @@ def settle(plan: Plan, bin_: Bin) -> None:
         fill(plan, bin_)
 
 
-def fill(plan: Plan, bin_: Bin) -> None:
-    """(5): bring T from T-bins until the bin is filled."""
+def fill(plan: MellPlan, bin_: Bin) -> None:
+    """Restore (5): bring T from T-bins until the bin is filled."""
     book = plan.book
     while not book.limits.is_filled(book.free_bytes(bin_)):
         source = t_source(plan, bin_)
@@ -55,8 +55,8 @@ def fill(plan: Plan, bin_: Bin) -> None:
         plan.note_hole(source, T)
 
 
-def _settle_t(plan: Plan) -> None:
-    """(3) and (5): of two T-bins that are not filled, one gives to the other; other bins come first."""
+def _settle_t(plan: MellPlan) -> None:
+    """Restore (3) and (5): fill other bins first, then merge T-bins that are not filled."""
     book = plan.book
     for klass in (L, M, S):
         roomiest = next((b for b in book.by_free[klass].downwards() if not b.is_open), None)
@@ -69,8 +69,8 @@ def _settle_t(plan: Plan) -> None:
         plan.note_hole(giver, T)
 
 
-def _top_up(plan: Plan, bin_: Bin) -> None:
-    """Depart T as printed: take from the latest T-bin what fits, full enough or not."""
+def _top_up(plan: MellPlan, bin_: Bin) -> None:
+    """Depart T as printed: take what fits from the latest T-bin, filled or not."""
     book = plan.book
     while bin_.klass is T and bin_ not in book.open[T]:
         giver = t_source(plan, bin_)
@@ -82,8 +82,8 @@ def _top_up(plan: Plan, bin_: Bin) -> None:
         book.settle_orders()
 
 
-def _mate(plan: Plan) -> None:
-    """(4): the roomiest single L gets a partner as long as there is one for it."""
+def _mate(plan: MellPlan) -> None:
+    """Restore (4): bring the roomiest single L a partner while one fits."""
     book = plan.book
     while (single := book.single.last()) is not None:
         smallest = book.by_smallest.first()
@@ -95,10 +95,10 @@ def _mate(plan: Plan) -> None:
         book.settle_orders()
 
 
-def _complete(plan: Plan, bin_: Bin) -> None:
-    """(1) and (2): of two open bins of a class, one gives to the other; an S that keeps two M apart leaves.
+def _complete(plan: MellPlan, bin_: Bin) -> None:
+    """Restore (1) and (2): of two open bins of a class, one gives to the other; an S that keeps two M apart leaves.
 
-    An item is given once: while moves are in flight both sides count it, so that giving need not change who is open.
+    An item is given only once: while moves are in flight both sides count it, so giving may not change which is open.
     """
     book = plan.book
     given: set[Item] = set()
@@ -117,8 +117,8 @@ def _complete(plan: Plan, bin_: Bin) -> None:
         book.settle_orders()
 
 
-def _give(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
-    """Move the largest S or M that fits."""
+def _give(plan: MellPlan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
+    """Move the largest S or M that fits from the giver to the taker."""
     for item in stranded(giver):
         if item.klass is not T and item not in given and evict_for(plan, taker, item):
             given.add(item)
@@ -127,8 +127,8 @@ def _give(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
     return False
 
 
-def _dismiss_s(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
-    """Two bins with an M and an S each: the S of one goes to the S-bins, so that the M can meet."""
+def _dismiss_s(plan: MellPlan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
+    """Move the S of one of two bins with an M and an S to the S-bins, so that the two M can join."""
     for bin_ in (taker, giver):
         for item in stranded(bin_):
             if bin_.klass is M and item.klass is S and item not in given and _to_s_bin(plan, item, bin_):
@@ -137,5 +137,5 @@ def _dismiss_s(plan: Plan, giver: Bin, taker: Bin, given: set[Item]) -> bool:
     return False
 
 
-def _to_s_bin(plan: Plan, item: Item, bin_: Bin) -> bool:
+def _to_s_bin(plan: MellPlan, item: Item, bin_: Bin) -> bool:
     return allocate(plan, item, Reason.COMPLETE, avoid=bin_)

@@ -91,7 +91,7 @@ class Packing:
         book = self.policy.plan.book
         light, hungry, unfilled, single_room, outside, has_t_bin = [], [], [], [], [], False
         for bin_ in book.bins.values():
-            sizes = [(item.klass, item.reckoned_bytes) for item in bin_.items]
+            sizes = [(item.klass, item.projected_bytes) for item in bin_.items]
             if not sizes:
                 continue
             klass = max(klass for klass, _ in sizes)
@@ -124,10 +124,10 @@ class Packing:
         """Groups are worth one T each, hold tiny requests only, and at most one in a bin is open."""
         for bin_ in self.policy.plan.book.bins.values():
             groups = [item for item in bin_.items if item.grouped]
-            assert sum(LIMITS.class_of(group.reckoned_bytes) is TINY for group in groups) <= 1
+            assert sum(LIMITS.class_of(group.projected_bytes) is TINY for group in groups) <= 1
             for item in bin_.items:
-                assert item.reckoned_bytes == sum(item.sizes.values())
+                assert item.projected_bytes == sum(item.sizes.values())
                 assert item.grouped or len(item.sizes) == 1
                 if item.grouped:
-                    assert item.reckoned_bytes <= self.capacity // 4
+                    assert item.projected_bytes <= self.capacity // 4
                     assert all(size <= self.capacity // 8 for size in item.sizes.values())
