@@ -1,17 +1,17 @@
 """The state of one model's workers and requests, and the only code that changes it.
 
-Owns the lifecycles and the order of the commands (the sums are `Occupancy`'s); never decides who goes where (policies
-do) and never acts.  Asking (`fits`, `room_bytes`, `sleeping`) is apart from taking.
+Owns the lifecycles and the order of the commands (`Occupancy` owns the sums); never decides where requests go (policies
+do) and never acts.  Queries (`fits`, `room_bytes`, `sleeping`) change nothing.
 
     policy ──asks──► Cluster ◄──facts── Scheduler
        └─decides──► activate / assign / retire ──► commands, in the order in which they must be applied
 
-Two kinds of moves.  In flight: a request that is assigned elsewhere counts on both workers until `commit` or
-`abort`.  Instant (`ClusterSettings.instant_moves`, the paper's assumption): the source is free at once, so commands
-applied in order never exceed a capacity; the acknowledgement that follows changes nothing.
+Two kinds of moves.  In flight: a moving request counts on both workers until `commit` or `abort`.  Instant
+(`ClusterSettings.instant_moves`, the paper's assumption): the source is free at once, so commands applied in order
+never exceed a capacity; the acknowledgement that follows changes nothing.
 
-What fits is judged one horizon ahead: each request on a worker is reckoned with `ahead_bytes`, the growth that was
-observed of late times `horizon_s`.
+`fits` looks one horizon ahead: each request on a worker adds `ahead_bytes`, the recently observed growth times
+`horizon_s`.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from melld.scheduler.state import Request, Worker, WorkerState
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """`horizon_s`: how far ahead growth is reckoned.  `instant_moves`: a move is over as soon as it is decided."""
+    """`horizon_s`: how far ahead growth is estimated.  `instant_moves`: a move is done as soon as it is decided."""
 
     horizon_s: float = 0.0
     instant_moves: bool = False
@@ -57,23 +57,23 @@ class Cluster(Occupancy):
         self.draining: dict[WorkerId, Worker] = {}
         self.unsteady: dict[WorkerId, Worker] = {}
         self.event = NO_EVENT
-        """The event that is being handled: the cause of all commands."""
-        self.commands: list[AnyCommand] = []  # what has been decided and not yet been taken
+        """The event being handled: the cause of all commands."""
+        self.commands: list[AnyCommand] = []  # decided, not yet taken
         self._orders = 0
         self._sequences = 0
 
     # ---- asking
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
-        """The worker to activate next for a request of that size: the first known of those large enough."""
+        """Return the worker to activate next for a request of that size, or None."""
         return self.roster.sleeping(kv_bytes)
 
     def largest_capacity_bytes(self) -> int:
-        """The most that any known worker has ever offered: what is larger can never fit."""
+        """Return the most that any known worker has ever offered: a larger request can never fit."""
         return self.roster.largest_capacity_bytes
 
     def could_hold(self, kv_bytes: int) -> bool:
-        """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
+        """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
         return self.roster.could_hold(kv_bytes)
 
     # ---- deciding: each records its command
@@ -127,26 +127,26 @@ class Cluster(Occupancy):
             self.commit(request)
 
     def pin(self, request: Request) -> None:
-        """An operator wants the running request where it is, or where it is sent next: policies leave it there."""
+        """Pin the running request for an operator: policies leave it where it is, or where it is sent next."""
         request.pinned = True
 
     def unpin(self, request: Request) -> None:
-        """Policies may move the request again."""
+        """Let policies move the request again."""
         request.pinned = False
 
     def record(self, command: AnyCommand) -> None:
-        """A command that changes no sums (queue, refuse), in its place among the others."""
+        """Add a command that changes no sums (queue, refuse) to the others."""
         self.commands.append(command)
 
     def take_commands(self) -> list[AnyCommand]:
-        """What has been decided since the last call."""
+        """Return the commands decided since the last call."""
         commands, self.commands = self.commands, []
         return commands
 
     # ---- facts about workers
 
     def add_worker(self, event: WorkerUp) -> Worker:
-        """A worker may be used from now on; raises `IllegalTransition` if it is known."""
+        """Add a worker that may be used from now on; raise `IllegalTransition` if it is known."""
         worker = self.roster.add(event)
         if not event.steady:
             worker.steady = False
@@ -155,7 +155,7 @@ class Cluster(Occupancy):
         return worker
 
     def remove_worker(self, worker: Worker) -> list[Request]:
-        """The worker is gone and its requests, which are returned, wait ahead of all others; moves to it are off."""
+        """Remove a dead worker and abort moves to it; return its requests, which now wait ahead of all others."""
         for request in list(worker.arriving.values()):
             self.abort(request)
         displaced = list(worker.requests.values())
@@ -174,7 +174,7 @@ class Cluster(Occupancy):
         return displaced
 
     def resize_worker(self, worker: Worker, capacity_bytes: int, slots: int) -> None:
-        """The worker holds more or less than before, perhaps less than what it has."""
+        """Change the worker's capacity and slots, possibly below its present use."""
         worker.capacity_bytes = capacity_bytes
         worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
         worker.offered_slots = slots
@@ -183,7 +183,7 @@ class Cluster(Occupancy):
         self.room.note(worker)
 
     def steady_worker(self, worker: Worker) -> None:
-        """The worker is as good as any other from now on."""
+        """Treat the worker like any other again: it is no longer unsteady."""
         del self.unsteady[worker.id]
         worker.steady = True
         worker.slots = worker.offered_slots
@@ -191,7 +191,7 @@ class Cluster(Occupancy):
 
     @contextmanager
     def last_resort(self) -> Iterator[None]:
-        """In here requests may be assigned to workers that are not steady, too."""
+        """Allow assignments to unsteady workers inside the context."""
         for worker in self.unsteady.values():
             worker.slots = worker.offered_slots
             self.room.note(worker)
@@ -203,7 +203,7 @@ class Cluster(Occupancy):
                 self.room.note(worker)
 
     def drain_worker(self, worker: Worker) -> None:
-        """Nothing more is assigned to the worker.  Said twice it is the same."""
+        """Drain the worker: assign nothing more to it.  Idempotent."""
         worker.state = worker.after("drain")
         self.roster.note()
         self.active.pop(worker.id, None)
@@ -212,7 +212,7 @@ class Cluster(Occupancy):
         self.room.note(worker)
 
     def resume_worker(self, worker: Worker) -> None:
-        """The worker takes requests again; it keeps its place in the order of activation."""
+        """Let the worker take requests again; it keeps its place in the order of activation."""
         was, worker.state = worker.state, worker.after("resume")
         if was is worker.state:
             return
@@ -227,7 +227,7 @@ class Cluster(Occupancy):
     # ---- facts about requests
 
     def add_request(self, event: RequestArrived) -> Request:
-        """The request waits (or will be assigned at once); raises `IllegalTransition` if it is known."""
+        """Add a request, to be assigned or queued; raise `IllegalTransition` if it is known."""
         name, sequence = event.request, self._sequences + 1
         request = Request(name, event.kv_bytes, event.priority, sequence, event.at_s, event.client)
         if (known := self.requests.setdefault(name, request)) is not request:
@@ -236,7 +236,7 @@ class Cluster(Occupancy):
         return request
 
     def grow(self, sizes: dict[RequestId, int]) -> None:
-        """See `Occupancy.grow`; the growth that is reckoned ahead follows what was observed."""
+        """Apply the new sizes (`Occupancy.grow`), and update the growth to expect."""
         super().grow(sizes)
         self.growth.observe(self.now_s, self.workers.values())
         ahead_bytes = self.growth.ahead_bytes(self.settings.horizon_s)
@@ -245,7 +245,7 @@ class Cluster(Occupancy):
             self.room.note_all()
 
     def remove_request(self, request: Request) -> Worker | None:
-        """The request has ended wherever it was.  Returns the worker that ran it, None if it waited."""
+        """Remove an ended request; return the worker that ran it, or None if it waited."""
         worker = request.worker
         if worker is None:
             if request.id in self.waiting:
@@ -256,7 +256,7 @@ class Cluster(Occupancy):
         return worker
 
     def commit(self, request: Request) -> Worker:
-        """The move is done: the request runs on its destination alone.  Returns the worker that it left."""
+        """End the move: the request runs on its destination alone.  Returns the worker that it left."""
         request.state = request.after("commit")
         source, destination = request.worker, request.destination
         assert source is not None, request.id
@@ -265,7 +265,7 @@ class Cluster(Occupancy):
         return source
 
     def abort(self, request: Request) -> Worker:
-        """The move is off: the request runs on its source alone.  Returns the worker that it does not go to."""
+        """Cancel the move: the request runs on its source alone.  Returns the former destination."""
         request.state = request.after("abort")
         self.unpin(request)
         source, destination = request.worker, request.destination
@@ -277,6 +277,6 @@ class Cluster(Occupancy):
     # ---- the law
 
     def check(self) -> None:
-        """Hold every sum and every state against what they stand for.  For tests and the simulator."""
+        """Check every sum and state against the records.  For tests and the simulator."""
         check_workers(self.workers, self.active, self.draining, self._empty)
         check_requests(self.requests, self.workers, self.waiting)

@@ -1,4 +1,4 @@
-"""What the scheduler is told, and what it answers.
+"""The scheduler's input (events) and output (commands).
 
 Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.
 `scheduler.Scheduler.handle` takes one event and returns the commands in the order in which they must be applied.
@@ -15,13 +15,13 @@ from melld.scheduler.reasons import Reason
 
 
 class Caused(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What says which event brought it about."""
+    """Base of messages that name the event that caused them."""
 
     cause: EventId = NO_EVENT
 
 
 class Identified(Caused, frozen=True, gc=False, kw_only=True):
-    """What others may name as their cause."""
+    """Base of messages that others can name as their cause."""
 
     id: EventId = NO_EVENT
 
@@ -29,17 +29,17 @@ class Identified(Caused, frozen=True, gc=False, kw_only=True):
 class Event(Identified, frozen=True, tag=True, gc=False):
     """A fact.  `at_s` never decreases from one event to the next.
 
-    `id` numbers the events from 1, in the order in which the scheduler is told.  `cause` is the event on which was
-    decided what has now happened; `NO_EVENT` where nobody decided it.
+    `id` numbers the events from 1, in the order in which the scheduler handles them.  `cause` is the event on which
+    this outcome was decided; `NO_EVENT` if nothing was decided.
     """
 
     at_s: float
 
 
 class RequestArrived(Event, frozen=True, tag=True, gc=False):
-    """A request wants a worker.  `kv_bytes` is what its prompt needs.  Lower `priority` goes first, as in vLLM.
+    """A request needs a worker.  `kv_bytes`: size of its prompt.  Lower `priority` goes first, as in vLLM.
 
-    `client` is who shares what there is with other clients: a short name for an API key, never the key.
+    `client` is the unit of fair sharing: a short name for an API key, never the key.
     """
 
     request: RequestId
@@ -50,28 +50,28 @@ class RequestArrived(Event, frozen=True, tag=True, gc=False):
 
 
 class RequestsGrew(Event, frozen=True, tag=True):
-    """The present size of every request that has grown since the last such event (placed requests only)."""
+    """Placed requests have grown since the last such event: their present sizes."""
 
     kv_bytes: dict[RequestId, int]
 
 
 class RequestFinished(Event, frozen=True, tag=True, gc=False):
-    """The request has ended, in whatever way; its blocks are free on all workers that held them."""
+    """The request has ended, however it did; its blocks are free on all workers."""
 
     request: RequestId
 
 
 class RequestPreempted(Event, frozen=True, tag=True, gc=False):
-    """vLLM itself pushed the request out of its worker's running set for lack of blocks.  It stays on that worker."""
+    """vLLM preempted the request for lack of blocks.  The request stays on its worker."""
 
     request: RequestId
 
 
 class WorkerUp(Event, frozen=True, tag=True, gc=False):
-    """A worker may be used: `activate` may name it.  `slots` is the most requests that it runs at once.
+    """A worker may be used and activated.  `slots`: the most requests that it runs at once.
 
-    `machine` groups workers that are near each other (the distance part of the priority of GPUs).  `block_bytes`: sizes
-    grow in steps of so many; 0: in any.
+    `machine` groups workers that are near each other (the distance part of the priority of GPUs).  `block_bytes`: step
+    in which sizes grow; 0: any.
     """
 
     worker: WorkerId
@@ -80,32 +80,32 @@ class WorkerUp(Event, frozen=True, tag=True, gc=False):
     machine: int = 0
     block_bytes: int = 0
     steady: bool = True
-    """False: it has died of late.  Until `WorkerSteadied` it is given what no other worker has room for."""
+    """False: it died recently.  Until `WorkerSteadied` it gets only requests that no other worker has room for."""
 
 
 class WorkerSteadied(Event, frozen=True, tag=True, gc=False):
-    """The worker has worked for long enough since it died: it is as good as any other."""
+    """The worker has worked long enough since its death to be treated like any other."""
 
     worker: WorkerId
 
 
 class WorkerDown(Event, frozen=True, tag=True, gc=False):
-    """A worker has died or was taken away.  Its requests are placed anew or queued, ahead of those that wait."""
+    """A worker has died or was removed.  Its requests are placed again, or queued ahead of all that wait."""
 
     worker: WorkerId
 
 
 class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
-    """Someone else has taken, or given back, memory of the worker's device."""
+    """Another program has taken or freed memory of the worker's device."""
 
     worker: WorkerId
     capacity_bytes: int
 
 
 class WorkerSharingChanged(Event, frozen=True, tag=True, gc=False):
-    """So much less than the sum of its requests' sizes is used on the worker: blocks that several hold are there once.
+    """The worker uses `shared_bytes` less than the sum of its requests' sizes: shared blocks are stored once.
 
-    Counts requests that run there or are on their way there, and those alone.
+    Counts only requests that run there or are moving there.
     """
 
     worker: WorkerId
@@ -113,14 +113,14 @@ class WorkerSharingChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerSlotsChanged(Event, frozen=True, tag=True, gc=False):
-    """The worker should run at most so many requests at once, perhaps fewer than it has: its steps became too slow."""
+    """The worker's limit of concurrent requests has changed with its step times; it may be below what it runs."""
 
     worker: WorkerId
     slots: int
 
 
 class WorkerDraining(Event, frozen=True, tag=True, gc=False):
-    """No new requests for this worker; those that it has are moved away as room is found."""
+    """The worker drains: no new requests, and its present ones move away as room is found."""
 
     worker: WorkerId
 
@@ -132,9 +132,9 @@ class WorkerResumed(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
-    """How long requests wait for the worker once it is activated: 0 while its process is warm.
+    """The worker's time from activation to computing has changed; 0 while its process is warm.
 
-    Of the sleeping workers that are large enough, the one that wakes soonest is activated first.
+    Among sleeping workers that are large enough, the one that wakes soonest is activated first.
     """
 
     worker: WorkerId
@@ -144,9 +144,9 @@ class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
     """The request now runs on the move's destination alone.
 
-    The source has been told to free its blocks, and reads that before anything that is placed there from now on.
-    `destination` tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way
-    that it went in the end, for the decision log: empty if nobody says.
+    The source reads the order to free its blocks before any request that is placed there from now on.  `destination`
+    tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way that it took
+    in the end, for the decision log; empty if unknown.
     """
 
     request: RequestId
@@ -163,37 +163,37 @@ class MoveAborted(Event, frozen=True, tag=True, gc=False):
 
 
 class MoveAsked(Event, frozen=True, tag=True, gc=False):
-    """An operator wants the request there.  A `MoveRequest` answers, unless it has no room there or does not run."""
+    """An operator asked for a move.  Answered by a `MoveRequest` if the request runs and the destination has room."""
 
     request: RequestId
     destination: WorkerId
 
 
 class EpochStarted(Event, frozen=True, tag=True, gc=False):
-    """The period of re-planning begins: overloads are judged, batched operations are carried out."""
+    """A re-planning period begins: overloads are handled and batched operations carried out."""
 
 
 class Command(Caused, frozen=True, tag=True, gc=False):
-    """A decision, what it is for, and the event that it was made on."""
+    """A decision, with its reason and the event that caused it."""
 
     reason: Reason
 
 
 class PlaceRequest(Command, frozen=True, tag=True, gc=False):
-    """Give the request to the worker (which may still be waking: the request waits for it)."""
+    """Give the request to the worker (if the worker is still waking, the request waits for it)."""
 
     request: RequestId
     worker: WorkerId
 
 
 class QueueRequest(Command, frozen=True, tag=True, gc=False):
-    """No worker has room: the request waits; a later `PlaceRequest` ends its wait."""
+    """Queue the request until a later `PlaceRequest`: no worker has room."""
 
     request: RequestId
 
 
 class RefuseRequest(Command, frozen=True, tag=True, gc=False):
-    """The request can never fit: `melld.errors.RequestTooLarge` is its answer."""
+    """Refuse the request with `melld.errors.RequestTooLarge`: it can never fit."""
 
     request: RequestId
     kv_bytes: int
@@ -201,7 +201,7 @@ class RefuseRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class ShedRequest(Command, frozen=True, tag=True, gc=False):
-    """Send the request, which has not begun, away: `Reason.QUEUE_FULL` or `Reason.WAITED_TOO_LONG`."""
+    """Shed the request, which has not begun: `Reason.QUEUE_FULL` or `Reason.WAITED_TOO_LONG`."""
 
     request: RequestId
 
@@ -209,7 +209,7 @@ class ShedRequest(Command, frozen=True, tag=True, gc=False):
 class MoveRequest(Command, frozen=True, tag=True, gc=False):
     """Start to move the request.  It counts on both workers until `MoveCommitted` or `MoveAborted`.
 
-    `urgency_s`: seconds until the source overflows if the request stays; infinity when nothing presses.
+    `urgency_s`: seconds until the source overflows if the request stays; infinity if it is not urgent.
     """
 
     request: RequestId
@@ -220,13 +220,13 @@ class MoveRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class ActivateWorker(Command, frozen=True, tag=True, gc=False):
-    """The worker is about to be given requests: wake it."""
+    """Wake the worker: it is about to get requests."""
 
     worker: WorkerId
 
 
 class RetireWorker(Command, frozen=True, tag=True, gc=False):
-    """The worker has no requests and none are coming: it may sleep."""
+    """Let the worker sleep: it has no requests and none are coming."""
 
     worker: WorkerId
 

@@ -1,6 +1,6 @@
-"""How fast running requests have been growing, from their reported sizes alone.
+"""Estimate of the growth of running requests, from their reported sizes alone.
 
-Owns moving averages, of each worker and of all; knows nothing of lengths to come.
+Owns moving averages, per worker and over all; knows nothing of future lengths.
 """
 
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from melld.scheduler.state import Worker
 
 SMOOTHING = 0.2  # weight of the newest observation
-WINDOW_S = 0.999  # of one observation: sizes are told in blocks, so that in a shorter time most do not grow at all
+WINDOW_S = 0.999  # of one observation: sizes grow in blocks, so most do not grow at all in a shorter time
 STEPS_PER_OCTAVE = 16  # `ahead_bytes` changes in steps, so that a change of the rate does not re-sort every worker
 
 
 class GrowthRate:
-    """Bytes per second that one running request adds, averaged over all of them."""
+    """Bytes per second that one running request adds, averaged over all."""
 
     def __init__(self) -> None:
         self.bytes_per_s = 0.0
@@ -21,10 +21,10 @@ class GrowthRate:
         self._step_bytes = 0.0
 
     def observe(self, now_s: float, workers: Iterable[Worker]) -> None:
-        """Take what these workers' requests have added since the last observation (`growing`, `grown_bytes`).
+        """Add the growth of these workers' requests since the last observation (`growing`, `grown_bytes`).
 
-        Do nothing until a window has passed since then.  A request that took no block in it counts too: it will take
-        one in a window to come.
+        Do nothing until a window has passed.  A request that took no block in it counts too: it will take one in a
+        later window.
         """
         last_s = self._last_s
         if last_s is not None and now_s - last_s < WINDOW_S:
@@ -43,7 +43,7 @@ class GrowthRate:
             self.bytes_per_s = smoothed(self.bytes_per_s, grown_bytes / running / (now_s - last_s))
 
     def ahead_bytes(self, horizon_s: float) -> int:
-        """What one request adds within the horizon, on average; moves only when the rate has changed by a step."""
+        """Return what one request adds within the horizon, on average; changes only in steps of the rate."""
         if not horizon_s:
             return 0
         if not self._step_bytes or abs(self.bytes_per_s - self._step_bytes) * STEPS_PER_OCTAVE > self._step_bytes:
@@ -52,5 +52,5 @@ class GrowthRate:
 
 
 def smoothed(average: float, newest: float) -> float:
-    """The average moved towards the newest; the first observation is taken as it is."""
+    """Return the average moved towards the newest value; the first observation is taken as it is."""
     return average + SMOOTHING * (newest - average) if average else newest

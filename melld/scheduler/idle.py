@@ -1,12 +1,12 @@
-"""When a worker that has no requests sleeps, when its process ends, and when it had better be kept for a while.
+"""The rule for idle workers: when they sleep, when their processes end, and when to keep them longer.
 
-Owns the times since which workers are not needed, and what is known of how soon so many were needed again.  Pure: time
-is an argument.  Never touches a worker.
+Owns since when each worker is not needed, and how soon that many workers were needed again.  Pure: time is an argument.
+Never touches a worker.
 
     in use ──► not needed ──sleep_after_s──► asleep ──stop_after_s, or longer──► stopped
 
-Longer: a process that ends costs a start when it is needed again.  Where so many workers at once have of late been
-needed again within `BREAK_EVEN` starts, the last of them is kept that long.
+Longer: stopping a process costs a start when it is needed again.  If that many workers at once were recently needed
+again within `BREAK_EVEN` starts, the last of them is kept that long.
 """
 
 import collections
@@ -18,9 +18,9 @@ import msgspec
 from melld.ids import WorkerId
 
 BREAK_EVEN = 4.0
-"""A worker that is needed again within so many times its wake time is not worth stopping."""
+"""Stopping a worker is not worth it if it is needed again within this many times its wake time."""
 GAPS = 8
-"""How many of the latest times between two needs count."""
+"""Number of latest gaps between two needs that count."""
 
 
 class IdleSettings(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class IdleSettings(msgspec.Struct, frozen=True):
 
 
 class Need:
-    """How many workers are in use at once, and how soon that many are needed again."""
+    """History of how many workers are in use at once, and how soon that many are needed again."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -39,7 +39,7 @@ class Need:
         self._gaps_s: dict[int, collections.deque[float]] = {}
 
     def changed(self, count: int, now_s: float) -> None:
-        """So many are in use now."""
+        """Record how many workers are in use now."""
         for level in range(self._count + 1, count + 1):
             if (fell_s := self._fell_s.pop(level, None)) is not None:
                 self._gaps_s.setdefault(level, collections.deque(maxlen=GAPS)).append(now_s - fell_s)
@@ -48,13 +48,13 @@ class Need:
         self._count = count
 
     def gap_s(self, count: int) -> float | None:
-        """From the end of the need for so many to the next one, on average of late; None if that has not been seen."""
+        """Return the recent average gap until `count` workers were needed again; None if that was never seen."""
         gaps_s = self._gaps_s.get(count)
         return fmean(gaps_s) if gaps_s else None
 
 
 class WorkerAtRest(msgspec.Struct, frozen=True):
-    """A warm worker that is not in use: `rank` orders those that would be woken first, `asleep` says that it sleeps."""
+    """A warm worker that is not in use.  `rank`: the order of waking."""
 
     worker: WorkerId
     rank: int
@@ -63,16 +63,16 @@ class WorkerAtRest(msgspec.Struct, frozen=True):
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """What is to be done now."""
+    """Workers to put to sleep and to stop now."""
 
     sleep: tuple[WorkerId, ...] = ()
     stop: tuple[WorkerId, ...] = ()
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """When a sleeping worker's process ends if nothing happens.
+    """Time at which a sleeping worker's process ends if it is not needed.
 
-    `kept`: that is later than `stop_after_s`, as it is likely to be needed before.
+    `kept`: later than `stop_after_s`, because it will probably be needed before.
     """
 
     at_s: float
@@ -80,7 +80,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Idle:
-    """The rule.  `endings`: what it says of those that sleep, as of its last look."""
+    """The idle rule.  `endings`: the planned ends of sleeping workers, as of the last look."""
 
     def __init__(self, settings: IdleSettings) -> None:
         self.settings = settings
@@ -89,7 +89,7 @@ class Idle:
         self._since_s: dict[tuple[WorkerId, bool], float] = {}
 
     def look(self, in_use: int, at_rest: Sequence[WorkerAtRest], now_s: float) -> Rest:
-        """Decide, given how many warm workers are in use and which are not.  The last to be woken is stopped first."""
+        """Decide from the warm workers in use and at rest.  The last to be woken is stopped first."""
         self.need.changed(in_use, now_s)
         known = {(one.worker, one.asleep) for one in at_rest}
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in known}
@@ -108,7 +108,7 @@ class Idle:
         return Rest(tuple(sleep), tuple(stop))
 
     def stop_delay_s(self, warm: int, wake_s: float) -> float:
-        """How long the last of so many warm workers sleeps before it is stopped."""
+        """Return how long the last of `warm` warm workers sleeps before it is stopped."""
         gap_s = self.need.gap_s(warm)
         worth_s = BREAK_EVEN * wake_s
         if gap_s is None or gap_s >= worth_s:

@@ -1,9 +1,9 @@
-"""Active workers in the order of their room, for "the tightest that fits" and "the roomiest" in O(log N).
+"""Sorted index of active workers by room: "tightest that fits" and "roomiest" in O(log N).
 
-Owns the order; never decides.  Workers whose slots are all taken are left out: nothing fits on them.
-Changes are noted and paid for at the next question, all together: a whole epoch of growth costs one sort.
+Owns the order; never decides.  Leaves out workers without a free slot.  Changes are noted and applied together at the
+next query: a whole epoch of growth costs one sort.
 
-A worker's key is one number, its room above its order of activation: numbers are compared faster than tuples.
+A worker's key is one number, its room above its order of activation: numbers compare faster than tuples.
 """
 
 from bisect import bisect_left, insort
@@ -14,13 +14,13 @@ from melld.scheduler.state import Worker
 
 ORDER_BITS = 32
 ORDER_MASK = (1 << ORDER_BITS) - 1
-FEWER_CHANGES = 3  # one sort of all is cheaper than to find anew the place of one in so many
+FEWER_CHANGES = 3  # sort all if more than one in so many has changed: that is cheaper
 
 
 class RoomIndex:
     """The active workers with a free slot, by (room_bytes, order).
 
-    `noted`: workers whose room, slots or state may have changed; whoever changes them adds them.
+    `noted`: workers whose room, slots or state may have changed; the code that changes them adds them.
     """
 
     def __init__(self, active: Mapping[WorkerId, Worker], room_bytes: Callable[[Worker], int]) -> None:
@@ -32,15 +32,15 @@ class RoomIndex:
         self._stale = False
 
     def note(self, worker: Worker) -> None:
-        """The worker's room, slots or state may have changed."""
+        """Mark the worker: its room, slots or state may have changed."""
         self.noted[worker.id] = worker
 
     def note_all(self) -> None:
-        """Every worker's room may have changed."""
+        """Mark all workers: their room may have changed."""
         self._stale = True
 
     def first(self, room_bytes: int, but: Worker | None) -> Worker | None:
-        """The tightest with at least that room, other than `but`."""
+        """Return the tightest worker with at least that room, other than `but`."""
         if self.noted or self._stale:
             self._settle()
         keys = self._keys
@@ -53,7 +53,7 @@ class RoomIndex:
         return None
 
     def tightest(self, room_bytes: int) -> Iterator[Worker]:
-        """Workers with at least that room, the tightest first.  The index must not be changed in between."""
+        """Yield workers with at least that room, the tightest first; do not change the index meanwhile."""
         if self.noted or self._stale:
             self._settle()
         keys, workers = self._keys, self._workers
@@ -61,7 +61,7 @@ class RoomIndex:
             yield workers[keys[position] & ORDER_MASK]
 
     def roomiest(self) -> Iterator[Worker]:
-        """Workers with a free slot, the roomiest first.  The index must not be changed in between."""
+        """Yield workers with a free slot, the roomiest first; do not change the index meanwhile."""
         if self.noted or self._stale:
             self._settle()
         workers = self._workers
@@ -92,10 +92,13 @@ class RoomIndex:
         self.noted.clear()
 
     def _enter(self, worker: Worker) -> int | None:
-        """Give the worker its key, which is returned, if it has a place in the order."""
+        """Set and return the worker's key; None if it has no place in the order."""
         key = None
         if worker.count < worker.slots and worker.id in self._active:
-            order, room_bytes = worker.order, self._room_bytes  # called in one breath it would be looked up as a method
+            order, room_bytes = (
+                worker.order,
+                self._room_bytes,
+            )  # in two steps: a direct call would be looked up as a method
             key = (room_bytes(worker) << ORDER_BITS) + order
             self._workers[order] = worker
         worker.key = key

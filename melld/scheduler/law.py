@@ -1,6 +1,6 @@
-"""What must always be true of a cluster's records.
+"""Invariants of a cluster's records.
 
-Owns the assertions; changes nothing.  Tests and the simulator's tests hold every state against them.
+Assertions only; changes nothing.  Tests and the simulator's tests check every state against them.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Workers = Mapping[WorkerId, Worker]
 
 
 def check_workers(workers: Workers, active: Workers, draining: Workers, empty: Workers) -> None:
-    """Every worker's sums are those of its requests, and it is listed where its state says."""
+    """Assert that every worker's sums match its requests and that it is listed where its state says."""
     for worker in workers.values():
         held = [*worker.requests.values(), *worker.arriving.values()]
         leaving = [request for request in worker.requests.values() if request.destination is not None]
@@ -32,7 +32,7 @@ def check_workers(workers: Workers, active: Workers, draining: Workers, empty: W
 
 
 def check_requests(requests: Mapping[RequestId, Request], workers: Workers, waiting: WaitingQueue) -> None:
-    """Every request is where its state says, and there alone."""
+    """Assert that every request is where its state says, and nowhere else."""
     for request in requests.values():
         assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
         assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id

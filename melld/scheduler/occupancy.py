@@ -1,10 +1,10 @@
-"""What workers hold and what still fits on them: bytes and slots, now and one horizon ahead.
+"""Occupancy of workers, and what still fits on them: bytes and slots, now and one horizon ahead.
 
-Owns the sums of every worker (free + used = capacity), the order of the active ones by room, and which are empty.  It
-changes them as requests come to a worker, leave it and grow; states and commands are the Cluster's, which builds on it.
+Owns the sums of every worker (free + used = capacity), the order of the active ones by room, and which are empty.
+Changes them as requests come to a worker, leave it and grow.  `Cluster` builds on it and owns states and commands.
 
-A request on a move in flight counts on both workers until the move has ended.  What fits is judged by what is used, to
-which blocks that several requests hold count once; what to move, by each request's own size.
+A moving request counts on both workers until the move has ended.  What fits depends on the bytes used, where shared
+blocks count once; what to move depends on each request's own size.
 """
 
 from melld.ids import RequestId, WorkerId
@@ -16,7 +16,7 @@ ACTIVE = WorkerState.ACTIVE
 
 
 class Occupancy:
-    """The sums of one model's workers."""
+    """Sums of one model's workers."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -31,25 +31,25 @@ class Occupancy:
     # ---- asking
 
     def room_bytes(self, worker: Worker) -> int:
-        """The largest request that still fits one horizon ahead, slots aside.  An empty worker needs no horizon."""
+        """Return the largest request that fits one horizon ahead, ignoring slots.  An empty worker needs no horizon."""
         count = worker.count
         ahead_bytes = (count + 1) * self.ahead_bytes if count else 0
         return worker.capacity_bytes - worker.used_bytes - ahead_bytes
 
     def fits(self, worker: Worker, kv_bytes: int) -> bool:
-        """Whether a request of that size could be assigned to the worker now."""
+        """Return True if a request of that size can be assigned to the worker now."""
         if worker.state is not ACTIVE or worker.count >= worker.slots:
             return False
         return kv_bytes <= self.room_bytes(worker)
 
     def empty_workers(self) -> list[Worker]:
-        """Workers that are awake, active or draining, and have no requests."""
+        """Return the awake workers, active or draining, without requests."""
         return list(self._empty.values())
 
     # ---- how a request comes to a worker, grows on it, moves and leaves it
 
     def grow(self, sizes: dict[RequestId, int]) -> None:
-        """Take the new sizes; those of unknown or waiting requests, and those that shrink, are late and say nothing."""
+        """Apply the new sizes; ignore those of unknown or waiting requests and smaller ones: such reports are late."""
         known, noted = self.requests.get, self._noted
         most_grow = len(sizes) > len(self.active)
         if most_grow:
@@ -75,7 +75,7 @@ class Occupancy:
                 noted[destination.id] = destination
 
     def share(self, worker: Worker, shared_bytes: int) -> bool:
-        """The worker's requests hold so much in common.  False if that is known."""
+        """Set the bytes that the worker's requests share; return False if nothing changes."""
         shared_bytes = min(shared_bytes, worker.held_bytes)
         if shared_bytes == worker.shared_bytes:
             return False
@@ -97,14 +97,14 @@ class Occupancy:
         source.leaving_bytes += request.kv_bytes
 
     def _end_move(self, request: Request, source: Worker, destination: Worker) -> None:
-        """The request runs on its source alone."""
+        """End the move with the request on its source alone."""
         request.destination = None
         source.leaving -= 1
         source.leaving_bytes -= request.kv_bytes
         self._give_up(request, destination, destination.arriving)
 
     def _arrive(self, request: Request, source: Worker, destination: Worker) -> None:
-        """The request, which was on its way, runs on its destination alone."""
+        """End the move with the request on its destination alone."""
         request.destination = None
         source.leaving -= 1
         source.leaving_bytes -= request.kv_bytes
@@ -114,7 +114,7 @@ class Occupancy:
         destination.requests[request.id] = request
 
     def _take(self, request: Request, worker: Worker, among: dict[RequestId, Request]) -> None:
-        """The one place where a worker's sums rise with a request; `among`: those that run there, or are to come."""
+        """Add the request to the worker's sums and to `among`, its running or arriving requests."""
         among[request.id] = request
         if not worker.count:
             self._empty.pop(worker.id, None)
@@ -123,7 +123,7 @@ class Occupancy:
         self._noted[worker.id] = worker
 
     def _give_up(self, request: Request, worker: Worker, among: dict[RequestId, Request]) -> None:
-        """The one place where they fall with one."""
+        """Remove the request from the worker's sums and from `among`."""
         del among[request.id]
         worker.count -= 1
         freed_bytes = worker.frees_bytes(request.kv_bytes)

@@ -1,7 +1,7 @@
-"""How many requests a worker may run at once so that its steps do not become too slow.
+"""The limit of a worker's concurrent requests that keeps its steps fast enough.
 
-Owns one worker's limit.  Pure.  A worker whose steps are slower than the target is full, like one without free blocks:
-the scheduler is told fewer slots, and gives it nothing more, or moves some away.
+Pure.  A worker whose steps are slower than the target is full, like one without free blocks: its slots are reduced, and
+the scheduler gives it nothing more, or moves requests away.
 (`mell-algorithm`, "Beyond memory": a worker is also full when its median step time exceeds the latency target.)
 """
 
@@ -9,13 +9,13 @@ import collections
 from statistics import median
 
 STEPS = 32
-"""A judgement is made of so many steps, all of them with the present limit."""
+"""Number of steps, all with the present limit, behind each decision."""
 ROOM = 0.8
-"""Below this part of the target there is room for more requests."""
+"""Below this share of the target there is room for more requests."""
 
 
 class Pace:
-    """One worker's limit, between 1 and `max_slots`."""
+    """Limit of one worker, between 1 and `max_slots`."""
 
     def __init__(self, target_s: float, max_slots: int) -> None:
         self.slots = max_slots
@@ -24,10 +24,10 @@ class Pace:
         self._steps_s: collections.deque[float] = collections.deque(maxlen=STEPS)
 
     def stepped(self, step_s: float, running: int) -> int:
-        """A step of so many requests took so long.  Returns the limit from now on.
+        """Record the time of a step of `running` requests; return the new limit.
 
-        Too slow: as many as would do at the same time per request, and at least one fewer than run now.  With room: a
-        fourth more than the limit, if the limit is what keeps requests away.
+        Too slow: lower the limit in proportion, to at least one fewer than run now.  With room: raise the limit by a
+        fourth if it is reached.
         """
         self._steps_s.append(step_s)
         if len(self._steps_s) < STEPS:

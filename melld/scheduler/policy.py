@@ -1,11 +1,11 @@
-"""The interface between the scheduler, which is the same for all, and a policy, which decides who goes where.
+"""Interface between the scheduler, which all policies share, and a policy, which decides where requests go.
 
-A policy asks the `Cluster` and decides through its `activate` and `assign`; it records no commands itself and never
+A policy queries the `Cluster` and decides through its `activate` and `assign`; it records no commands itself and never
 changes a size or a state.  One policy object serves one model.  Only `allocate` is required:
 
     allocate   a waiting request needs a worker, or a running one must leave its worker
     departed   a request has ended and its bytes are free
-    grew       sizes have changed (the Cluster has them)
+    grew       sizes have changed (the Cluster has the new ones)
     moved      a move has committed or was aborted
     changed    a worker joined, left, or holds more or less than before
     epoch      the period of re-planning begins
@@ -21,7 +21,7 @@ from melld.scheduler.state import Request, Worker
 
 
 class Policy(ABC):
-    """Decides placements and moves for one cluster."""
+    """Base of the policies: placements and moves for one cluster."""
 
     name: ClassVar[str]
 
@@ -30,40 +30,40 @@ class Policy(ABC):
 
     @abstractmethod
     def allocate(self, request: Request, reason: Reason) -> bool:
-        """Assign the request to a worker other than its own, waking one if need be; False if none has room.
+        """Assign the request to a worker other than its own, waking one if needed; return False if none has room.
 
-        A waiting request (`request.worker is None`) is thereby placed, a running one moved.  Other requests may be
-        moved in the same breath.  False must leave the request as it was.
+        This places a waiting request (`request.worker is None`) and moves a running one.  Other requests may move too.
+        After False the request must be unchanged.
         """
 
     def send(self, request: Request, worker: Worker, reason: Reason) -> None:
-        """An operator has decided: the running request goes there, where it fits.  It is `pinned` already."""
+        """Move the running, already `pinned` request to a worker where it fits, for an operator."""
         self.cluster.assign(request, worker, reason)
 
     def hold(self, request: Request) -> None:  # noqa: B027
-        """An operator has decided: the running request stays where it is.  It is `pinned` already."""
+        """Keep the running, already `pinned` request where it is, for an operator."""
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: B027
-        """The request has ended; neither `worker`, which ran it, nor the destination of its move counts it now."""
+        """React to the end of a request; neither `worker`, which ran it, nor its move's destination counts it now."""
 
     def grew(self, kv_bytes: dict[RequestId, int]) -> None:  # noqa: B027
-        """These requests may have grown; the names may be of requests long gone, the Cluster has the true sizes."""
+        """React to growth; names may be of requests long gone, and the Cluster has the true sizes."""
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:  # noqa: B027
-        """A move has ended: `request.worker` is `destination` if it committed and `source` if it was aborted.
+        """React to the end of a move: `request.worker` is `destination` if it committed, `source` if it was aborted.
 
-        Also called when the destination dies, and when the source dies (`request.worker` is None: it waits).
-        Not called for instant moves, which end as they are decided.
+        Also called when the destination dies, and when the source dies (`request.worker` is None: it waits).  Not
+        called for instant moves.
         """
 
     def changed(self, worker: Worker, displaced: list[Request]) -> None:  # noqa: B027
-        """The worker came up, went down (it is no longer in `cluster.workers`; `displaced` wait), or changed."""
+        """React to a worker that came up, went down (it has left `cluster.workers`; `displaced` wait), or changed."""
 
     def epoch(self) -> None:  # noqa: B027
-        """Judge overloads, carry out what was batched.  Empty workers are retired afterwards."""
+        """Handle overloads and carry out batched moves.  The scheduler retires empty workers afterwards."""
 
     def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
-        """Wake a sleeping worker that is large enough; None if there is none."""
+        """Wake and return a sleeping worker that is large enough; None if there is none."""
         worker = self.cluster.sleeping(kv_bytes)
         if worker is not None:
             self.cluster.activate(worker, reason)

@@ -1,6 +1,6 @@
-"""Why the scheduler decides as it does: one word or two for the decision log, one sentence for people.
+"""Reasons of the scheduler's decisions: a word or two for the decision log, a sentence for people.
 
-Owns the words.  A reason says what a decision is for; a command's `cause` names the event that it was decided on.
+A reason says what a decision is for; a command's `cause` names the event that it was decided on.
 """
 
 import enum
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class Reason(enum.StrEnum):
-    """What a decision is for; the values stand in the decision log and in `melld status`."""
+    """Reason of a decision; the values appear in the decision log and in `melld status`."""
 
     ARRIVAL = "arrival"
     ROOM = "room"
@@ -44,9 +44,9 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.NO_ROOM: "no worker has room",
     Reason.TOO_LARGE: "no worker could ever hold it",
     Reason.QUEUE_FULL: "too many requests wait",
-    Reason.WAITED_TOO_LONG: "it waited longer than wait_deadline_s",
+    Reason.WAITED_TOO_LONG: "it waited longer than `[server] queue_deadline_s` allows",
     Reason.OPERATOR: "an operator asked for it",
-    Reason.DRAIN: "its worker is emptied, to be taken out of service or to do with fewer",
+    Reason.DRAIN: "its worker is being emptied, to leave service or to use fewer workers",
     Reason.DRAINED: "an operator takes the worker out of service",
     Reason.EMPTY: "the worker has no requests",
     Reason.OVERLOAD: "its worker would overflow",

@@ -1,4 +1,4 @@
-"""The workers that are known, and which of them sleep: who is woken next, and what is too large for all.
+"""Roster of the known workers: which of them sleep, which is woken next, and what is too large for all.
 
 Owns the names and ranks of workers; never changes a worker's state and never decides when to wake one.
 """
@@ -14,24 +14,24 @@ OPEN_STATES = (WorkerState.ASLEEP, WorkerState.ACTIVE)
 
 
 class Roster:
-    """Workers in the order in which they became known (their rank): the first that sleeps is woken first.
+    """Workers by rank, the order in which they became known: the first that sleeps is woken first.
 
-    So the same few workers are in use again and again, and the others sleep deeply.  One whose process has ended comes
-    after those that answer at once.
+    So the same few workers are used again and again, and the others sleep long.  A worker whose process has ended comes
+    after the warm ones.
     """
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, Worker] = {}
-        self._asleep: list[tuple[float, int, WorkerId]] = []  # a heap; who was woken since is dropped when met
+        self._asleep: list[tuple[float, int, WorkerId]] = []  # a heap; workers woken since are dropped when met
         self._ranks = 0
         self.largest_capacity_bytes = 0
-        """The most that any known worker has ever offered."""
+        """Largest capacity that any known worker has ever offered."""
         self.block_bytes = 0
-        """The largest block of any worker that there has been."""
-        self._largest_open_bytes = -1  # that those offer which take requests
+        """Largest block of any worker so far."""
+        self._largest_open_bytes = -1  # largest capacity among workers that take requests
 
     def add(self, event: WorkerUp) -> Worker:
-        """A worker may be used from now on; it sleeps."""
+        """Add a worker, asleep."""
         if event.worker in self.workers:
             raise IllegalTransition("worker", event.worker, self.workers[event.worker].state, "come up")
         self._ranks += 1
@@ -45,23 +45,23 @@ class Roster:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """The worker is gone."""
+        """Remove a worker that is gone."""
         del self.workers[worker.id]
         self.note()
 
     def note(self) -> None:
-        """A worker offers more or less than before."""
+        """Recompute the largest capacities after a worker's offer has changed."""
         known = self.workers.values()
         self.largest_capacity_bytes = max((worker.largest_capacity_bytes for worker in known), default=0)
         usable = (worker.capacity_bytes for worker in known if worker.state in OPEN_STATES and worker.offered_slots > 0)
         self._largest_open_bytes = max(usable, default=-1)
 
     def sleeps(self, worker: Worker) -> None:
-        """The worker may be woken again."""
+        """Add the worker to those that can be woken."""
         heapq.heappush(self._asleep, (worker.wake_s, worker.rank, worker.id))
 
     def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
-        """Waking the worker takes so long from now on."""
+        """Set the time that waking the worker takes from now on."""
         if worker.wake_s != wake_s:
             worker.wake_s = wake_s
             worker.ready_s = now_s
@@ -69,7 +69,7 @@ class Roster:
                 self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
-        """Of the sleeping workers that are large enough the one that wakes soonest, of equals the first known."""
+        """Return the sleeping worker that is large enough and wakes soonest, or None; of equals the first known."""
         asleep = self._asleep
         while asleep and self._asleep_worker(asleep[0]) is None:
             heapq.heappop(asleep)
@@ -85,7 +85,7 @@ class Roster:
         return None
 
     def could_hold(self, kv_bytes: int) -> bool:
-        """Whether some worker that takes requests, asleep or active, would hold that much if it were empty."""
+        """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
         return kv_bytes <= self._largest_open_bytes
 
     def _asleep_worker(self, entry: tuple[float, int, WorkerId]) -> Worker | None:

@@ -1,10 +1,10 @@
-"""Events in, commands out: what is common to all policies.
+"""The scheduler: events in, commands out; the part that all policies share.
 
-Owns the queue discipline, refusals, workers that die, drain and retire.  Never chooses a worker: the policy does.
-Pure: no I/O, no clock (`event.at_s` is the time), no chance.  The same events give the same commands.
+Owns the queue discipline, refusals, and workers that die, drain and retire.  Never chooses a worker: the policy does.
+Pure: no I/O, no clock (`event.at_s` is the time), no randomness.  The same events give the same commands.
 
-An event that cannot be (an arrival of a known request, a worker that comes up twice) raises `IllegalTransition` and
-changes nothing.  One that may come late or twice (a finish, the end of a move, a size) is heard once.
+An impossible event (a known request arrives, a worker comes up twice) raises `IllegalTransition` and changes nothing.
+An event that may come late or twice (a finish, the end of a move, a size) counts once.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from melld.scheduler.state import Request, RequestState, Worker, WorkerState
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
-    """`retire_after_s`: how long a worker stays awake without requests (judged at epochs).
+    """`retire_after_s`: how long a worker stays awake without requests (checked at epochs).
 
-    `max_waiting`: how many requests may wait that have not begun.  `wait_deadline_s`: how long one of them may wait
-    (judged at epochs).  None: no limit.
+    `max_waiting`: how many requests that have not begun may wait.  `wait_deadline_s`: how long each of them may wait
+    (checked at epochs).  None: no limit.
     """
 
     cluster: ClusterSettings = ClusterSettings()
@@ -63,7 +63,7 @@ class Scheduler:
         }
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
-        """Take one fact; the answer's commands must be applied in their order.
+        """Handle one event; return the commands, to be applied in this order.
 
         Raises:
             IllegalTransition: the event contradicts what is known; nothing has changed.
@@ -104,7 +104,7 @@ class Scheduler:
             self._shed_surplus()
 
     def _allocate(self, request: Request, reason: Reason) -> bool:
-        """The policy's choice among the steady workers; where they have no room, among all."""
+        """Let the policy choose among the steady workers, and among all if those have no room."""
         if self.policy.allocate(request, reason):
             return True
         if not self.cluster.unsteady:
@@ -117,7 +117,7 @@ class Scheduler:
             self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id, cause=self.cluster.event))
 
     def would_shed(self, client: str, priority: int) -> bool:
-        """Whether a request of the client, were it to arrive now, would be sent away because too many wait."""
+        """Return True if a request of the client would be shed now because the queue is full."""
         most, waiting = self.settings.max_waiting, self.cluster.waiting
         return most is not None and waiting.newcomers >= most and waiting.would_be_last(client, priority)
 
@@ -127,7 +127,7 @@ class Scheduler:
             self._shed(waiting.last(), Reason.QUEUE_FULL)
 
     def _shed_late(self) -> None:
-        """Those that have waited too long and have not begun.  A stream that has is never ended for want of room."""
+        """Shed requests that have waited too long and have not begun.  Never end a begun stream for lack of room."""
         if (deadline_s := self.settings.wait_deadline_s) is None:
             return
         now_s = self.cluster.now_s
@@ -135,7 +135,7 @@ class Scheduler:
         for request in late:
             self._shed(request, Reason.WAITED_TOO_LONG)
         if late:
-            self._serve_waiting()  # one of them may have stood before others who fit
+            self._serve_waiting()  # one of them may have blocked others that fit
 
     def _shed(self, request: Request, reason: Reason) -> None:
         self.cluster.remove_request(request)
@@ -158,7 +158,7 @@ class Scheduler:
             self._serve_waiting()
 
     def _preempted(self, event: events.RequestPreempted) -> None:
-        """Its size still counts: it needs the bytes again before it can go on."""
+        """Do nothing: the request still counts in full, because it needs the bytes again to continue."""
 
     def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
         request = self.cluster.requests.get(event.request)
@@ -175,9 +175,9 @@ class Scheduler:
         self._serve_waiting()
 
     def _move_asked(self, event: events.MoveAsked) -> None:
-        """What an operator wants is done if there is room, and left undone if there is not.
+        """Move the request for an operator if there is room, else do nothing.
 
-        The request is pinned: it stays there until the worker drains or dies, or an operator moves it again.
+        The request is pinned: it stays until the worker drains or dies, or an operator moves it again.
         """
         request = self.cluster.requests.get(event.request)
         worker = self.cluster.workers.get(event.destination)
@@ -268,7 +268,7 @@ class Scheduler:
         worker = self._worker(event.worker, "drain")
         self.cluster.drain_worker(worker)
         self.policy.changed(worker, [])
-        self._serve_waiting()  # who could be held by this worker alone is now passed over
+        self._serve_waiting()  # requests that only this worker could hold are now passed over
         self._empty_draining(worker)
 
     def _worker_resumed(self, event: events.WorkerResumed) -> None:
@@ -293,7 +293,7 @@ class Scheduler:
                 self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 
     def _empty_draining(self, worker: Worker) -> None:
-        """Move its requests away, unless one waits that a worker could hold: it has no worker at all and goes first."""
+        """Move the worker's requests away, unless a waiting request that some worker could hold must go first."""
         cluster = self.cluster
         smallest_bytes = min((one.kv_bytes for one in cluster.waiting.requests.values()), default=None)
         if smallest_bytes is not None and cluster.could_hold(smallest_bytes):
@@ -304,7 +304,7 @@ class Scheduler:
                 self._allocate(request, Reason.DRAIN)
 
     def _serve_waiting(self) -> None:
-        """Strictly in order; only a request that no worker could hold now even if empty is passed over."""
+        """Place waiting requests strictly in order; pass over only requests that no worker could hold even if empty."""
         waiting = self.cluster.waiting
         while (name := waiting.head()) is not None:
             request = self.cluster.requests[name]

@@ -1,6 +1,6 @@
-"""The records that the scheduler keeps of workers and requests, and the lifecycle of each.
+"""The scheduler's records of workers and requests, and their lifecycles.
 
-Owns what a worker and a request are; never decides anything.  `cluster.Cluster` alone changes these records.
+Never decides anything.  Only `cluster.Cluster` changes these records.
 
     worker    ASLEEP ─activate─► ACTIVE ─drain─► DRAINING ─retire─► WITHDRAWN
                  ▲ └──────────────◄─retire─┘ ◄─resume─┘                  │
@@ -16,7 +16,7 @@ from melld.ids import RequestId, WorkerId
 
 
 class WorkerState(enum.StrEnum):
-    """What may be done with a worker.  A worker that is down is unknown."""
+    """State of a worker.  A worker that is down is unknown."""
 
     ASLEEP = "asleep"
     ACTIVE = "active"
@@ -25,7 +25,7 @@ class WorkerState(enum.StrEnum):
 
 
 class RequestState(enum.StrEnum):
-    """Where a request is.  A request that has finished is unknown."""
+    """State of a request.  A request that has finished is unknown."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -60,9 +60,9 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
 
 
 class Request:
-    """One sequence.  `kv_bytes` never shrinks.  It counts on `worker` and, while it moves, on `destination` too.
+    """One sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
-    `pinned`: an operator has sent it where it is, or is going, and no policy moves it from there.
+    `pinned`: an operator chose its place or destination, and no policy moves it from there.
     """
 
     __slots__ = (
@@ -105,11 +105,11 @@ class Request:
 
     @property
     def is_movable(self) -> bool:
-        """Whether a policy may move it to another worker: it runs, is not on a move, and nobody has pinned it."""
+        """True if a policy may move the request: it runs, is not moving, and is not pinned."""
         return self.state is RUNNING and not self.pinned
 
     def after(self, event: str) -> RequestState:
-        """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
+        """Return the state that `event` leads to; raise `IllegalTransition` if the table has none."""
         try:
             return REQUEST_TRANSITIONS[self.state, event]
         except KeyError:
@@ -117,16 +117,16 @@ class Request:
 
 
 class Worker:
-    """A bin of the packing problem.
+    """A worker: a bin of the packing problem.
 
-    `requests` run here (those that are leaving included); `arriving` are the reservations of moves towards here.
-    `count` is how many both are, each with a slot; `used_bytes` is the sum of their sizes less `shared_bytes`, and
-    `leaving_bytes` the sizes of those that moves in flight take away.
-    `shared_bytes`: what they hold in common counts once.  It is what the worker has told, less all that has left since:
-    who leaves frees nothing that others may hold, until the worker tells how much they do.
-    `growth_bytes_s` is what each of its requests adds per second, of late; 0 until it has been observed.
-    `wake_s` is how long it takes until it computes, 0 where it does; `ready_s`, since when it has.
-    `slots` is the most requests that it may have now: none while it is not `steady`, but as a last resort.
+    `requests` run here (leaving ones included); `arriving` are the reservations of moves to this worker.
+    `count` is the number of both, each with a slot; `used_bytes` is the sum of their sizes less `shared_bytes`, and
+    `leaving_bytes` the sizes of those on moves away from here.
+    `shared_bytes`: saved by blocks that several requests hold.  It is the last report, less all that has left since:
+    a leaving request frees only what no other may hold, until the worker reports again.
+    `growth_bytes_s`: recent growth of each request per second; 0 until it has been observed.
+    `wake_s`: time until it computes, 0 if it does; `ready_s`: the time of the last change of `wake_s`.
+    `slots`: the most requests that it may have now: none while it is not `steady`, except as a last resort.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
 
@@ -184,25 +184,25 @@ class Worker:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nothing holds now; negative when growth or a lost capacity has overfilled the worker."""
+        """Bytes free now; negative if growth or lost capacity has overfilled the worker."""
         return self.capacity_bytes - self.used_bytes
 
     @property
     def settled_free_bytes(self) -> int:
-        """Bytes that will be free when every move in flight has committed."""
+        """Bytes that will be free once every move in flight has committed."""
         return self.capacity_bytes - self.used_bytes + self.leaving_bytes
 
     @property
     def held_bytes(self) -> int:
-        """The sizes of all that run here or are to come, each in full."""
+        """Sum of the full sizes of all running and arriving requests."""
         return self.used_bytes + self.shared_bytes
 
     def frees_bytes(self, kv_bytes: int) -> int:
-        """What is sure to be free when requests of that size have left."""
+        """Return the bytes that are certainly free after requests of that size have left."""
         return max(kv_bytes - self.shared_bytes, 0)
 
     def after(self, event: str) -> WorkerState:
-        """The state that `event` leads to; raises `IllegalTransition` where the table has none."""
+        """Return the state that `event` leads to; raise `IllegalTransition` if the table has none."""
         try:
             return WORKER_TRANSITIONS[self.state, event]
         except KeyError:

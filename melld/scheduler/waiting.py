@@ -1,11 +1,11 @@
-"""The requests that wait for room, and who of them is next.
+"""The queue of requests that wait for room.
 
     those that lost their worker     by priority, then first come: their clients have seen tokens
     then by priority                 lower first, as in vLLM
-    then by client                   who has been served least (`share.FairShare`)
+    then by client                   least served first (`share.FairShare`)
     then first come                  within one client
 
-Owns the order of waiting and the share of each client; never decides who fits, nor who may wait.
+Owns the order and the share of each client; never decides which request fits or may wait.
 """
 
 import bisect
@@ -20,13 +20,13 @@ Line = OrderedDict[RequestId, Request]
 
 
 class WaitingQueue:
-    """Lines of requests, one for each priority and client, and one of those that lost their worker."""
+    """Lines of requests, one per priority and client, and one of those that lost their worker."""
 
     def __init__(self) -> None:
         self.share = FairShare()
         self._displaced: list[tuple[int, int, RequestId]] = []  # priority, sequence: sorted
         self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by client; none is empty
-        self.requests: dict[RequestId, Request] = {}  # all that wait; to be read only
+        self.requests: dict[RequestId, Request] = {}  # all that wait; read-only for others
         self._clients: Counter[str] = Counter()
         self._passed: list[tuple[Request, bool]] = []
 
@@ -37,18 +37,18 @@ class WaitingQueue:
         return request in self.requests
 
     def __iter__(self) -> Iterator[Request]:
-        """Those that wait and have not begun, in no order that means anything."""
+        """Yield the waiting requests that have not begun, in no particular order."""
         return (request for lines in self._lines.values() for line in lines.values() for request in line.values())
 
     @property
     def newcomers(self) -> int:
-        """How many wait that never had a worker."""
+        """Number of waiting requests that never had a worker."""
         return len(self.requests) - len(self._displaced)
 
     def add(self, request: Request, displaced: bool = False) -> None:
-        """Let the request wait; one that lost its worker goes ahead of all that never had one.
+        """Queue the request; one that lost its worker goes ahead of all that never had one.
 
-        Requests that never had a worker come in the order of their sequence.
+        Call for requests that never had a worker in the order of their sequence.
         """
         self.requests[request.id] = request
         if displaced:
@@ -59,7 +59,7 @@ class WaitingQueue:
         self._line(request)[request.id] = request
 
     def remove(self, request: RequestId) -> bool:
-        """The request waits no more.  Whether it had lost a worker."""
+        """Remove the request; return True if it had lost its worker."""
         found = self.requests.pop(request)
         entry = (found.priority, found.sequence, request)
         place = bisect.bisect_left(self._displaced, entry)
@@ -73,7 +73,7 @@ class WaitingQueue:
         return False
 
     def begin(self, request: Request) -> None:
-        """The request is given room, whether or not it has waited.  What is done over again is nobody's debt."""
+        """Count the request as served and remove it if it waited; a recomputed request is not charged again."""
         if not self.requests:
             self.share.begin_alone(request.client, request.kv_bytes)
             return
@@ -84,7 +84,7 @@ class WaitingQueue:
         self.share.begin(request.client, request.kv_bytes)
 
     def head(self) -> RequestId | None:
-        """Who is served next."""
+        """Return the request that is served next."""
         if self._displaced:
             return self._displaced[0][2]
         if not self._lines:
@@ -96,16 +96,16 @@ class WaitingQueue:
         return min(first, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
 
     def last(self) -> Request:
-        """Who goes when there are too many: of the least urgent, of the client with most of them, the last come.
+        """Return the request to shed: among the least urgent, the newest of the client with the most of them.
 
-        Of two clients with as many it is the one that came last.
+        Between clients with equally many, the newest.
         """
         lines = self._lines[max(self._lines)].values()
         longest = max(lines, key=lambda line: (len(line), next(reversed(line.values())).sequence))
         return next(reversed(longest.values()))
 
     def would_be_last(self, client: str, priority: int) -> bool:
-        """Whether a request of the client, if it waited too, would be the one that `last` names."""
+        """Return True if a request of the client, once queued, would be the one that `last` returns."""
         if not self._lines:
             return True
         least_urgent = max(self._lines)
@@ -115,7 +115,7 @@ class WaitingQueue:
         return len(lines.get(client, ())) + 1 >= max(map(len, lines.values()))
 
     def pass_over(self, request: RequestId) -> None:
-        """Leave the head out of `head` and `last` until `restore`; it still waits."""
+        """Skip the head in `head` and `last` until `restore`; it still waits."""
         assert self.head() == request, request
         displaced = bool(self._displaced)
         self._passed.append((self.requests[request], displaced))
@@ -125,7 +125,7 @@ class WaitingQueue:
             self._leave_line(self.requests[request])
 
     def restore(self) -> None:
-        """All who were passed over have their places again."""
+        """Put all requests that were passed over back in their places."""
         while self._passed:
             request, displaced = self._passed.pop()
             if displaced:

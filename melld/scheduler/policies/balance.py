@@ -1,4 +1,4 @@
-"""Load balancing after Llumnix (Sun et al., OSDI 2024): worst fit, then moves from the least free to the most free.
+"""Load balancing after Llumnix (Sun et al., OSDI 2024): worst fit, then moves from the least to the most free worker.
 
 A worker's freeness is F = (M - sum of V) / B: free bytes per request that shares them, here as a share of the
 capacity.  At each epoch workers below one threshold are paired, lowest with highest, with workers above another;
@@ -47,12 +47,12 @@ class LoadBalance(WorstFit):
 
 
 def freeness(worker: Worker) -> float:
-    """F of Llumnix over the capacity, moves in flight reckoned as done; an empty worker is wholly free."""
+    """Return Llumnix's F over the capacity, with moves in flight counted as done; an empty worker is fully free."""
     staying = worker.count - worker.leaving
     return worker.settled_free_bytes / max(worker.capacity_bytes, 1) / max(staying, 1)
 
 
 def smallest_movable(worker: Worker) -> Request | None:
-    """The request that costs least to move."""
+    """Return the request that is cheapest to move."""
     running = [request for request in worker.requests.values() if request.is_movable]
     return min(running, key=lambda request: (request.kv_bytes, request.sequence), default=None)

@@ -1,7 +1,6 @@
-"""Best fit and worst fit without migration: the baselines that placement alone can reach.
+"""Best fit and worst fit without migration: the baselines of placement alone.
 
-Both place where the request fits and wake a worker only when it fits nowhere.  Neither moves a running request,
-except off a worker that an operator drains.
+Both wake a worker only if the request fits nowhere.  Neither moves a running request, except off a draining worker.
 """
 
 from typing import ClassVar
@@ -13,7 +12,7 @@ from melld.scheduler.state import Request, Worker
 
 
 def roomiest_fit(cluster: Cluster, request: Request) -> Worker | None:
-    """The worker that would have the most room left."""
+    """Return the worker that would have the most room left."""
     for worker in cluster.room.roomiest():
         if worker is not request.worker:
             return worker if cluster.fits(worker, request.kv_bytes) else None
@@ -21,7 +20,7 @@ def roomiest_fit(cluster: Cluster, request: Request) -> Worker | None:
 
 
 class BestFit(Policy):
-    """The tightest worker that fits."""
+    """Policy: the tightest worker that fits."""
 
     name: ClassVar[str] = "best-fit"
 
@@ -36,7 +35,7 @@ class BestFit(Policy):
 
 
 class WorstFit(Policy):
-    """The roomiest worker."""
+    """Policy: the roomiest worker."""
 
     name: ClassVar[str] = "worst-fit"
 
@@ -49,7 +48,7 @@ class WorstFit(Policy):
 
 
 class MostFree(Policy):
-    """The worker with the most free KV of all, asleep or awake: for speed alone, when no GPU is to be kept free."""
+    """Policy: the worker with the most free KV, asleep or awake: for speed alone, when no GPU needs to stay free."""
 
     name: ClassVar[str] = "most-free"
 

@@ -1,6 +1,6 @@
-"""Emptying a worker: plan a place for each of its requests, all or nothing.
+"""Plan of a drain: a place for each of a worker's requests, all or nothing.
 
-Owns the plan of one drain of `mell-plus`; changes nothing itself.
+Plans one drain of `mell-plus`; changes nothing itself.
 """
 
 from itertools import islice
@@ -8,15 +8,15 @@ from itertools import islice
 from melld.scheduler.policies.plus.outlook import Outlook, movable
 from melld.scheduler.state import Request, Worker
 
-Plan = list[tuple[Request, Worker]]
-FEWER_LOOKS = 4  # how many times `candidates` are looked at per request, because earlier ones of the plan fill them
+DrainPlan = list[tuple[Request, Worker]]
+FEWER_LOOKS = 4  # look at so many times `candidates` per request, because the plan's earlier requests fill them
 
 
-def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int) -> Plan | None:
-    """Where each request of the worker can go so that the takers live `life_s`; None if one has no place.
+def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int) -> DrainPlan | None:
+    """Return a taker for each of the worker's requests such that all takers live `life_s`, or None.
 
-    It is reckoned beyond the next look, because a taker is relieved a look before it would overflow; if that were soon,
-    a worker would have to be woken again.  The largest are placed first, each where it fits most tightly.
+    That life counts from the next look, because a taker is relieved a look before it overflows; if that came soon, a
+    worker would have to be woken again.  The largest requests are placed first, each on the tightest worker.
     """
     requests = movable(source)
     if len(requests) < source.count:
@@ -24,7 +24,7 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
     requests.sort(key=lambda request: (-request.kv_bytes, request.sequence))
     planned_bytes: dict[Worker, int] = {}
     planned: dict[Worker, int] = {}
-    plan: Plan = []
+    plan: DrainPlan = []
     for request in requests:
         taker: Worker | None = None
         for worker in islice(outlook.cluster.room.tightest(request.kv_bytes), FEWER_LOOKS * candidates):

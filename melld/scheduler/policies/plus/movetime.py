@@ -1,9 +1,9 @@
-"""How long moves take, from those that have ended.
+"""Estimate of how long moves take, from those that have ended.
 
-Owns a line fitted through (bytes, seconds), the newer counting more; knows nothing of links or transports.
+Owns a line fitted through (bytes, seconds), with newer moves weighted more; knows nothing of links or transports.
 """
 
-FORGETTING = 0.98  # weight of all earlier moves against the next one
+FORGETTING = 0.98  # weight of all earlier moves relative to the next one
 
 
 class MoveTimes:
@@ -15,7 +15,7 @@ class MoveTimes:
         self._variance = self._covariance = 0.0
 
     def took(self, kv_bytes: int, seconds: float) -> None:
-        """A move of that many bytes has ended after that long."""
+        """Record a finished move."""
         self._weight = self._weight * FORGETTING + 1.0
         share = 1.0 / self._weight
         bytes_off, seconds_off = kv_bytes - self._bytes, seconds - self._seconds
@@ -25,6 +25,6 @@ class MoveTimes:
         self._covariance += share * (bytes_off * (seconds - self._seconds) - self._covariance)
 
     def expected_s(self, kv_bytes: float) -> float:
-        """How long a move of that many bytes should take; larger ones never less than smaller ones."""
+        """Return how long a move of that many bytes should take; never decreases with the size."""
         slope = max(self._covariance / self._variance, 0.0) if self._variance > 0.0 else 0.0
         return max(self._seconds + slope * (kv_bytes - self._bytes), 0.0)

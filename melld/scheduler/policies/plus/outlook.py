@@ -1,7 +1,7 @@
-"""How long workers will last: the arithmetic of `mell-plus`.
+"""Estimates of how long workers will last: the arithmetic of `mell-plus`.
 
-Owns `life`, the seconds until a worker overflows if nobody comes or leaves, from observed growth alone; never decides.
-Moves in flight count as done where lives are judged, and as not done where room is taken (`takes`).
+Owns `life`, the seconds until a worker overflows if no request comes or leaves, from observed growth alone; never
+decides.  Lives count moves in flight as done; `takes` counts them as not done.
 """
 
 from itertools import islice
@@ -12,8 +12,8 @@ from melld.scheduler.state import Request, Worker
 
 FOREVER_S = 1e9
 CAUTION = 1.25
-"""A move is reckoned with so many times the time that it should take: an overflow costs more than a move that is made a
-little early.  One or two in a hundred take longer still (over 4 GiB/s); `overdue` sees them."""
+"""Safety factor on the expected time of a move: an overflow costs more than a move that is a little early.  One or two
+moves in a hundred take longer still (over 4 GiB/s); `overdue` catches them."""
 
 
 class Outlook:
@@ -26,7 +26,7 @@ class Outlook:
         self._epoch_s: float | None = None
 
     def next_epoch(self) -> None:
-        """An epoch begins: how far the last is away is how far the next will be."""
+        """Begin an epoch; expect the next after as long as the last one took."""
         now_s, last_s = self.cluster.now_s, self._epoch_s
         self._epoch_s = now_s
         rate = self.cluster.growth.bytes_per_s
@@ -34,9 +34,9 @@ class Outlook:
         self._wait_s = blocks_s + (now_s - last_s if last_s is not None else 0.0)
 
     def look_s(self, worker: Worker) -> float:
-        """For how long nothing can be mended: until the next epoch, and while a mean request of the worker moves.
+        """Return how long no cure can take effect: until the next epoch, plus a move of a mean request.
 
-        With instant moves it is what the settings say, and nothing else.
+        With instant moves this is the horizon of the settings alone.
         """
         settings = self.cluster.settings
         if settings.instant_moves:
@@ -45,14 +45,14 @@ class Outlook:
         return max(settings.horizon_s, self._wait_s + CAUTION * self.moves.expected_s(mean_bytes))
 
     def in_time(self, worker: Worker, requests: list[Request]) -> list[Request]:
-        """Those that would be gone before the worker overflows, as far as past moves tell; all if none would."""
+        """Return the requests that can leave before the worker overflows, judging by past moves; all if none can."""
         left_s, expected_s = self.life_s(worker), self.moves.expected_s
         return [request for request in requests if CAUTION * expected_s(request.kv_bytes) <= left_s] or requests
 
     def arrives_in_time(self, request: Request, taker: Worker) -> bool:
-        """Whether the request would be gone before its worker overflows, even if no other leaves there in time.
+        """Return True if the request can leave before its worker overflows, even if no other leaves in time.
 
-        What is on its way to the taker already comes first, for they share its links and its compute.
+        Moves already under way to the taker come first, because they share its links and its compute.
         """
         source = request.worker
         if source is None or not taker.arriving:
@@ -63,11 +63,11 @@ class Outlook:
         return CAUTION * (ahead_s + self.moves.expected_s(request.kv_bytes)) <= left_s
 
     def growth_bytes_s(self, worker: Worker) -> float:
-        """What one request on the worker adds per second: its own rate, or everybody's while it has none."""
+        """Return the bytes per second that a request on the worker adds: the worker's rate, or the overall one."""
         return worker.growth_bytes_s or self.cluster.growth.bytes_per_s
 
     def life_s(self, worker: Worker, more_bytes: int = 0, more: int = 0) -> float:
-        """Life with `more` requests of `more_bytes` in all than it will have once moves in flight are done."""
+        """Return the worker's life with `more` requests of `more_bytes` in total added, moves in flight done."""
         free_bytes = worker.capacity_bytes - worker.used_bytes + worker.leaving_bytes - more_bytes
         rate = (worker.count - worker.leaving + more) * self.growth_bytes_s(worker)
         if rate <= 0.0:
@@ -75,22 +75,22 @@ class Outlook:
         return free_bytes / rate
 
     def bytes_ahead(self, worker: Worker) -> float:
-        """What the worker will hold at the next look once moves in flight are done, if nobody comes or leaves."""
+        """Return the worker's bytes at the next look, moves in flight done, if no request comes or leaves."""
         grown_bytes = (worker.count - worker.leaving) * self.growth_bytes_s(worker) * self.look_s(worker)
         return worker.used_bytes - worker.leaving_bytes + grown_bytes
 
     def overloaded(self, worker: Worker) -> bool:
-        """Whether the worker overflows before the next look, or runs more requests than it should."""
+        """Return True if the worker overflows before the next look, or runs more requests than its slots."""
         staying = worker.count - worker.leaving
         return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s(worker))
 
     def overdue(self, worker: Worker) -> bool:
-        """Whether moves that have begun come too late: unless they end first, it overflows before the next look."""
+        """Return True if moves under way are too late: unless they end, the worker overflows before the next look."""
         grown_bytes = len(worker.requests) * self.growth_bytes_s(worker) * self._wait_s
         return worker.leaving > 0 and worker.free_bytes < grown_bytes
 
     def takes(self, worker: Worker, kv_bytes: int, more: int = 1) -> bool:
-        """Whether `more` requests of `kv_bytes` in all fit now, everybody's growth until the next look included."""
+        """Return True if `more` requests of `kv_bytes` in total fit now, with all growth until the next look."""
         cluster = self.cluster
         if not cluster.fits(worker, kv_bytes + (more - 1) * cluster.ahead_bytes) or leaves_wholly(worker):
             return False
@@ -101,20 +101,20 @@ class Outlook:
         return worker.used_bytes + kv_bytes + grown_bytes <= worker.capacity_bytes
 
     def tightest(self, kv_bytes: int, limit: int, but: Worker | None) -> list[Worker]:
-        """Up to `limit` workers that take the request, the tightest first."""
+        """Return up to `limit` workers that take the request, the tightest first."""
         found = islice(self.cluster.room.tightest(kv_bytes), 2 * limit)
         return [worker for worker in found if worker is not but and self.takes(worker, kv_bytes)][:limit]
 
     def roomiest(self, limit: int) -> list[Worker]:
-        """Up to `limit` workers with the most room."""
+        """Return up to `limit` workers with the most room."""
         return [worker for worker in islice(self.cluster.room.roomiest(), limit) if not leaves_wholly(worker)]
 
 
 def leaves_wholly(worker: Worker) -> bool:
-    """Whether all that the worker has is on its way out: nothing should join it."""
+    """Return True if all of the worker's requests are leaving: nothing should join it."""
     return 0 < worker.leaving == len(worker.requests) and not worker.arriving
 
 
 def movable(worker: Worker) -> list[Request]:
-    """Requests that are not on a move already, and that no operator has pinned."""
+    """Return the worker's requests that are not moving and not pinned."""
     return [request for request in worker.requests.values() if request.is_movable]

@@ -1,23 +1,23 @@
-"""`mell-plus`: migrate for the near future instead of for size classes.
+"""The policy `mell-plus`: migrates for the near future instead of by size classes.
 
-Owns three decisions, made from present sizes and the growth observed of late (no length is predicted):
+Owns three decisions, made from present sizes and recent growth (no length is predicted):
 
-    life of a worker = free bytes / bytes per second that its requests add: seconds until it overflows if nobody leaves
+    life of a worker = free bytes / bytes per second that its requests add: seconds until it overflows if none leaves
 
-    dispatch   the tightest worker that keeps a life; else the longest-lived that fits; else one request is pushed
-               aside; else a worker is woken
+    dispatch   the tightest worker that keeps a sufficient life; else the longest-lived that fits; else one request is
+               pushed aside; else a worker is woken
     overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
-               if nothing fits, a third worker makes room first; else a worker is woken.  Where that move comes too
-               late, the smallest request leaves as well; where no single departure is enough (the worker has lost
-               capacity), the largest leave that others take.  A lone request leaves for a larger worker
+               if nothing fits, a third worker makes room first; else a worker is woken.  If that move comes too late,
+               the smallest request leaves as well; if no single departure is enough (the worker has lost capacity),
+               the largest requests that others take leave.  A lone request leaves for a larger worker
     drain      when the whole load fits on fewer workers, one with few requests is emptied, all or nothing
 
-Late is right: a move is made at the last look before an overflow and not earlier, because departures, which nobody
-foresees, make many moves needless.  Candidates are the k tightest that fit and the k roomiest: O(k n + log N) a
-decision, for n requests on a worker.
+A move is made at the last look before an overflow, not earlier, because unforeseen departures make many moves needless.
+Candidates are the k tightest workers that fit and the k roomiest: O(k n + log N) per decision, for n requests on a
+worker.
 
-Pushing aside, and a third worker that makes room, are two moves of which the second needs the first to be over: they
-are made only where moves are instant, in the paper's time slots, and never by the daemon.
+Pushing aside, and making room on a third worker, take two moves, the second after the first: they happen only with
+instant moves, in the paper's time slots, never in the daemon.
 """
 
 import heapq
@@ -34,15 +34,17 @@ from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
-WORKERS_PER_DRAIN = 16  # one drain an epoch for so many active workers
+WORKERS_PER_DRAIN = 16  # one drain per epoch for so many active workers
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Move = tuple[Request, Worker]
-Chain = tuple[Request, Worker, Request, Worker]  # first who makes room and whither, then who takes it and where
+Chain = tuple[
+    Request, Worker, Request, Worker
+]  # the request that makes room and its taker, then the request that follows and its taker
 
 
 class MellPlus(Policy):
-    """See the module."""
+    """Policy `mell-plus`; see the module."""
 
     name: ClassVar[str] = "mell-plus"
 
@@ -67,7 +69,7 @@ class MellPlus(Policy):
         return worker is not None
 
     def _lasting(self, request: Request) -> Worker | None:
-        """The tightest that then lives long enough, else the longest-lived of those that take the request."""
+        """Return the tightest worker that then lives long enough, else the longest-lived that takes the request."""
         outlook, size, limit = self.outlook, request.kv_bytes, self.settings.candidates
         enough_s = self.settings.dispatch_life_s
         ample_bytes = size + int(2 * self.cluster.growth.bytes_per_s * enough_s)
@@ -84,14 +86,14 @@ class MellPlus(Policy):
         return best
 
     def _fitting(self, request: Request) -> Worker | None:
-        """Any worker with room at all: better than to wait."""
+        """Return any worker with room at all: better than queueing."""
         for worker in self.cluster.room.tightest(request.kv_bytes):
             if worker is not request.worker and self.cluster.fits(worker, request.kv_bytes):
                 return worker
         return None
 
     def _pushed_aside(self, request: Request) -> Worker | None:
-        """A worker that one of its requests has just left for this one; only where moves are instant."""
+        """Push a request aside and return the worker with its room; only with instant moves."""
         if not self.cluster.settings.instant_moves:
             return None
         best_s, best = self.settings.push_life_s, None
@@ -107,7 +109,7 @@ class MellPlus(Policy):
         return source
 
     def _asides(self, request: Request) -> Iterator[tuple[float, Request, Worker, Worker]]:
-        """Life after, who could leave, whither, and the worker that would then have room for the request."""
+        """Yield (life afterwards, request that could leave, its taker, worker that then has room for the request)."""
         life_s, size = self.outlook.life_s, request.kv_bytes
         for source in self.outlook.roomiest(self.settings.candidates):
             room_bytes = self.cluster.room_bytes(source)
@@ -132,7 +134,7 @@ class MellPlus(Policy):
             self.outlook.moves.took(request.kv_bytes, self.cluster.now_s - request.moved_s)
 
     def epoch(self) -> None:
-        """Cure what overflows before the next look, then try to do with fewer workers."""
+        """Relieve workers that overflow before the next look, then try to use fewer workers."""
         self.settings = self._settings.at_pace(self.lifetimes.pace)
         outlook = self.outlook
         outlook.next_epoch()
@@ -145,9 +147,9 @@ class MellPlus(Policy):
         self._drain()
 
     def _hurry(self, worker: Worker) -> None:
-        """The smallest request, which is the soonest gone, leaves before those that are on their way.
+        """Move the smallest request, which is gone soonest, ahead of the moves under way.
 
-        Nobody is woken for it: that would take too long.
+        No worker is woken for it: that would take too long.
         """
         requests = movable(worker)
         if requests and worker.count - worker.leaving > 1:
@@ -181,7 +183,7 @@ class MellPlus(Policy):
         return True
 
     def _larger_home(self, worker: Worker, request: Request) -> Move | None:
-        """Where a lone request lives longer than it could here."""
+        """Return the request's move to a larger worker, where it lives longer alone."""
         roomiest = self.outlook.roomiest(self.settings.relief_candidates)
         larger = [one for one in self._takers(request, worker, roomiest) if one.capacity_bytes > worker.capacity_bytes]
         taker = max(larger, key=lambda one: self.outlook.life_s(one, request.kv_bytes, 1), default=None)
@@ -190,7 +192,7 @@ class MellPlus(Policy):
         return None if taker is None else (request, taker)
 
     def _some_relief(self, worker: Worker, largest_first: list[Request]) -> Move | None:
-        """The largest request that another takes, where no single departure is enough."""
+        """Return a move of the largest request that another worker takes, if no single departure is enough."""
         outlook, largest = self.outlook, largest_first[0]
         if outlook.life_s(worker, -largest.kv_bytes, -1) >= outlook.look_s(worker):
             return None
@@ -200,7 +202,7 @@ class MellPlus(Policy):
         return None
 
     def _woken(self, largest_first: list[Request]) -> Move | None:
-        """The largest request for which a worker can be woken; nobody else is while one that was has yet to start."""
+        """Return a move of the largest request for which a worker can be woken; wake none while another starts."""
         if any(worker.wake_s for worker in self.cluster.active.values()):
             return None
         for request in largest_first:
@@ -209,9 +211,9 @@ class MellPlus(Policy):
         return None
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
-        """The one request and its taker after which both live longest, less the price of a large one.
+        """Return the move after which source and taker live longest, less the price of its size.
 
-        Life with a taker that the request would reach too late is worth nothing.
+        Life on a taker that the request would reach too late counts for nothing.
         """
         life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
         roomiest = self.outlook.roomiest(self.settings.relief_candidates)
@@ -231,7 +233,7 @@ class MellPlus(Policy):
         return best
 
     def _best_chain(self, worker: Worker, requests: list[Request]) -> Chain | None:
-        """One leaves a middle worker for a last one so that one from here fits there; only where moves are instant."""
+        """Return two moves: one frees room on a middle worker for a request from here; only with instant moves."""
         if not self.cluster.settings.instant_moves:
             return None
         life_s = self.outlook.life_s
@@ -253,7 +255,7 @@ class MellPlus(Policy):
         return best
 
     def _takers(self, request: Request, source: Worker, roomiest: Iterable[Worker]) -> Iterator[Worker]:
-        """Candidates for the request: those where it fits most tightly, then those of `roomiest` that take it."""
+        """Yield candidates for the request: the tightest first, then those of `roomiest` that take it."""
         outlook, size = self.outlook, request.kv_bytes
         yield from outlook.tightest(size, self.settings.relief_candidates, source)
         for worker in roomiest:
@@ -261,11 +263,11 @@ class MellPlus(Policy):
                 yield worker
 
     def _drain(self) -> None:
-        """Empty workers of few requests as long as the rest would not be fuller than it may be.
+        """Empty workers of few requests while the rest stays below `drain_utilisation`.
 
-        A worker that is empty, or about to be, is not counted as room.  Growth until the next look counts as used:
-        `takes` keeps that room free, so what is fuller wakes a worker again.
-        It is not known before any growth was seen; where moves are instant, that does no harm.
+        Workers that are empty, or about to be, do not count as room.  Growth until the next look counts as used:
+        `takes` keeps that room free, so fuller workers would wake another one again.  Growth is unknown until some was
+        seen; with instant moves that does no harm.
         """
         settings = self.settings
         if not self.cluster.growth.bytes_per_s and not self.cluster.settings.instant_moves:

@@ -1,17 +1,17 @@
-"""The trade of room against moves that `mell-plus` makes, and three points of it."""
+"""Settings of `mell-plus`: its trade-off of room against moves, with three presets."""
 
 import msgspec
 
 
 class PlusSettings(msgspec.Struct, frozen=True):
-    """The trade of room against moves.  Seconds are for requests that run 80 s on average, see `at_pace`.
+    """Trade-off of room against moves.  Seconds are for requests that run 80 s on average, see `at_pace`.
 
-    `dispatch_life_s`: an arrival keeps its worker alive so long, if it can.  `enough_life_s`: more life than this is
-    worth nothing in a move.  `chain_life_s`: two moves in a row are made only if all three workers then live so long.
-    `push_life_s`: the same for pushing aside.  `drain_life_s`: what a drain leaves to those that take its requests.
-    `drain_utilisation`: how full the others may become on average.  `price_s`: the life that a request of a whole
-    capacity must gain more than a tiny one to be moved in its stead.  `candidates`: k of each kind; an overload, which
-    else wakes a worker, looks at `relief_candidates`.
+    `dispatch_life_s`: life that a worker should keep after an arrival.  `enough_life_s`: a move gains nothing from more
+    life than this.  `chain_life_s`: life that all three workers must keep after two moves in a row.  `push_life_s`: the
+    same for pushing aside.  `drain_life_s`: life that a drain leaves to the takers.  `drain_utilisation`: how full the
+    others may become on average.  `price_s`: extra life that a request of a whole capacity must gain to be moved
+    instead of a tiny one.  `candidates`: k of each kind; for an overload, which would else wake a worker,
+    `relief_candidates`.
     """
 
     dispatch_life_s: float = 9.0
@@ -26,7 +26,7 @@ class PlusSettings(msgspec.Struct, frozen=True):
     relief_candidates: int = 24
 
     def at_pace(self, pace: float) -> "PlusSettings":
-        """The same for requests that run `pace` times as long."""
+        """Return the settings for requests that run `pace` times as long."""
         return msgspec.structs.replace(
             self,
             dispatch_life_s=self.dispatch_life_s * pace,
