@@ -1,9 +1,9 @@
-"""The daemon's decision log on disk: written by a thread of its own, so that no request ever waits for a disk.
+"""The daemon's decision log on disk, written by a separate thread so that no request ever waits for the disk.
 
-Owns the file and the thread.  Never decides what a record says (`decision_recorder` does), and never stands in the way
-of serving: where the file cannot be written, the log ends there, and that is said once.
+Owns the file and the thread.  Never decides what a record says (`recorder` does), and never delays serving: if the file
+cannot be written, the log ends and one warning says so.
 
-    driver ──event, commands──► take ──a tenth of a second's──► thread: Recorder, JSON, write
+    driver ──event, commands──► take ──every tenth of a second──► thread: Recorder, JSON, write
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 FLUSH_S = 0.1
 MOST_BEHIND = 200_000
-"""Events that may wait for a slow disk: about a hundred megabytes."""
+"""Most events that may wait for a slow disk: about a hundred megabytes."""
 CLOSE_DEADLINE_S = 5.0
 
 
 class Taken(NamedTuple):
-    """One event, what was decided on it, and the ways of the moves among that."""
+    """An event, the decisions on it, and the ways of the moves among them."""
 
     event: AnyEvent
     commands: Sequence[AnyCommand]
@@ -34,10 +34,10 @@ class Taken(NamedTuple):
 
 
 class DecisionLogFile:
-    """One daemon's log.  `failed` hears, on the event loop and at most once, why there is no more of it."""
+    """Log of one daemon.  `failed` is called on the event loop, at most once, with the reason if the log ends early."""
 
     def __init__(self, path: Path, header: Record, failed: Callable[[str], None]) -> None:
-        """Begin the file; what a daemon before this one wrote is kept beside it as FILE.1."""
+        """Begin the file; keep an earlier daemon's log as FILE.1."""
         self._path = path
         self._failed = failed
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class DecisionLogFile:
         self._thread.start()
 
     def take(self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str]) -> None:
-        """Log it, within `FLUSH_S` and the time that the disk takes."""
+        """Log the event and its commands, within `FLUSH_S` and the time that the disk takes."""
         if self._ended:
             return
         if not self._taken:
@@ -66,18 +66,18 @@ class DecisionLogFile:
         self._taken.append(Taken(event, commands, ways))
 
     def flush(self) -> None:
-        """Hand what was taken to the thread."""
+        """Hand the collected events to the thread."""
         taken, self._taken = self._taken, []
         if not taken or self._ended:
             return
         self._given += len(taken)
         if self._given - self._written > MOST_BEHIND:
-            self._end("the disk is too slow for it")
+            self._end("the disk is too slow")
         else:
             self._batches.put(taken)
 
     def close(self) -> None:
-        """Write what is left, and end the file."""
+        """Write the rest and close the file."""
         self.flush()
         self._batches.put(None)
         if self._thread is not None:
@@ -87,7 +87,7 @@ class DecisionLogFile:
         if not self._ended:
             self._ended = True
             self._taken = []
-            self._failed(f"the decision log {self._path} ends here: {why}")
+            self._failed(f"the decision log {self._path} ends here, serving goes on: {why}")
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
@@ -105,5 +105,5 @@ class DecisionLogFile:
                     lines = [encode(record) for taken in batch for record in recorder.take(*taken)]
                     self._written += len(batch)
         except OSError as error:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody wants to know any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for the reason
                 self._loop.call_soon_threadsafe(self._end, f"{error.strerror}")

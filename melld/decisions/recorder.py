@@ -1,8 +1,8 @@
-"""From what the scheduler was told and what it answered to the records of the decision log.
+"""Recorder: turns the scheduler's events and commands into records of the decision log.
 
 Owns what a record needs beyond its event: present sizes, owners, moves under way, capacities.  Never writes a file.
-What the scheduler does not hear of (the late end of a move, the end of an unknown request) leaves no record, so that
-the records alone give the scheduler all that it acted upon.
+Events that the scheduler ignores (the late end of a move, the end of an unknown request) leave no record, so that the
+records alone hold all that the scheduler acted upon.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ NOBODY: Mapping[RequestId, str] = {}
 
 
 class Recorder:
-    """The scheduler's world, as far as the log tells it.  Give it every event with its commands, in order."""
+    """The scheduler's state as far as the log needs it.  Takes every event with its commands, in order."""
 
     def __init__(self) -> None:
         self._kv_bytes: dict[RequestId, int] = {}  # of the requests that have not ended
@@ -27,7 +27,7 @@ class Recorder:
     def take(
         self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str] = NOBODY
     ) -> list[Record]:
-        """The records of one event.  `ways` names the way ("kv", "tokens") of the moves among the commands."""
+        """Return the records of one event.  `ways` names the way ("kv", "tokens") of the moves among the commands."""
         records = self._facts(event)
         records += [self._decision(event.at_s, command, ways) for command in commands]
         return records
@@ -60,7 +60,7 @@ class Recorder:
         return fact_records(event)
 
     def _end_move(self, event: events.MoveCommitted | events.MoveAborted) -> bool:
-        """Whether it is the move under way that has ended."""
+        """End the move under way; return False if the event is of another move."""
         destination = self._destination.get(event.request)
         if destination is None or event.destination not in (None, destination):
             return False

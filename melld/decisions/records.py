@@ -1,35 +1,35 @@
-"""The decision log: one JSON object a line, from which an outsider can audit every decision without our code.
+"""Records of the decision log: one JSON object per line, enough to audit every decision without melld's code.
 
-Owns the encoding of facts and decisions; never writes a file (the daemon's shell and the simulator's caller do) and
-never decides.  Records have the keys `at` (seconds) and `kind`, and then:
+Owns the encoding of facts and decisions; never writes a file (`file` and the simulator's caller do) and never decides.
+Records have the keys `at` (seconds) and `kind`, and then:
 
     worker    worker, capacity_bytes (zero: it is gone and its requests have no worker), slots
-    share     worker, shared_bytes: so much less than the sum of its requests' sizes is used there
+    share     worker, shared_bytes: bytes that sharing saves there, out of the sum of its requests' sizes
     arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key)
     place     request, worker, kv_bytes, cause
     queue     request, cause
     grow      request, kv_bytes
     move      request, source, destination, kv_bytes, via ("kv" or "tokens"), cause
-    moved     request, outcome ("committed" or "aborted"), cause; between the two the request counts on both workers;
-              the daemon's, committed, with via: the way that it went in the end
-    preempt   request, worker; it holds nothing there until its next `grow`, and then all of it again
-    finish    request; with cause "refused", kv_bytes and capacity_bytes if it never could have run; with cause
-              "queue full" or "waited too long" if it was sent away before it had begun
+    moved     request, outcome ("committed" or "aborted"), cause; between move and moved the request counts on both
+              workers; a daemon's committed record has via, the way that the move took in the end
+    preempt   request, worker; the request holds nothing there until its next `grow`, and then all of it again
+    finish    request; with cause "refused", kv_bytes and capacity_bytes if it could never run; with cause "queue full"
+              or "waited too long" if it was shed before it had begun
     activate  worker, cause
     retire    worker, cause
 
-and, from the daemon, what else its scheduler was told; none of it changes a size or a place:
+A daemon's log also has the other events of its scheduler; none of them changes a size or a place:
 
     scheduler policy, settings, epochs ("told"), unix_s, melld: the first record
-    epoch     the period of re-planning begins
+    epoch     a re-planning period begins
     ask       request, destination: an operator wants it there
     drain     worker;  resume  worker
-    wake      worker, wake_s: how long it takes to wake it; 0 while its process is warm
+    wake      worker, wake_s: seconds to wake it; 0 while its process is warm
 
-`step` is the id of an event: records of one step are one event and what was decided on it.  `cause_step`, where a
-fact has it, is the event that brought it about: for the end of a move, the one on which the move was decided.  In the
-simulator's log a step without a fact of its own is the beginning of an epoch, and one that decided nothing leaves no
-record; in the daemon's an epoch is a record.
+`step` is the id of an event: records of one step are one event and the decisions on it.  `cause_step` of a fact is the
+event that caused it: for the end of a move, the one on which the move was decided.  In a simulator's log a step without
+a fact is the beginning of an epoch, and an epoch without decisions leaves no record; in a daemon's an epoch is a
+record.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,14 +46,14 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(record: Record) -> bytes:
-    """The record as one line, with its line feed.  Equal records give equal bytes."""
+    """Return the record as one line, with its line feed.  Equal records give equal bytes."""
     return _encoder.encode(record) + b"\n"
 
 
 def fact_records(event: AnyEvent) -> list[Record]:
-    """What the event tells an auditor: nothing for the beginning of an epoch, one record per request that grew.
+    """Return the records of an event: none for the beginning of an epoch, one per request that grew.
 
-    Preemptions and changes of slots have functions of their own: their events do not say all.
+    Preemptions and changes of slots have separate functions: their events lack some of the facts.
     """
     write = _FACTS.get(type(event))
     if write is None:
@@ -62,7 +62,7 @@ def fact_records(event: AnyEvent) -> list[Record]:
 
 
 def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> Record:
-    """What was decided.  `kv_bytes` is the request's present size (for a placement), `via` the way of a move."""
+    """Return the record of a decision.  `kv_bytes`: the request's size (for a placement); `via`: the way of a move."""
     rest: Record
     match command:
         case events.PlaceRequest():
@@ -91,24 +91,24 @@ def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: st
 
 
 def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:
-    """The first record of a daemon's log: who decides, and what o'clock it is at `at_s`."""
+    """Return the first record of a daemon's log: the policy, its settings, and the wall-clock time at `at_s`."""
     rest = {"policy": policy, "settings": msgspec.to_builtins(settings), "epochs": "told"}
     return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, NO_EVENT)
 
 
 def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int) -> Record:
-    """The worker runs more or fewer requests at once than before; its capacity is repeated."""
+    """Return the record of a worker's new slots; it repeats the capacity."""
     rest = {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots}
     return _fact(event, "worker", rest)
 
 
 def epoch_record(event: events.EpochStarted) -> Record:
-    """An epoch began."""
+    """Return the record of an epoch's beginning."""
     return _fact(event, "epoch", {})
 
 
 def preempted_record(event: events.RequestPreempted, worker: WorkerId) -> Record:
-    """The worker itself has pushed the request out of its running set."""
+    """Return the record of a preemption by the worker itself."""
     return _fact(event, "preempt", {"request": event.request, "worker": worker})
 
 

@@ -1,9 +1,10 @@
-"""The facts of a decision log given to a fresh scheduler: does it decide the same?
+"""Replay of a decision log: gives its facts to a fresh scheduler and compares the decisions.
 
-Owns the way back from records to events, and the comparison.  Never reads a file and never repairs a log.
+Owns the conversion from records to events, and the comparison.  Never reads a file and never repairs a log.
 
-A daemon's log says in its first record who decided and tells every epoch.  A simulation's does neither: its policy and
-settings are given, and a step that left no fact is the beginning of an epoch, at a multiple of their length.
+A daemon's log names its policy and settings in the first record and records every epoch.  A simulation's does neither:
+the caller gives policy and settings, and a step without facts is the beginning of an epoch, at a multiple of its
+length.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,7 @@ DECISIONS = frozenset({"place", "queue", "move", "activate", "retire"})
 
 
 class UnusableLog(MelldError):
-    """The records are not those of a decision log, or not all of them."""
+    """The records are not a complete decision log."""
 
     code = "unusable_log"
 
@@ -33,7 +34,7 @@ class UnusableLog(MelldError):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first step at which the scheduler decided otherwise than the log says; None: nothing more was decided."""
+    """The first step at which the scheduler and the log differ; None: no further decision."""
 
     step: int
     logged: Record | None
@@ -41,7 +42,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """How far the log and the scheduler agree."""
+    """Result of a replay: how far the log and the scheduler agree."""
 
     policy: str
     records: int
@@ -51,7 +52,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Who is to decide.  `policy` None: the log's own.  `fallback` and `epoch_s` are for logs that do not say."""
+    """Scheduler of a replay.  `policy` None: the log's own.  `fallback` and `epoch_s`: for logs without their own."""
 
     policy: str | None
     fallback: Callable[[], Scheduler]
@@ -59,10 +60,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def replay(records: Iterable[Record], choice: Choice) -> Replayed:
-    """Give the log's facts to a scheduler, step by step, until it decides otherwise or the log ends.
+    """Give the log's facts to a scheduler, step by step, until a decision differs or the log ends.
 
     Raises:
-        UnusableLog: the facts contradict one another, or are none that a scheduler knows.
+        UnusableLog: the facts contradict each other, or are unknown to the scheduler.
     """
     read = [0]
     stream = _counted(records, read)
@@ -71,7 +72,7 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
         raise UnusableLog(0, "it is empty")
     scheduler, policy, told = _scheduler_of(first, choice)
     rest = stream if first["kind"] == "scheduler" else _chained(first, stream)
-    if scheduler.settings.cluster.instant_moves:  # they ended as they were decided: nobody told the scheduler
+    if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
         rest = (record for record in rest if record["kind"] != "moved")
     sizes: dict[RequestId, int] = {}
     happened = decisions = 0
@@ -93,15 +94,15 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
 
 
 def is_decision(record: Record) -> bool:
-    """Whether the scheduler, not the world, is the source of the record."""
+    """Return True if the record is a decision of the scheduler, not a fact."""
     return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
 
 
 def as_event(facts: list[Record]) -> AnyEvent:
-    """The event that the facts of one step were.
+    """Return the event that the facts of one step record.
 
     Raises:
-        ValueError: they are none.
+        ValueError: there are none, or they are unknown.
     """
     if not facts:
         raise ValueError("it holds no fact")
@@ -142,7 +143,7 @@ def _event_of(facts: list[Record]) -> AnyEvent:
             return events.WorkerResumed(at_s, worker)
         case "ask":
             return events.MoveAsked(at_s, request, fact["destination"])
-    raise ValueError(f"records of kind {fact['kind']!r} are not known")
+    raise ValueError(f"unknown kind of record {fact['kind']!r}")
 
 
 def _worker_event(fact: dict[str, Any]) -> AnyEvent:
@@ -158,13 +159,13 @@ def _worker_event(fact: dict[str, Any]) -> AnyEvent:
 
 
 def _scheduler_of(first: Record, choice: Choice) -> tuple[Scheduler, str, bool]:
-    """The scheduler, its policy's name, and whether epochs are records."""
+    """Return the scheduler, its policy's name, and True if epochs are records."""
     if first.get("kind") != "scheduler":
         fresh = choice.fallback()
         return fresh, choice.policy or fresh.policy.name, False
     name = choice.policy or str(first["policy"])
     if name not in POLICIES:
-        raise UnusableLog(0, f"its policy {name!r} is not known")
+        raise UnusableLog(0, f"its policy {name!r} is unknown")
     try:
         return Scheduler(POLICIES[name], msgspec.convert(first["settings"], SchedulerSettings)), name, True
     except msgspec.ValidationError as error:
@@ -175,7 +176,7 @@ Step = tuple[int, list[Record], AnyEvent | None]
 
 
 def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
-    """The records of each step; with `epoch_s`, steps without facts are epochs, those without records included."""
+    """Yield the records of each step; with `epoch_s`, steps without facts or records are epochs."""
     epochs, before = 0, 0
     for step, group in groupby(records, key=lambda record: int(record.get("step", 0))):
         found = list(group)

@@ -203,4 +203,4 @@ def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
 def test_a_log_on_a_full_disk_is_one_warning(daemon: DaemonProcess, operator: Operator) -> None:
     """All of the above was served although not one decision could be written."""
     warnings = operator.status()["warnings"]
-    assert warnings == ["the decision log /dev/full ends here: No space left on device"]
+    assert warnings == ["the decision log /dev/full ends here, serving goes on: No space left on device"]
