@@ -1,7 +1,7 @@
-"""The one frozen configuration, from one TOML file; command-line flags override it.
+"""The frozen configuration, from one TOML file; command-line flags override it.
 
-An unknown key or a bad value is a `ConfigError` that says where.  This module parses text: it reads no file and no
-environment (the command line does, see `melld.cli`).
+An unknown key or a bad value raises a `ConfigError` that says where.  This module parses text; `melld.cli` reads the
+file and the environment.
 """
 
 import re
@@ -25,11 +25,11 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
 SECRET = {"secret": True}
-"""Marks a key whose value is in no error: somebody may have put a key of the API there."""
+"""Marks a key whose value never appears in an error: it may be an API key."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file: every key is known, every value is checked when it is read."""
+    """A table of the file; unknown keys are refused and every value is checked."""
 
 
 class ServerConfig(_Table, frozen=True, kw_only=True):
@@ -113,14 +113,14 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that clients may call it by, the first of them first."""
+        """All names that clients may use, in the order given."""
         given = self.name if self.name is not None else self.vllm_option(SERVED_MODEL_NAME)
         if given is None:
             return (self.path.rstrip("/").rsplit("/", 1)[-1],)
         return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
 
     def vllm_option(self, name: str) -> Any:
-        """The value of an option in `[model.vllm]`, spelt with `_` or `-`; None where it is not given."""
+        """Return an option of `[model.vllm]`, spelt with `_` or `-`, or None if it is not given."""
         return self.vllm.get(name, self.vllm.get(name.replace("_", "-")))
 
 
@@ -182,7 +182,7 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
-        """The limit of a link's copies as a number; None where there is none."""
+        """The limit of a link's copies as a number, or None for no limit."""
         if self.link_bytes_per_s is None:
             return None
         return float(parse_bytes(self.link_bytes_per_s, "migration.link_bytes_per_s"))
@@ -216,7 +216,7 @@ class HealthConfig(_Table, frozen=True, kw_only=True):
 
 
 class Config(_Table, frozen=True, kw_only=True):
-    """All of it."""
+    """The whole configuration."""
 
     model: ModelConfig
     server: ServerConfig = ServerConfig()
@@ -228,7 +228,7 @@ class Config(_Table, frozen=True, kw_only=True):
 
 
 def parse_bytes(size: int | str, where: str) -> int:
-    """A size in bytes from an integer or a string such as `"128MiB"`; `ConfigError` naming `where` if it is neither."""
+    """Return the bytes of an integer or a string such as `"128MiB"`; raise `ConfigError` naming `where` otherwise."""
     value: float
     if isinstance(size, int):
         value = size
@@ -245,10 +245,10 @@ def parse_bytes(size: int | str, where: str) -> int:
 
 
 def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None) -> Config:
-    """The configuration in `text` (TOML), with `overrides` (dotted key -> value) laid over it.
+    """Return the configuration in `text` (TOML), with `overrides` (dotted key -> value) applied.
 
     Raises:
-        ConfigError: the text is no TOML, a key is unknown, a value is of the wrong kind or out of range.
+        ConfigError: the text is not TOML, a key is unknown, a value is of the wrong type or out of range.
     """
     try:
         tables: dict[str, Any] = tomllib.loads(text)

@@ -1,8 +1,8 @@
-"""Tables of a TOML file into frozen Structs, or one line that says what is allowed, with an example.
+"""Converts tables of a TOML file into frozen Structs; a mistake gives one line with what is allowed and an example.
 
-Owns the words of every mistake and the short forms: one value where a list is wanted, or where a Struct names the key
-that it stands for (`short_form`).  Knows no key by name: all that it says comes from the Structs (`hint`: what to do
-with keys that a Struct lacks) and their annotations.
+Owns the error texts and the short forms: one value where a list is wanted, or in place of a Struct that names the key
+for it (`short_form`).  Knows no key by name: all texts come from the Structs (`hint`: what to do with keys that a
+Struct lacks) and their annotations.
 """
 
 import json
@@ -21,7 +21,7 @@ LONGEST_VALUE = 60
 
 
 def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
-    """The Struct in `tables`.
+    """Return the Struct that `tables` describes.
 
     Raises:
         ConfigError: a key is unknown or missing, a value is of the wrong kind or out of range.
@@ -37,7 +37,7 @@ def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
 
 
 def _in_full(value: Any, kind: inspect.Type) -> Any:
-    """The value with its short forms written out; what is wrong stays as it is, to be told as it was written."""
+    """Return the value with its short forms expanded; wrong values stay as written, for the error."""
     plain = [_bare(part) for part in _alternatives(kind)]
     struct = next((part for part in plain if isinstance(part, inspect.StructType)), None)
     is_list = any(isinstance(part, inspect.VarTupleType) for part in plain)
@@ -57,7 +57,7 @@ def _in_full(value: Any, kind: inspect.Type) -> Any:
 
 
 def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -> str:
-    """msgspec's ``Expected `int`, got `str` - at `$.server.port` `` as: the place, what it wants, what it got."""
+    """Reword msgspec's ``Expected `int`, got `str` - at `$.server.port` `` as: key, what is allowed, what was given."""
     what, _, place = message.partition(" - at `$")
     path = re.sub(r"\[[^\]]*\]", "", place).strip("`.").split(".") if place.strip("`") else []
     if (found := re.search(r"unknown field `(.*)`", what)) is not None:
@@ -86,7 +86,7 @@ def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
 
 
 def _tables(kind: inspect.Type, name: str) -> Iterator[tuple[str, list[str]]]:
-    """Every table below `kind` by its dotted name, with its keys."""
+    """Yield every table below `kind` by its dotted name, with its keys."""
     for field in _struct(kind).fields:
         if any(isinstance(_bare(part), inspect.StructType) for part in _alternatives(field.type)):
             inner = f"{name}.{field.encode_name}".lstrip(".")
@@ -124,7 +124,7 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _example(known: inspect.Type, path: list[str]) -> str:
-    """A value of the key that may be pasted: of its annotation, else its default, else one of its kind."""
+    """Return a value of the key to paste: from its annotation, else its default, else one of its type."""
     kind: inspect.Type = known
     default: Any = None
     for name in path:
@@ -179,7 +179,7 @@ def _is_secret(kind: inspect.Type) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """The value as TOML would have it, cut where it is long."""
+    """Return the value in TOML, cut if it is long."""
     if isinstance(value, dict):
         text = f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
     else:

@@ -1,12 +1,12 @@
-"""A tiny Llama for trying melld without a download: random weights, a really trained tokenizer.
+"""A tiny Llama for trying melld without a download: random weights and a trained tokenizer.
 
-Owns the files of a demo model's directory.  Never imports torch or transformers, and never touches the network: the
-weights are numpy arrays written as safetensors, so the daemon's process may call this too.
+Owns the files of a demo model's directory.  Never imports torch or transformers and never uses the network: the weights
+are numpy arrays written as safetensors, so the daemon's process may call this too.
 
-The text that it writes is gibberish, but everything around it is real: byte-level BPE, special tokens, a chat template
-with tools (calls in the `<tool_call>` form that vLLM's `hermes` parser reads), grouped-query attention and rope.
-The same seed gives the same bytes; only the tokenizer also depends on the Python release, whose own language
-reference (`pydoc_data`) is the text that it is trained on.
+Its text is gibberish, but the rest is real: byte-level BPE, special tokens, a chat template with tools (calls in the
+`<tool_call>` form of vLLM's `hermes` parser), grouped-query attention and rope.  The same seed gives the same bytes;
+only the tokenizer also depends on the Python release, because it is trained on that release's language reference
+(`pydoc_data`).
 """
 
 import json
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 VOCABULARY = 2048
-"""Tokens, the special ones included."""
+"""Number of tokens, special tokens included."""
 
 CONTEXT_TOKENS = 32768
 ANSWER_TOKENS = 128
-"""How long an answer is unless the client says: its noise has no end of its own, and this takes about a second."""
+"""Default length of an answer, about a second: the random text has no natural end."""
 
 LAYERS = 4
 HIDDEN = 256
@@ -40,7 +40,7 @@ SPECIAL_TOKENS = (BEGIN, END, PAD, TURN_START, TURN_END)
 """Ids 0 to 4, in this order; hidden from the text that a client sees."""
 
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Single tokens that stay visible in the text: the tool and reasoning parsers look for them there."""
+"""Single tokens that stay visible in the text, where the tool and reasoning parsers look for them."""
 
 FILES = (
     "config.json",
@@ -96,7 +96,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_demo_model(directory: Path, seed: int = 0) -> None:
-    """Write the model into `directory`, all or nothing; a complete one made with this seed is left alone.
+    """Write the model into `directory` atomically; leave a complete model of this seed alone.
 
     Raises:
         ConfigError: `directory` holds something else, a demo model of another seed included.
@@ -115,7 +115,7 @@ def make_demo_model(directory: Path, seed: int = 0) -> None:
 
 
 def _move_into_place(scratch: Path, directory: Path, seed: int) -> None:
-    """Rename; another process that was faster with the same model is as good."""
+    """Rename the finished directory, unless another process has put the same model there."""
     try:
         os.rename(scratch, directory)  # noqa: PTH104 - an empty directory may be replaced, anything else may not
     except OSError as error:
@@ -124,7 +124,7 @@ def _move_into_place(scratch: Path, directory: Path, seed: int) -> None:
 
 
 def _is_complete(directory: Path, seed: int) -> bool:
-    """Whether the demo model of this seed stands in `directory`."""
+    """Return True if `directory` holds the complete demo model of this seed."""
     if not all((directory / name).is_file() for name in FILES):
         return False
     found = json.loads((directory / "config.json").read_text()).get("melld_demo_seed")
@@ -147,7 +147,7 @@ def _write_files(directory: Path, seed: int) -> None:
 
 
 def _model_config(seed: int) -> dict[str, Any]:
-    """The fields of transformers' LlamaConfig."""
+    """Return the fields of transformers' LlamaConfig."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -176,10 +176,10 @@ def _model_config(seed: int) -> dict[str, Any]:
 
 
 def _weights(seed: int) -> "dict[str, np.ndarray]":
-    """Random float32 tensors under the names of transformers' LlamaForCausalLM, each [out, in].
+    """Return random float32 tensors under the names of transformers' LlamaForCausalLM, each [out, in].
 
-    Scaled so that the next token depends on position and on far tokens: with the usual small spread, greedy decoding
-    soon repeats one word, and a test that compares texts would compare nothing.
+    The scale makes the next token depend on its position and on distant tokens: with the usual small spread, greedy
+    decoding soon repeats one word, and tests that compare texts would prove nothing.
     """
     import numpy as np
 
@@ -204,8 +204,8 @@ def _weights(seed: int) -> "dict[str, np.ndarray]":
         }
     weights["model.norm.weight"] = np.ones(HIDDEN, dtype=np.float32)
     head = matrix(VOCABULARY, HIDDEN, 2.5)
-    # A logit of 0 for the special tokens: the largest of the others is above it, so a greedy answer never ends or
-    # opens a turn by chance, and a sampled one rarely does.  Answers run to their max_tokens.
+    # Special tokens get a logit of 0: another token's is always larger, so a greedy answer never ends or opens a turn
+    # by chance, and a sampled one rarely does.  Answers run to their max_tokens.
     head[: len(SPECIAL_TOKENS)] = 0.0
     weights["lm_head.weight"] = head
     return weights
@@ -245,7 +245,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _training_text() -> list[str]:
-    """Python's language reference (about 460 kB), and chat and JSON shapes that it lacks."""
+    """Return Python's language reference (about 460 kB), plus samples of chat and JSON, which it lacks."""
     from pydoc_data.topics import topics
 
     shapes = ["system user assistant tool", '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'] * 20

@@ -1,6 +1,6 @@
 """Every error that melld raises on purpose, as a type that carries facts.
 
-`status` is what an HTTP client is answered when the error ends its request; `whose` says who can mend it.
+`status` is the HTTP status of the answer when the error ends a client's request.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ class MelldError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     param: str | None = None
-    """The field of the request that is at fault."""
+    """Name of the request's faulty field."""
     retry_after_s: float | None = None
-    """When a client may try again; answers with status 429 or 503 always name a time."""
+    """Seconds after which a client may try again; answers with status 429 or 503 always have it."""
     should_retry: bool | None = None
-    """False tells official clients not to repeat a request that would do harm again (`x-should-retry`)."""
+    """False tells official clients not to repeat a harmful request (`x-should-retry`)."""
 
 
 class ConfigError(MelldError):
-    """The configuration cannot be used; `where` is the file and key, or the flag."""
+    """The configuration is invalid; `where` is the file and key, or the flag."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}")
@@ -40,7 +40,7 @@ class UnknownWorker(MelldError):
 
 
 class UnknownRequest(MelldError):
-    """No request that runs is called so, or several are."""
+    """No running request matches the name, or several do."""
 
     status = 404
     code = "unknown_request"
@@ -51,7 +51,7 @@ class UnknownRequest(MelldError):
 
 
 class RequestTooLarge(MelldError):
-    """The request needs more KV memory than any worker has, ever."""
+    """The request needs more KV memory than any worker can have."""
 
     status = 400
     code = "request_too_large"
@@ -66,7 +66,7 @@ class RequestTooLarge(MelldError):
 
 
 class InputTooLarge(MelldError):
-    """The request, its images decoded, is more than can be given to a worker."""
+    """The request with its decoded images is too large for a worker."""
 
     status = 413
     code = "input_too_large"
@@ -90,7 +90,7 @@ class TooManyPromptLogprobs(MelldError):
 
 
 class TooManyPromptLogprobsNow(MelldError):
-    """Other calls have so many logprobs of prompts at the moment that there is no room for more."""
+    """Other calls hold all the prompt logprobs that may be in flight."""
 
     status = 429
     code = "too_many_prompt_logprobs_now"
@@ -100,7 +100,7 @@ class TooManyPromptLogprobsNow(MelldError):
 
 
 class QueueFull(MelldError):
-    """Too many wait already, and of them the request's client has as many as anybody."""
+    """The queue is full, and no other client has more requests in it."""
 
     status = 429
     code = "queue_full"
@@ -111,7 +111,7 @@ class QueueFull(MelldError):
 
 
 class WaitedTooLong(MelldError):
-    """The request has waited for as long as a request may, and has not begun."""
+    """The request was not placed before the queue's deadline."""
 
     status = 503
     code = "waited_too_long"
@@ -122,7 +122,7 @@ class WaitedTooLong(MelldError):
 
 
 class IllegalTransition(MelldError):
-    """A lifecycle was asked for a step that its table does not have.  Nothing has changed."""
+    """A lifecycle's table does not allow the step.  Nothing has changed."""
 
     def __init__(self, noun: str, name: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
         super().__init__(f"{noun} {name} is {state}: cannot {event}" + "".join(f"\n  {line}" for line in story))
@@ -134,7 +134,7 @@ class IllegalTransition(MelldError):
 
 
 class InvalidSchema(MelldError):
-    """A client's JSON schema is none, or cannot be compiled."""
+    """A client's JSON schema is invalid, or cannot be compiled."""
 
     status = 400
     code = "invalid_json_schema"
@@ -145,7 +145,7 @@ class InvalidSchema(MelldError):
 
 
 class TooManyValues(MelldError):
-    """A request holds more objects and lists than its guards may visit."""
+    """A request holds more objects and lists than the guards visit."""
 
     status = 400
     code = "too_many_values"
@@ -156,7 +156,7 @@ class TooManyValues(MelldError):
 
 
 class ConstraintRefused(MelldError):
-    """A constraint on the output (a schema, regular expression, grammar, choice) cannot be used; `code` says how."""
+    """A constraint on the output (schema, regular expression, grammar, choice) cannot be used; `code` says why."""
 
     status = 400
 
@@ -166,7 +166,7 @@ class ConstraintRefused(MelldError):
 
 
 class NoJudge(MelldError):
-    """No process could be started to judge a constraint."""
+    """No process could be started to check a constraint."""
 
     status = 503
     code = "no_judge"

@@ -1,6 +1,6 @@
-"""The names of things.  Plain strings at run time, distinct types for the checker.
+"""Types of names and ids: plain strings and numbers at run time, distinct types for the checker.
 
-A worker is not a device, and its name says nothing about a GPU's index: the supervisor alone maps one to the other.
+A worker is not a device, and its name does not give a GPU's index: only the supervisor maps one to the other.
 """
 
 from typing import NewType

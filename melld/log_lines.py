@@ -1,9 +1,9 @@
-r"""The form of the daemon's log: one line per record, whatever its texts hold.
+r"""The format of the daemon's log: one line per record, whatever its texts hold.
 
     2026-01-31 12:00:00,000 WARNING melld.api: what happened; line breaks and control characters are written as \n, \x1b
-      | Traceback (most recent call last):      every line of a traceback begins with this mark, and no record does
+      | Traceback (most recent call last):      every line of a traceback begins with this mark, no record does
 
-so that no text of a client's, a model's or a library's can look like a record of its own.
+so that no text of a client, a model or a library can look like a record.
 """
 
 import copy
@@ -17,7 +17,7 @@ MARK = "  | "
 
 
 class OneLine(logging.Formatter):
-    """Formats every record that reaches the process's log."""
+    """Formatter of all records of the process's log."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -25,7 +25,7 @@ class OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's lines."""
         fresh = copy.copy(record)
-        fresh.exc_text = None  # where the formatter of another handler keeps a traceback of its own form
+        fresh.exc_text = None  # another handler's formatter may have cached its traceback here
         return super().format(fresh)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
@@ -46,7 +46,7 @@ def _marked(text: str) -> str:
 
 
 def begin_logging(level: str) -> None:
-    """Log to standard error in this form, Python's own warnings included."""
+    """Log to standard error in this format, Python's warnings included."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine())
     logging.basicConfig(level=level, handlers=[handler])
@@ -54,7 +54,7 @@ def begin_logging(level: str) -> None:
 
 
 def take_over_loggers() -> None:
-    """Have the libraries imported so far log through the process's handler; vLLM and transformers bring their own."""
+    """Route the loggers of the libraries imported so far to the process's handler; vLLM and others bring their own."""
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.handlers:
             logger.handlers.clear()

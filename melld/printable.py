@@ -1,4 +1,4 @@
-"""Text of others made safe to show: on a terminal it steers nothing, in a log it forges no line."""
+"""Escaping of untrusted text, so that it can neither control a terminal nor forge a log line."""
 
 import re
 
@@ -8,12 +8,12 @@ _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line, with what must not be printed written as Python would escape it."""
+    """Return `text` on one line, with unsafe characters escaped as in Python."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable_all(value: object) -> object:
-    """Return a decoded JSON value with all its strings printable, the names of fields included."""
+    """Return a decoded JSON value with all strings printable, field names included."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):

@@ -4,9 +4,9 @@ Owns every call to `pynvml`.  Never raises an NVML error and never keeps a handl
 between two readings, so each reading looks it up by UUID.  All calls block, usually for milliseconds, on a lost GPU for
 seconds: `kvstore/device_poller` calls them from threads.
 
-        NVML's error                                          what the reading says
-        GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND, ...      ->   state `lost`
-        no library, no driver, driver updated, ...       ->   state `unavailable`; the next call restarts NVML
+    NVML's error                                          what the reading says
+    GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND, ...      ->   state `lost`
+    no library, no driver, driver updated, ...       ->   state `unavailable`; the next call restarts NVML
     anything else about one value (NOT_SUPPORTED)    ->   that value is None
 """
 

@@ -3,9 +3,9 @@
 Owns the figures and how to read them.  Never measures (`melld profile` does) and never plans (`planner` does).
 
     link      bytes per epoch, by source and destination
-        port      bytes per epoch that leave one worker for all others together, or enter it
-        segment   bytes per epoch over what several pairs share: a switch, a host bridge, the host's memory
-        prefill   tokens of foreign prefill per epoch, by worker and by the number of requests decoding there
+    port      bytes per epoch that leave one worker for all others together, or enter it
+    segment   bytes per epoch over what several pairs share: a switch, a host bridge, the host's memory
+    prefill   tokens of foreign prefill per epoch, by worker and by the number of requests decoding there
 
 A copy crosses its link, the port out of its source, the port into its destination and every segment on its path.
 """

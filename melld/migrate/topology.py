@@ -2,8 +2,8 @@
 
 Owns the names of the segments and the pairs that cross each.  Never measures a segment's bandwidth.
 
-        devices below one switch, host bridge or memory node       share the way out of it, and the way into it
-        pairs whose GPUs cannot read one another                   go through the host's memory, and share that
+    devices below one switch, host bridge or memory node       share the way out of it, and the way into it
+    pairs whose GPUs cannot read one another                   go through the host's memory, and share that
     CPU workers                                                share the host's memory
     pairs joined by NVLink                                     share nothing but their ports
 """
