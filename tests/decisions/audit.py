@@ -133,7 +133,7 @@ class Auditor:
             self.on_gone(worker)
 
     def on_gone(self, worker: str) -> None:
-        """Its requests have no worker, moves to it are off, and one that comes up in its place is in service."""
+        """Drop a lost worker: its requests have no worker, moves to it are cancelled, and a successor is in service."""
         self.shared[worker] = 0
         self.built[worker] = 0
         self.awake.discard(worker)

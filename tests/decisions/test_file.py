@@ -14,7 +14,7 @@ HEADER = {"at": 0.0, "kind": "scheduler"}
 
 
 class Said(list[str]):
-    """What the operator is told."""
+    """The warnings that the operator gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Said(list[str]):
 
 
 def take(log: DecisionLogFile, count: int) -> None:
-    """So many events."""
+    """Log that many events."""
     for number in range(count):
         log.take(e.EpochStarted(float(number)), [], {})
 

@@ -1,4 +1,4 @@
-"""What the daemon's log keeps is enough: any history of a scheduler can be had again from its records alone."""
+"""The daemon's log is complete: any history of a scheduler can be rebuilt from its records alone."""
 
 import json
 import typing

@@ -77,14 +77,14 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
 
 
 def test_another_policy_decides_otherwise() -> None:
-    """A log can be given to any policy; the first place where it parts from the log is told."""
+    """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
     again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
     assert (again.policy, again.difference is not None) == ("best-fit", True)
 
 
 def test_facts_that_contradict_one_another_are_no_log() -> None:
-    """Half a log, or two in one, is told from a wrong decision."""
+    """Half a log, or two in one, is not mistaken for a wrong decision."""
     records = [json.loads(line) for line in log_of("best-fit", SMALL)]
     twice = next(record for record in records if record["kind"] == "arrive")
     last = records[-1]

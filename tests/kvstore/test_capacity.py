@@ -1,4 +1,4 @@
-"""What others take from a device comes off its worker's capacity, and comes back when they go."""
+"""Memory that other programs take on a device reduces its worker's capacity, and returns when they go."""
 
 import msgspec
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_what_was_there_before_is_not_taken_off() -> None:
 
 
 def test_capacity_follows_down_and_up() -> None:
-    """A notebook takes memory, and gives it back: both are told, in whole blocks."""
+    """A notebook takes memory and frees it: both changes are reported, in whole blocks."""
     rule = CapacityRule(OWN, BLOCK)
     seen = [rule.seen(reading(others)) for others in (0, 10_500, 10_500, 30_000, 0)]
     assert seen == [None, 53_000, None, 34_000, OWN]

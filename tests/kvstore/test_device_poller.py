@@ -44,7 +44,7 @@ async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.M
 
 
 async def test_sources_come_and_go() -> None:
-    """A restarted worker is another process: its device is read anew from the next call on."""
+    """A restarted worker is another process: the next call reads its device from the new source."""
     poller = DevicePoller({})
     assert await poller.read() == {}
     poller.set_source("cpu:0", lambda: OK)

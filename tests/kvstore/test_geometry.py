@@ -20,7 +20,7 @@ def test_tokens_take_whole_blocks_and_no_block_too_many(geometry: KvGeometry, to
 
 @given(geometries, st.integers(0, 1 << 20))
 def test_bytes_and_blocks_go_back_and_forth(geometry: KvGeometry, blocks: int) -> None:
-    """A capacity told in bytes is the same capacity in blocks."""
+    """A capacity in bytes is the same capacity in blocks."""
     assert geometry.blocks_in_bytes(geometry.bytes_for_blocks(blocks)) == blocks
     assert geometry.blocks_in_bytes(geometry.bytes_for_blocks(blocks + 1) - 1) == blocks
 

@@ -66,7 +66,7 @@ class History:
         return body
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What is asked for that body: it may change nothing in the answer."""
+        """Return the body to send for `body`; overrides must not change the answer."""
         return body
 
     def play(self, requests: int, clients: int, seconds: float = math.inf) -> None:
@@ -187,7 +187,7 @@ class History:
         return workers
 
     def _noted(self, worker: str, name: str, where: str) -> None:
-        """It happens now: count it, and remember whose streams it cuts off."""
+        """Count a fault that happens now; for a kill, remember the streams that it cuts off."""
         self.tally[f"{name} {where}"] += 1
         if name == "KILL":
             homes, now_s = self._homes, time.monotonic()

@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Choice:
-    """What a client was told of one choice, put together."""
+    """Output of one choice as its client received it, joined."""
 
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """All that a client was told."""
+    """Everything that a client received."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Any = None
@@ -68,7 +68,7 @@ class Answer:
 
 
 def alike(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether they are equal but for numbers with a fraction, log-probabilities, which may differ by so much."""
+    """Return True if both are equal except for fractional numbers (log-probabilities), within a tolerance."""
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= tolerance
     if isinstance(one, dict) and isinstance(other, dict):
@@ -133,7 +133,7 @@ class Stream(threading.Thread):
         self._left = True
 
     def wait_chunks(self, count: int) -> None:
-        """Until so many have come, or the stream has ended."""
+        """Wait until that many have arrived, or the stream has ended."""
         with self._came:
             came = self._came.wait_for(lambda: len(self.arrivals_s) >= count or not self.is_alive(), PATIENCE_S)
         assert came, "the stream stands still"

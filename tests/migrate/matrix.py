@@ -48,7 +48,7 @@ def _killed(role: str, point: str, via: str = "kv") -> Loss:
 
 
 def _stopped(role: str, point: str) -> Loss:
-    """Whether its patience or the worker ends first does not matter."""
+    """Return the loss for a stopped worker; either its death or the deadline may come first."""
     return Loss(((role, point, "STOP"),), (frozenset({DIED[role], LATE}),), "kv", None, point == "releasing")
 
 

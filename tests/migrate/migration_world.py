@@ -42,7 +42,7 @@ class Worker:
 
 
 class World:
-    """What a script of small numbers makes happen, in any order that the wires allow."""
+    """A migration's two workers and wires; a script of small numbers chooses the events in any possible order."""
 
     def __init__(self, via: Via | None) -> None:
         self.workers = {SOURCE: Worker(Copy(3, 0)), DESTINATION: Worker()}
@@ -229,7 +229,7 @@ class World:
                 garble(self.workers[name].outbox, "swap")
 
     def advance(self, turns: int) -> None:
-        """Go on as if nothing ever went wrong: so many commands carried out, or answers heard."""
+        """Continue without faults for that many commands or answers."""
         for _ in range(turns):
             if (heard := next((name for name, worker in self.workers.items() if worker.outbox), None)) is not None:
                 self.hear(heard)
@@ -253,7 +253,7 @@ class World:
 
 
 def garble(wire: deque[Any], how: str) -> None:
-    """What a wire may do to the messages of a migration: lose one, repeat one, or let the last overtake the one before.
+    """Disturb the messages of a migration on a wire: lose one, repeat one, or let the last overtake the one before.
 
     Tokens are left alone: an answer that has overtaken them would be another story (`StepDone` is numbered).
     """

@@ -1,4 +1,4 @@
-"""What the random histories call the same answer."""
+"""The comparison of answers that the random histories use."""
 
 import pytest
 

@@ -21,7 +21,7 @@ MEASURED = Boundaries(
     [(0, 800), (1, 100), (2, 90), (5, 60), (16, 1), (300, 1)],
 )
 def test_foreign_prefill_follows_the_table_between_its_points(batch: int, tokens: int) -> None:
-    """A busy worker is asked for less; never for nothing, or a move by tokens alone would wait for ever."""
+    """A busy worker prefills less, but never nothing: a move by tokens would wait indefinitely."""
     assert MEASURED.prefill_tokens(W0, batch) == tokens
 
 
@@ -45,7 +45,7 @@ def test_longer_epochs_carry_more() -> None:
 
 
 def test_they_survive_a_file() -> None:
-    """What `melld profile` has saved is what the next daemon uses."""
+    """The next daemon uses what `melld profile` has saved."""
     assert msgspec.json.decode(msgspec.json.encode(MEASURED), type=Boundaries) == MEASURED
 
 

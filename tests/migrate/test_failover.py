@@ -92,7 +92,7 @@ def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
 
 
 def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
-    """It gets a 500 that tells clients not to try again; a request that shared its workers goes on."""
+    """The request gets a 500 that tells clients not to retry; a request that shared its workers continues."""
     assert lose_two_workers(bench, "ABRT") == [(500, "false")]
 
 

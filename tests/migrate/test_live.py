@@ -92,7 +92,7 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
 
 
 def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench) -> None:
-    """Who decodes there is not held up by all of it at once, and the moved answer is the answer."""
+    """Requests that decode there are not delayed by the whole prompt at once, and the moved answer is unchanged."""
     body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
     stream = Stream(bench.daemon, body | {"cache_salt": "paced"})
@@ -156,7 +156,7 @@ def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.Captu
 
 
 def test_moves_are_counted(bench: Bench) -> None:
-    """What moved, how, and how long clients waited can be watched."""
+    """Metrics show what moved, how, and how long clients waited."""
     metrics = bench.daemon.get("/metrics")
     assert 'melld_migrations_total{outcome="committed",via="kv"}' in metrics
     assert "melld_migration_gap_seconds_bucket" in metrics

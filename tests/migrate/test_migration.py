@@ -76,7 +76,7 @@ def test_every_state_can_be_left_by_every_loss(state: MoveState, sign: Sign) -> 
 
 
 def test_an_impossible_event_changes_nothing() -> None:
-    """A bug elsewhere is told with the story so far, and does not end in a second owner."""
+    """A bug elsewhere raises an error with the story so far, and makes no second owner."""
     migration = Migration(Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, lease=1), 0.0)
     with pytest.raises(IllegalTransition, match="migration 1 is queued"):
         migration.happened(Sign.ATTACHED, 1.0)

@@ -1,4 +1,4 @@
-"""What a worker computes for a request ahead of its move keeps to the rate that it was told."""
+"""A worker's prefill ahead of a move keeps to the given rate."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_a_slice_is_whole_blocks_of_one_window(rate: float, blocks: int) -> None
 
 
 def test_without_a_rate_slices_follow_one_another() -> None:
-    """What fits in a boundary goes as fast as it can."""
+    """A move within its boundary runs at full speed."""
     pace = SlicePace(0.0, BLOCK)
     pace.began(512, 7.0)
     assert (pace.slice_tokens(8192), pace.due_s) == (8192, 7.0)

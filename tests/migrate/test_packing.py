@@ -45,7 +45,7 @@ def every_choice(moves: Sequence[Candidate]) -> Iterator[Choice]:
 
 @given(candidates(most=12), USED)
 def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, int]) -> None:
-    """Neither a link nor a worker is asked for more than disturbs nobody."""
+    """No link and no worker exceeds its boundary."""
     assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
 
 
@@ -98,6 +98,6 @@ def test_a_move_larger_than_a_boundary_goes_alone() -> None:
 
 
 def test_a_closed_bin_takes_nobody() -> None:
-    """What is kept for one that has waited too long is not taken by others meanwhile."""
+    """Bins kept for a move that has waited too long are not given to others."""
     small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
     assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)

@@ -62,7 +62,7 @@ def test_an_operator_s_choice_and_a_closed_link_are_obeyed() -> None:
 
 
 def test_the_most_urgent_goes_first() -> None:
-    """Who overflows first is relieved first, whoever asked first."""
+    """The source that overflows first is relieved first, whichever asked first."""
     planner = Planner(LIMITS)
     ask(planner, wanted("calm", 80, ways=KV), wanted("soon", 80, ways=KV, urgency_s=3.0))
     ask(planner, wanted("now", 80, ways=KV, urgency_s=0.05))
@@ -114,7 +114,7 @@ def test_what_is_on_its_way_still_takes_its_place() -> None:
 
 
 def test_a_large_move_is_booked_for_as_many_epochs_as_it_needs() -> None:
-    """It may begin, for it must some time; what the link can carry on average stays what it is."""
+    """A move above the boundary may begin, as it must at some time; the average load of the link stays within it."""
     planner = Planner(LIMITS)
     ask(planner, wanted("large", 250, ways=KV))
     assert names(planner.epoch(BUSY).starts) == ["large"]
@@ -147,7 +147,7 @@ def test_a_large_move_is_not_kept_out_by_small_ones_for_ever() -> None:
 
 
 def test_a_move_that_has_waited_too_long_is_given_up() -> None:
-    """The reason for it is past: the scheduler is told, and may decide anew."""
+    """The move is outdated: the scheduler hears of it and may decide again."""
     planner = Planner(LIMITS, PlannerSettings(give_up=5))
     ask(planner, wanted("first", 80, ways=KV), wanted("second", 80, ways=KV))
     plans = [planner.epoch(BUSY) for _ in range(7)]  # the first never ends
@@ -156,7 +156,7 @@ def test_a_move_that_has_waited_too_long_is_given_up() -> None:
 
 
 def test_a_request_or_a_worker_that_is_gone_waits_no_more() -> None:
-    """Nothing is started for those who left, and the scheduler can be told of each."""
+    """No move starts for a lost worker, and the planner returns each dropped move."""
     planner = Planner(LIMITS)
     ask(planner, wanted("ended"), wanted("to"), wanted("from", source=WorkerId("w1"), destination=WorkerId("w2")))
     ask(planner, wanted("stays", destination=WorkerId("w2")))
@@ -257,7 +257,7 @@ class History:
 
 @given(EPOCHS)
 def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
-    """What has begun in n epochs costs at most n boundaries and what is over the boundary of the last large move."""
+    """Moves begun in n epochs cost at most n boundaries plus the excess of the last large move."""
     history = History(PlannerSettings())
     for moves, lasting in epochs:
         history.epoch(moves, lasting)
@@ -273,7 +273,7 @@ def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple])
 @settings(max_examples=examples(50), deadline=None)
 @given(EPOCHS)
 def test_every_move_begins_although_others_keep_coming(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
-    """No move starves: with the same load again and again behind it, each begins within a time that can be told."""
+    """No move starves: under constant load behind it, each begins within a known time."""
     history = History(PlannerSettings(patience=3, give_up=10**6))
     moves = [move for moves, _ in epochs for move in moves][:6]
     history.epoch(moves, 1)

@@ -84,7 +84,7 @@ def test_one_source_shares_its_port_among_its_destinations() -> None:
 
 
 def test_a_move_larger_than_a_boundary_is_paced_by_the_narrowest_segment() -> None:
-    """It takes as many epochs as it needs, its segment stays taken, and wider ones have room for others."""
+    """The move takes as many epochs as it needs, its segment stays full, and wider ones have room for others."""
     planner = Planner(FIGURE_9)
     planner.ask(wanted("large", 1, 4, 250, ways=KV), 0.0)
     (start,) = planner.epoch(BUSY).starts
@@ -106,7 +106,7 @@ def test_tokens_are_reckoned_with_at_the_destination_s_present_load() -> None:
 
 
 def test_moves_that_share_nothing_are_divided_apart() -> None:
-    """One pair's crowd keeps nobody waiting elsewhere, and few moves are divided in the best way."""
+    """A crowded pair delays no move elsewhere, and few moves are packed optimally."""
     items = [("a", ["x", "y"]), ("b", ["z"]), ("c", ["y", "w"]), ("d", ["v"]), ("e", ["w"])]
     grouped = paths.together([(name, [(one,) for one in bins]) for name, bins in items])
     assert grouped == [["a", "c", "e"], ["b"], ["d"]]
@@ -122,7 +122,7 @@ EPOCHS = st.lists(st.tuples(st.lists(MOVES, max_size=5), st.integers(0, 3)), min
 
 
 class Book:
-    """What each bin is asked for in each epoch, written down a second time: every move paced as it was told."""
+    """Second book of each bin's load in each epoch, with every move paced as the planner says."""
 
     def __init__(self) -> None:
         self.drawn: Counter[tuple[int, tuple[str, ...]]] = Counter()

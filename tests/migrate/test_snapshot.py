@@ -13,7 +13,7 @@ def reservation(*groups: tuple[int, ...], reused: int = 0) -> Reservation:
 
 
 def test_a_snapshot_survives_its_encoding() -> None:
-    """What leaves one process is what another reads."""
+    """One process reads exactly what another wrote."""
     snapshot = RequestSnapshot(
         request="r",
         core_request=b"\x90",
@@ -34,7 +34,7 @@ def test_a_snapshot_survives_its_encoding() -> None:
 
 @pytest.mark.parametrize(("tokens", "stats"), [([], ()), ([9], None)])
 def test_a_log_entry_says_whether_its_prefill_was_reported(tokens: list[int], stats: tuple[int, ...] | None) -> None:
-    """The usage that a client is told is told once, also when the worker died in between."""
+    """A client's usage is reported once, also if the worker died in between."""
     snapshot = RequestSnapshot.from_log("r", b"", 3, tokens)
     assert stats == snapshot.prefill_stats
     assert snapshot.block_ids == ()
@@ -58,7 +58,7 @@ def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
 
 
 def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
-    """Blocks that were given up and taken anew hold other bytes under the same ids."""
+    """Blocks that were freed and allocated again hold other bytes under the same ids."""
     room = reservation((1, 2, 3))
     plan = CopyPlan(room)
     pairs, places = plan.missing(((11, 12),), 0, room)
@@ -79,6 +79,6 @@ def test_groups_of_blocks_are_copied_together() -> None:
 
 @pytest.mark.parametrize("error", [MoveRefused("r", Refusal.POOLING), NoRoom("r", 3, 2, 1)])
 def test_refusals_name_the_request_and_the_status_of_the_answer(error: MelldError) -> None:
-    """Whoever asked for the move is told which request, and why not."""
+    """The error names the request and the reason."""
     assert "r" in str(error)
     assert error.status in {409, 503}

@@ -60,7 +60,7 @@ def test_copies_by_way_of_the_host_share_its_memory_and_leave_their_switch() -> 
 
 
 def test_nvlink_goes_by_no_switch_of_the_bus() -> None:
-    """What is joined directly is bounded by its ports alone."""
+    """Directly connected devices are limited by their ports alone."""
     assert segments_of_gpus(joined(nvlink=True), 7) == ()
 
 

@@ -24,25 +24,25 @@ def scheduler_with(
 
 
 def arrive(scheduler: Scheduler, name: str, kv_bytes: int, at_s: float = 0.0, priority: int = 0) -> list[e.AnyCommand]:
-    """One request arrives."""
+    """Let one request arrive."""
     return scheduler.handle(e.RequestArrived(at_s, name, kv_bytes, kv_bytes, priority))
 
 
 def finish(scheduler: Scheduler, name: str, at_s: float = 0.0) -> list[e.AnyCommand]:
-    """One request ends."""
+    """Let one request end."""
     return scheduler.handle(e.RequestFinished(at_s, name))
 
 
 def placed(commands: list[e.AnyCommand]) -> dict[str, str]:
-    """Who was placed where."""
+    """Return the placements: request to worker."""
     return {c.request: c.worker for c in commands if isinstance(c, e.PlaceRequest)}
 
 
 def moved(commands: list[e.AnyCommand]) -> dict[str, str]:
-    """Who is to move where."""
+    """Return the moves: request to destination."""
     return {c.request: c.destination for c in commands if isinstance(c, e.MoveRequest)}
 
 
 def of_kind(commands: list[e.AnyCommand], kind: type) -> list[e.AnyCommand]:
-    """The commands of one kind, in order."""
+    """Return the commands of one kind, in order."""
     return [command for command in commands if isinstance(command, kind)]

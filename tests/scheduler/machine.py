@@ -26,7 +26,7 @@ NAMES = [f"w{number}" for number in range(6)]
 
 
 class Books:
-    """What an outsider knows: where every request is and what every worker holds, from the messages alone."""
+    """Model of an outside observer: the place of every request and the load of every worker, from messages alone."""
 
     def __init__(self, instant: bool) -> None:
         self.instant = instant
@@ -48,11 +48,11 @@ class Books:
         return [name for name in self.capacity if name not in self.drained and self.slots[name] > 0]
 
     def could_hold(self, size: int) -> bool:
-        """Whether any of them would hold so much if it were empty."""
+        """Return True if any of these workers could hold that much when empty."""
         return any(size <= self.capacity[name] for name in self.usable())
 
     def has_room(self, size: int, but: str | None = None) -> bool:
-        """Whether any of them holds so much now, woken if need be."""
+        """Return True if any of these workers can hold that much now, woken if needed."""
         return any(
             name != but and (self.fits(name, size) if name in self.awake else size <= self.capacity[name])
             for name in self.usable()
@@ -63,18 +63,18 @@ class Books:
         return sum(self.size[r] for r in self.on(worker)) - self.shared.get(worker, 0)
 
     def saved(self, worker: str) -> int:
-        """What is really shared there: of one beginning, all but the longest part that anybody has."""
+        """Return the bytes really shared there: of each common prefix, all but its longest copy."""
         parts: dict[str, list[int]] = {}
         for name, size in (self.prefix[r] for r in self.on(worker)):
             parts.setdefault(name, []).append(size)
         return sum(sum(sizes) - max(sizes) for sizes in parts.values())
 
     def holds(self, worker: str) -> bool:
-        """Whether what is really used there is no more than what is reckoned."""
+        """Return True if the reported sharing is at most the real one."""
         return self.shared.get(worker, 0) <= self.saved(worker)
 
     def leave(self, request: str, worker: str | None) -> None:
-        """Who leaves a worker frees nothing that others may have too."""
+        """Let a request leave the worker: it frees nothing that others may share."""
         if worker in self.shared:
             self.shared[worker] = max(self.shared[worker] - self.size[request], 0)
 
@@ -132,13 +132,13 @@ class Books:
                 self.forget(request)
 
     def goes_before(self, other: str, request: str, rank: tuple[bool, int, int]) -> bool:
-        """Whether the other, who waits, should have been served first; of equal ones of two clients either may be."""
+        """Return True if the other waiting request should have been served first; equal ones of two clients may be."""
         theirs = self.rank[other]
         fair = theirs[:2] == rank[:2] and rank[0] and self.client[other] != self.client[request]
         return theirs < rank and not fair and self.could_hold(self.size[other])
 
     def heads(self) -> list[str]:
-        """Who may be next: of the first class in which somebody could be held, the first of each client."""
+        """Return the requests that may be next: in the first class with one that fits, the first of each client."""
         able = sorted((rank, name) for name, rank in self.rank.items() if self.could_hold(self.size[name]))
         first: dict[str, str] = {}
         for rank, name in able:
@@ -147,7 +147,7 @@ class Books:
         return list(first.values())
 
     def free_the_drained(self) -> None:
-        """What an operator has sent to a worker may leave it again once that drains."""
+        """Unpin the requests of draining workers: they may leave."""
         self.pinned = {request for request in self.pinned if self.at[request] not in self.drained}
 
     def forget(self, request: str) -> None:
@@ -348,7 +348,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]), growth=st.integers(0, 30))
     def epoch(self, seconds: float, growth: int) -> None:
-        """Time passes: all that run grow alike, as decoding does, and the scheduler plans anew."""
+        """Advance the time: all running requests grow alike, and the scheduler plans again."""
         self.now_s += seconds
         sizes = {
             name: max(size, min(size + growth, CAPACITY))
@@ -388,7 +388,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert limit is None or sum(rank[0] for rank in self.books.rank.values()) <= limit
 
     def the_drained_are_emptied(self) -> None:
-        """Whoever is left on a worker that is to be emptied has nowhere to go (or those that wait go first)."""
+        """Assert that requests left on a draining worker have nowhere to go, unless waiting ones go first."""
         if self.books.rank or self.horizon_s:
             return
         for request, worker in self.books.at.items():

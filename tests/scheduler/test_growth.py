@@ -10,7 +10,7 @@ from melld.scheduler.state import Request, Worker
 
 
 def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate, Worker]:
-    """What is learned of one worker with four requests that grow alike, told in blocks, for a minute."""
+    """Return the growth rate and worker after a minute of four requests that grow alike, reported in blocks."""
     worker = Worker("w", 10**9, 100, 0, 0)
     worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, number) for number in range(4)}
     growth = GrowthRate()
@@ -27,7 +27,7 @@ def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate
 
 @pytest.mark.parametrize("epoch_s", [0.1, 1.0, 3.0])
 def test_the_rate_is_right_whatever_the_epoch_and_the_block(epoch_s: float) -> None:
-    """Room is judged by the true speed of decoding, not by how often sizes are told."""
+    """Room follows the true speed of decoding, not the frequency of reports."""
     growth, worker = watched(epoch_s, tokens_per_s=25.0, block=16)
     assert pytest.approx(growth.bytes_per_s, rel=0.2) == 25.0
     assert pytest.approx(worker.growth_bytes_s, rel=0.2) == 25.0
@@ -57,7 +57,7 @@ def test_the_line_through_past_moves_is_found() -> None:
 
 
 def test_a_slower_link_is_noticed() -> None:
-    """What was learned of a link that has since become slow is forgotten."""
+    """Times of a link that has since become slow are forgotten."""
     moves, chance = MoveTimes(), random.Random(1)
     for rate in (4e9, 1e9):
         for _ in range(300):

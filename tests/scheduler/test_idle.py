@@ -15,7 +15,7 @@ def at_rest(count: int, asleep: bool = True, wake_s: float = 2.0) -> list[Worker
 
 class TestSleeping:
     def test_a_worker_that_nobody_has_used_sleeps_after_its_delay(self) -> None:
-        """What was started and is not needed goes to rest like what has been used."""
+        """A started worker that is not needed sleeps like one that was used."""
         idle = Idle(SETTINGS)
         assert idle.look(0, at_rest(1, asleep=False), 100.0).sleep == ()
         assert idle.look(0, at_rest(1, asleep=False), 109.9).sleep == ()

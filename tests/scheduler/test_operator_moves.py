@@ -1,4 +1,4 @@
-"""What an operator asks for is done where there is room, under every policy, and the policy's book follows."""
+"""An operator's move is made where there is room, under every policy, and the policy's book follows."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def live_on(scheduler: Scheduler, from_s: int) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("kv_bytes", [3, 20, 24])
 def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: int) -> None:
-    """Who sends a request somewhere finds it there later, and can still empty the worker."""
+    """A request stays where the operator sent it, and the worker can still be drained."""
     scheduler = scheduler_with(policy, kv_bytes, 25)
     there = B if home_of(scheduler, "r0") == A else A
     scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
@@ -103,7 +103,7 @@ def test_a_request_can_be_held_where_it_is(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_move_that_fails_or_a_worker_that_dies_frees_the_request(policy: str) -> None:
-    """Nobody has to undo what never came about."""
+    """A failed move or a lost worker unpins the request: the operator need not undo anything."""
     scheduler = scheduler_with(policy, 20)
     there = B if home_of(scheduler, "r0") == A else A
     scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))

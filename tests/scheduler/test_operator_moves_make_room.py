@@ -1,4 +1,4 @@
-"""What an operator's move leaves free is given to those who wait."""
+"""Room freed by an operator's move goes to waiting requests."""
 
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
@@ -6,7 +6,7 @@ from tests.scheduler.driving import arrive, moved, placed, scheduler_with
 
 
 def test_room_that_an_operator_makes_is_used_at_once() -> None:
-    """Nobody waits beside room: with instant moves no later event would say that the source is free."""
+    """No request waits beside room: with instant moves no later event reports that the source is free."""
     scheduler = scheduler_with(workers=2, cluster=ClusterSettings(instant_moves=True))
     for name, kv_bytes in (("a", 400), ("b", 500), ("c", 300), ("d", 250), ("waiting", 500)):
         commands = arrive(scheduler, name, kv_bytes)

@@ -7,7 +7,7 @@ from melld.scheduler.pace import STEPS, Pace
 
 
 def run(pace: Pace, seconds_per_request: float, offered: int, steps: int) -> int:
-    """So many steps of a worker that has as many requests as the limit lets it have; the limit after them."""
+    """Return the limit after that many steps of a worker with as many of the offered requests as it allows."""
     for _ in range(steps):
         running = min(offered, pace.slots)
         pace.stepped(seconds_per_request * running, running)
@@ -25,7 +25,7 @@ def test_a_slow_worker_is_given_no_more_than_it_can_do_in_time() -> None:
 
 
 def test_the_limit_is_lifted_when_the_steps_are_fast_again() -> None:
-    """A passing load does not halve a worker for ever."""
+    """A temporary load does not halve a worker permanently."""
     pace = Pace(0.1, 64)
     run(pace, 0.01, 64, 20 * STEPS)
     assert run(pace, 0.0001, 64, 100 * STEPS) == 64
@@ -45,7 +45,7 @@ def test_one_slow_step_changes_nothing() -> None:
     steps=st.lists(st.tuples(st.floats(1e-5, 10.0), st.integers(0, 300)), max_size=300),
 )
 def test_the_limit_is_always_possible(target_s: float, most: int, steps: list[tuple[float, int]]) -> None:
-    """Never none, or the worker's requests would wait for ever; never more than vLLM was told."""
+    """The limit is never zero, or requests would wait indefinitely, and never more than vLLM's."""
     pace = Pace(target_s, most)
     for step_s, running in steps:
         assert 1 <= pace.stepped(step_s, min(running, most)) <= most

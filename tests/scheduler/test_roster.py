@@ -7,7 +7,7 @@ from tests.scheduler.driving import arrive, finish, placed, scheduler_with
 
 
 def test_a_warm_worker_is_woken_before_one_whose_process_has_ended() -> None:
-    """Nobody waits for a start while another worker would answer at once."""
+    """No request waits for a start while a warm worker has room."""
     scheduler = scheduler_with(workers=3)
     scheduler.handle(e.WorkerWakeTimeChanged(1.0, "w0", 5.0))
     assert placed(arrive(scheduler, "r1", 900, 2.0)) == {"r1": "w1"}
@@ -27,7 +27,7 @@ def test_a_worker_that_is_warm_again_is_first_again() -> None:
 
 
 def test_a_wake_time_of_a_worker_in_use_or_unknown_harms_nothing() -> None:
-    """It may come late: what counts is what it is when the worker sleeps."""
+    """A wake time may be reported late: its value counts when the worker sleeps."""
     scheduler = scheduler_with(workers=2)
     arrive(scheduler, "r1", 900, 1.0)
     assert scheduler.handle(e.WorkerWakeTimeChanged(2.0, "w0", 5.0)) == []

@@ -9,7 +9,7 @@ from tests.scheduler.driving import CAPACITY, arrive, finish, moved, of_kind, pl
 
 
 def test_a_request_that_can_never_fit_is_refused_and_forgotten() -> None:
-    """The client gets its answer at once instead of waiting for ever."""
+    """The client gets its answer at once instead of waiting indefinitely."""
     scheduler = scheduler_with()
     answer = arrive(scheduler, "huge", CAPACITY + 1)
     assert [e.RefuseRequest("too large", "huge", CAPACITY + 1, CAPACITY)] == answer
@@ -29,7 +29,7 @@ def test_requests_wait_while_no_worker_is_known() -> None:
 
 
 def test_the_queue_goes_by_priority_then_first_come() -> None:
-    """Nobody overtakes an equal."""
+    """No request overtakes an equal one."""
     scheduler = scheduler_with(workers=1)
     arrive(scheduler, "running", CAPACITY)
     for name, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
@@ -68,7 +68,7 @@ def test_the_death_of_a_worker_places_its_requests_elsewhere_at_once() -> None:
 
 
 def test_a_dead_source_or_destination_ends_the_move() -> None:
-    """Neither side keeps bytes for a move that cannot be."""
+    """No worker keeps bytes for an impossible move."""
     for dead, expected in (("w0", {"a": "w1"}), ("w1", {})):
         scheduler = scheduler_with()
         arrive(scheduler, "a", 400)
@@ -115,7 +115,7 @@ def test_a_drained_worker_is_emptied_then_retired_and_given_nothing() -> None:
 
 
 def test_a_drain_goes_on_beside_a_request_that_no_worker_could_hold() -> None:
-    """What waits for a worker that is gone, or drained itself, does not keep another one from being emptied."""
+    """Requests that wait for a lost or draining worker do not block the drain of another one."""
     scheduler = scheduler_with(workers=2)
     scheduler.handle(e.WorkerUp(0.0, "large", 5000))
     arrive(scheduler, "a", 300)
@@ -126,7 +126,7 @@ def test_a_drain_goes_on_beside_a_request_that_no_worker_could_hold() -> None:
 
 
 def test_a_drain_waits_for_room_and_for_those_that_wait() -> None:
-    """What cannot move stays and runs; nobody is moved while somebody has no worker at all."""
+    """A request that cannot move keeps running; none moves while another has no worker at all."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 600)
     arrive(scheduler, "b", 600)
@@ -195,7 +195,7 @@ def test_what_fits_is_judged_one_horizon_ahead() -> None:
     ],
 )
 def test_an_event_that_cannot_be_raises_and_changes_nothing(event: e.AnyEvent) -> None:
-    """A bug elsewhere is told where it is, and the scheduler's books stay right."""
+    """A bug elsewhere gets an error that says where, and the scheduler's records stay right."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
     with pytest.raises(IllegalTransition):

@@ -51,7 +51,7 @@ def test_one_who_leaves_frees_only_what_nobody_else_holds(policy: str) -> None:
 
 
 def test_one_who_moves_is_counted_in_full_where_it_goes() -> None:
-    """Its destination may have none of it: only what a worker has told is held in common."""
+    """The destination may share nothing of it: only what a worker reports is shared."""
     scheduler = scheduler_with(workers=2, policy="most-free")
     chats(scheduler, 2)
     assert moved(scheduler.handle(e.WorkerDraining(1.0, "w0"))) == {"chat0": "w1"}
@@ -62,7 +62,7 @@ def test_one_who_moves_is_counted_in_full_where_it_goes() -> None:
 
 
 def test_a_worker_never_shares_more_than_it_holds() -> None:
-    """What is told late, of requests that are gone, makes no room that is not there."""
+    """A late report about requests that are gone frees no room."""
     scheduler = scheduler_with(workers=1)
     scheduler.handle(e.WorkerSharingChanged(0.0, "w0", 500))
     scheduler.handle(e.WorkerSharingChanged(0.0, "unknown", 500))
@@ -73,7 +73,7 @@ def test_a_worker_never_shares_more_than_it_holds() -> None:
 
 
 def test_an_auditor_of_the_log_sees_why_they_fit() -> None:
-    """Whoever adds up the sizes finds more than the capacity; the log says what is held in common."""
+    """The sum of the sizes exceeds the capacity; the log says how much is shared."""
     scheduler = scheduler_with(workers=0)
     recorder = Recorder()
     records = [header_record("best-fit", scheduler.settings, 0.0, 1e9, "0")]

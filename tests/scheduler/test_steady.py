@@ -1,4 +1,4 @@
-"""A worker that has died of late gets what no other has room for, until it has worked for a while, under any policy."""
+"""Under any policy, a worker that died recently gets only overflow until it has worked for a while."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_others_are_preferred_to_a_worker_that_died_of_late(shaken: Scheduler) -
 
 
 def test_better_there_than_to_wait(shaken: Scheduler) -> None:
-    """What no other has room for goes there at once: nobody waits beside a worker that is ready."""
+    """Requests that no other worker has room for go there at once: none waits beside a ready worker."""
     assert placed(arrive(shaken, "large", CAPACITY)) == {"large": "w1"}
     assert placed(arrive(shaken, "next", 200)) == {"next": "w0"}
 
@@ -50,7 +50,7 @@ def test_a_worker_that_has_worked_for_long_enough_is_as_good_as_any(shaken: Sche
 
 
 def test_fewer_slots_do_not_open_a_worker_that_is_not_steady(shaken: Scheduler) -> None:
-    """That it is slow as well is noted, and counts once it is used."""
+    """A limit of slots is recorded for an unsteady worker and counts once the worker is used."""
     shaken.handle(e.WorkerSlotsChanged(0.0, "w0", 1))
     assert placed(arrive(shaken, "r1", 200)) == {"r1": "w1"}
     shaken.handle(e.WorkerSteadied(1.0, "w0"))
@@ -58,6 +58,6 @@ def test_fewer_slots_do_not_open_a_worker_that_is_not_steady(shaken: Scheduler) 
 
 
 def test_an_operator_may_move_a_request_there(shaken: Scheduler) -> None:
-    """What somebody asks for by name is done: he may be looking whether it works."""
+    """An operator may move a request to an unsteady worker by name, to test whether it works."""
     arrive(shaken, "r1", 200)
     assert moved(shaken.handle(e.MoveAsked(0.0, "r1", "w0"))) == {"r1": "w0"}

@@ -145,7 +145,7 @@ def test_growth_counts_as_service() -> None:
 
 
 def test_of_too_many_the_greediest_clients_last_goes() -> None:
-    """Who fills the line makes room for the others; the least urgent go first of all."""
+    """The client with the longest line makes room for the others; the least urgent go first of all."""
     queue = WaitingQueue()
     for number in range(4):
         waiting(queue, f"a{number}", number, "a")
@@ -169,7 +169,7 @@ def test_who_would_go_is_known_before_it_comes(
 
 
 def test_of_clients_with_as_many_the_newcomer_goes() -> None:
-    """Nobody who waits is sent away for one who has as much in the line."""
+    """No waiting request is shed for a client that has as many in the queue."""
     queue = WaitingQueue()
     for number, name in enumerate(("a0", "b0", "b1", "a1")):
         waiting(queue, name, number, name[0])

@@ -83,7 +83,7 @@ def test_sizes_are_read_with_their_units(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "nan", "inf", "4 gib", "x"])
 def test_sizes_that_are_none_are_refused(text: str) -> None:
-    """A size of nothing or of no number must not be reckoned with."""
+    """A size of zero, or one that is no number, is refused."""
     with pytest.raises(ValueError, match=r"not a number of bytes|could not convert"):
         parse_bytes(text)
 

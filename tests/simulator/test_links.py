@@ -1,4 +1,4 @@
-"""What lies between simulated workers: contention, waking, the gap of a move, and planning over a tree of switches."""
+"""Links between simulated workers: contention, waking, the gap of a move, and planning over a tree of switches."""
 
 import msgspec
 import pytest
@@ -65,7 +65,7 @@ def test_a_move_costs_its_client_the_measured_gap() -> None:
 
 
 def test_copies_take_decoding_time_of_both_workers() -> None:
-    """What runs beside a move is slowed by as much as was measured."""
+    """Requests that run beside a move slow down by the measured amount."""
     ends = []
     for cost_s in (0.0, 0.4):
         script, _ = moved_to_a_sleeper(msgspec.structs.replace(KV, copy_cost_s=cost_s, kv_gap_s=0.0), wake_s=0.0)
@@ -124,7 +124,7 @@ def makespan_s(link: LinkSettings) -> float:
 
 
 def test_moves_planned_over_a_switch_end_sooner_than_those_planned_pair_by_pair() -> None:
-    """Who takes each link for free sends all by KV and waits for the switch; who counts it sends most as tokens."""
+    """A planner that ignores shared links sends all by KV and waits for the switch; else most moves go by tokens."""
     narrow = KV.bytes_per_s / 4
     link = msgspec.structs.replace(TREE, switch_bytes_per_s=narrow, ways=(Via.KV, Via.TOKENS), prefill_share=0.5)
     together, apart = makespan_s(link), makespan_s(msgspec.structs.replace(link, consensus=False))

@@ -36,7 +36,7 @@ def ends(script: Script) -> list[tuple[str, str]]:
 
 
 def test_boundaries_follow_from_the_machines() -> None:
-    """What the simulator allows is what the machines that it simulates can do."""
+    """The simulator's boundaries are what the simulated machines can do."""
     limits = boundaries_of(SMALL, LINK)  # epochs of half a second, 0.1 ms a token
     assert limits.other_link_bytes == 20 * BLOCK_BYTES
     assert limits.other_prefill == ((0, 5000), (1, 500))

@@ -235,7 +235,7 @@ def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
 
 
 def test_a_policy_that_never_places_is_found_out() -> None:
-    """A simulation that cannot end says so instead of running for ever."""
+    """A simulation that cannot end raises an error instead of running indefinitely."""
     script = Script((events.RequestArrived, 0.0, [events.QueueRequest("script", "r0")]))  # type: ignore[arg-type]
     slow_epochs = msgspec.structs.replace(SMALL, epoch_s=3600.0)
     with pytest.raises(SimulationStuck, match="1 requests wait"):

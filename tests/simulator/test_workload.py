@@ -45,7 +45,7 @@ def test_a_trace_is_read_as_it_is(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: pathlib.Path, text: str, why: str) -> None:
-    """Whoever made the file must be able to mend it from the message alone."""
+    """The message alone tells the author of the file how to correct it."""
     path = write(tmp_path / "bad.csv", text)
     with pytest.raises(ConfigError) as refused:
         read_trace(path)

@@ -1,4 +1,4 @@
-"""Which way a link copies by: whatever a way raises, bytes arrive by another, or the failure is told."""
+"""A link's choice of ways: whatever a way raises, bytes arrive by another, or the failure is reported."""
 
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -19,7 +19,7 @@ class Oddity(Exception):
 
 
 class Way:
-    """A way that says what it did, takes `seconds` of a clock, and fails where it is told to."""
+    """Way that records its calls, takes `seconds` of a clock, and fails on demand."""
 
     def __init__(self, clock: list[float], seconds: float = 1.0, fails: str = "") -> None:
         self.begun: list[tuple[list[int], list[int]]] = []
@@ -77,7 +77,7 @@ def test_the_fastest_way_by_the_median_is_used(clock: list[float]) -> None:
 
 
 def test_a_way_that_fails_while_it_is_measured_is_dropped(clock: list[float]) -> None:
-    """What cannot copy when a link opens is not tried beside a client's request."""
+    """A way that fails when a link opens is not tried beside a client's request."""
     copiers = Copiers("link", {"a": Way(clock, fails="later"), "b": Way(clock)}, clock=lambda: clock[0])
     copiers.measure([1], [1])
     assert copiers.names == ("b",)
@@ -157,7 +157,7 @@ def test_after_a_piece_that_failed_none_is_under_way() -> None:
 
 
 def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mapping that nobody can use would hold a dead sibling's memory for ever."""
+    """An unusable mapping would hold a dead sibling's memory indefinitely."""
     tensors = make_cache()
     layout = layout_of(tensors, BLOCKS)
     handle = shared_memory.export(tensors, layout)

@@ -15,7 +15,7 @@ from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
 
 
 class CompilationFailed(Exception):
-    """What compilers raise: neither an error of ours nor of torch (triton.compiler.errors.CompilationError)."""
+    """Error like a compiler's: neither ours nor torch's (triton.compiler.errors.CompilationError)."""
 
 
 class GatedLink(SharedMemoryLink):
@@ -130,7 +130,7 @@ def test_closing_ends_every_job(bench: Bench) -> None:
 
 
 def test_a_copy_over_a_closed_link_ends_at_once(bench: Bench) -> None:
-    """A sibling dies while somebody counts on its link: whoever asks for one more copy must not wait for ever."""
+    """A sibling dies while its link is in use: a further copy must not wait indefinitely."""
     bench.copies.close()
     bench.copies.submit("late", [0], [1])
     assert bench.hear() == CopyDone("late", cancelled=True)

@@ -29,7 +29,7 @@ shapes = st.fixed_dictionaries({d: st.integers(1, 4) for d in "LBHN"} | {"C": st
 def test_copying_a_block_copies_that_block_of_every_layer_and_nothing_else(
     order: str, sizes: dict[str, int], dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    """Whatever layout an attention kernel prefers, a pull moves whole blocks, and only those that it was told to."""
+    """With any kernel's layout, a pull copies whole blocks, and only the requested ones."""
     source, target = cache(order, sizes, dtype), cache(order, sizes | {"B": sizes["B"] + 2}, dtype)
     for tensor in target:
         tensor.zero_()

@@ -111,7 +111,7 @@ def test_impossible_pulls_are_refused(sibling: Sibling, source: list[int], targe
 
 
 def test_a_rate_limit_holds_over_pieces(sibling: Sibling) -> None:
-    """A link that is told to leave bandwidth to others does, to within a piece."""
+    """A rate-limited link leaves bandwidth to others, to within a piece."""
     _, layout, region = ours()
     rate = 20 * layout.block_bytes / 0.1
     puller = Puller(link_to(sibling.handle, region, layout), bytes_per_s=rate, piece_bytes=layout.block_bytes)

@@ -36,7 +36,7 @@ def test_no_worker_is_woken_while_one_that_is_awake_has_room(policy: str) -> Non
 
 @pytest.mark.parametrize("policy", ["best-fit", "worst-fit"])
 def test_plain_fits_never_move_what_runs(policy: str) -> None:
-    """They are the baselines without migration."""
+    """The baselines never migrate."""
     scheduler = two_unequal_workers(policy)
     scheduler.handle(e.RequestsGrew(1.0, {"a": 900, "b": 600}))
     assert not moved(scheduler.handle(e.EpochStarted(1.0)))

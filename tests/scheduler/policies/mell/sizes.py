@@ -1,4 +1,4 @@
-"""One unbatched or batched MELL on many equal workers with instant moves, told of sizes in a few words."""
+"""Harness of MELL, unbatched or batched, on many equal workers with instant moves."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ LIMITS = Limits.of(CAPACITY)
 
 
 class Packing:
-    """A scheduler under MELL, the sizes that it was told, and the moves that it made."""
+    """A scheduler with MELL, the sizes that it was given, and the moves that it made."""
 
     def __init__(
         self, settings: MellSettings | None = None, workers: int = 60, capacity: int = CAPACITY, horizon_s: float = 0.0
@@ -45,7 +45,7 @@ class Packing:
         return commands
 
     def keep_asleep(self, count: int) -> None:
-        """There are workers enough: at least so many sleep now."""
+        """Keep at least that many workers asleep."""
         cluster = self.scheduler.cluster
         for number in range(len(cluster.workers), count + len(cluster.active)):
             self.tell(e.WorkerUp(self.now_s, f"w{number}", self.capacity))
@@ -61,12 +61,12 @@ class Packing:
         return names
 
     def grow(self, sizes: Mapping[str, int]) -> None:
-        """They have grown, all at once."""
+        """Let the requests grow, all at once."""
         self.sizes.update(sizes)
         self.tell(e.RequestsGrew(self.now_s, dict(sizes)))
 
     def finish(self, *names: str) -> None:
-        """They have ended, one after the other."""
+        """End the requests, one after the other."""
         for name in names:
             self.tell(e.RequestFinished(self.now_s, name))
 

@@ -8,7 +8,7 @@ from tests.scheduler.driving import arrive, finish, moved, placed, scheduler_wit
 
 @pytest.mark.parametrize("policy", ["mell-unbatched", "mell-literal-unbatched"])
 def test_the_end_of_a_request_on_its_way_makes_room_where_it_came_from(policy: str) -> None:
-    """Nobody waits beside room: the worker that a request was leaving is known to be roomier once it has ended."""
+    """No request waits beside room: a worker's room is known again once the leaving request has ended."""
     scheduler = scheduler_with(workers=2, policy=policy)
     arrive(scheduler, "group", 1)
     arrive(scheduler, "s", 251)

@@ -20,7 +20,7 @@ keys = st.integers(-3, 3) | st.integers(0, 1 << 50)
 
 @given(st.lists(st.tuples(numbers, st.none() | keys), max_size=40), keys, keys)
 def test_things_stand_by_key_and_order(changes: list[tuple[int, int | None]], key: int, floor: int) -> None:
-    """Of two that fit equally well, everybody who asks is given the same one: a log can be replayed."""
+    """Of two equal fits every query returns the same one, so that a log can be replayed."""
     ladder: Ladder[Thing] = Ladder()
     held: dict[Thing, int] = {}
     for number, new_key in changes:

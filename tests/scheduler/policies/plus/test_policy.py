@@ -62,7 +62,7 @@ def test_in_flight_the_request_leaves_earlier_by_the_time_that_moves_take() -> N
 
 
 def test_an_arrival_avoids_a_worker_that_it_would_soon_overflow() -> None:
-    """It would only have to be moved again."""
+    """A request placed there would only have to move again."""
     scheduler = instant()
     for name, size in (("a", 500), ("b", 300), ("c", 600)):
         arrive(scheduler, name, size)
@@ -95,7 +95,7 @@ def test_a_worker_is_emptied_when_the_rest_can_hold_its_requests() -> None:
 
 
 def test_in_flight_nothing_is_packed_tighter_before_any_growth_was_seen() -> None:
-    """Who does not know how fast requests grow would fill the others to the brim."""
+    """Without known growth the policy would fill the other workers completely."""
     scheduler = scheduler_with(3, "mell-plus")
     for name, size in (("a", 500), ("b", 400), ("c", 500), ("d", 300)):
         arrive(scheduler, name, size)
@@ -216,7 +216,7 @@ def test_a_worker_that_lost_much_capacity_is_emptied_until_the_rest_fits() -> No
 
 
 def test_a_lone_request_leaves_a_worker_that_it_outgrows_for_a_larger_one() -> None:
-    """Its stream would end, or be preempted for ever, beside a GPU that could hold it."""
+    """Else the stream would end, or be preempted again and again, beside a GPU that could hold it."""
     scheduler = uneven(100, 1000)
     arrive(scheduler, "long", 90)
     assert moved(settled(scheduler, 0.0, 20)) == {"long": "w1"}
@@ -230,7 +230,7 @@ def test_a_lone_request_stays_where_no_worker_is_larger() -> None:
 
 
 def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
-    """They stay awake for `[idle] sleep_after_s`; counted as room, the others would be packed to the brim."""
+    """Empty workers stay awake for `[idle] sleep_after_s`; counted as room, they would let others be overfilled."""
     scheduler = Scheduler(
         POLICIES["mell-plus"],
         SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True), retire_after_s=60.0),
