@@ -28,8 +28,13 @@ def test_the_users_words_go_before_ours() -> None:
     assert (given["block_size"], given["max_model_len"], given["dtype"]) == (64, 512, "float32")
 
 
+# The last three vLLM's serving classes take, and leave to vLLM's own routes.
 @pytest.mark.parametrize(
-    "key", ["port", "api_key", "tensor_parallel_size", "distributed_executor_backend", "model", "enable_sleep_mode"]
+    "key",
+    [
+        *("port", "api_key", "tensor_parallel_size", "distributed_executor_backend", "model", "enable_sleep_mode"),
+        *("sse_keep_alive_interval", "enable_server_load_tracking", "enable_tokenizer_info_endpoint"),
+    ],
 )
 def test_what_melld_decides_is_refused_with_the_key_to_use(key: str) -> None:
     """An option that would do nothing, or harm, is told and not ignored."""
