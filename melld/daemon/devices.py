@@ -15,7 +15,7 @@ from melld.engine.arguments import (
     engine_arguments,
     without_expandable_segments,
 )
-from melld.engine.fleet.supervisor import Slot
+from melld.engine.fleet.place import Slot
 from melld.engine.wire import messages as wire
 from melld.errors import ConfigError
 from melld.ids import WorkerId

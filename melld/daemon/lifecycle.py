@@ -149,7 +149,7 @@ class Daemon:
         from melld.engine.frontend.frontend import serving_state
 
         registry = prometheus_client.REGISTRY
-        registry.register(self.watch)
+        registry.register(self._parts.metrics)
         probe = LoopProbe(registry)
         self._watch_over(frontend.watch_outputs(), "outputs")
         self._watch_over(frontend.fail_requests(), "failures")

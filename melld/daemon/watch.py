@@ -1,4 +1,4 @@
-"""What can be seen of the daemon: its status for the control socket, its own metrics for Prometheus.
+"""Tell what can be seen of the daemon: its status, and whether it serves.
 
 Owns the readings of devices and the rates, taken once a second.  Changes nothing.
 """
@@ -7,18 +7,15 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 
 from melld import __version__
 from melld.control.status import (
     SERVING,
     DaemonState,
     DaemonStatus,
-    MovingState,
     RequestStatus,
     WorkerState,
     WorkerStatus,
@@ -29,8 +26,8 @@ from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.drain import Drain, DrainState
 from melld.driver.driver import Driver
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
-from melld.engine.fleet.supervisor import Place
 from melld.engine.pin import VLLM_VERSION
 from melld.ids import WorkerId
 from melld.kvstore.capacity import CapacityRule
@@ -268,69 +265,6 @@ class Watch:
             blocks=holding.blocks if holding else 0,
             age_s=round(now_s - live.arrived_s, 3),
         )
-
-    # -- metrics ----------------------------------------------------------------------------------------------------
-
-    def collect(self) -> Iterator[Metric]:
-        """The `melld_*` metrics, for prometheus_client's registry."""
-        status = self.status()
-        yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
-        yield self._driver.line.collect()
-        yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
-        yield _gauge("melld_ready", "1 while requests are served.", float(self.why_not_ready() is None))
-        yield from self._savings(status)
-        dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
-        dropped.add_metric([], self._fleet.reports.dropped_outputs)
-        yield dropped
-        for field, (name, text, kind) in WORKER_METRICS.items():
-            family = kind(name, text, labels=["worker", "device"])
-            for worker in status.workers:
-                value = getattr(worker, field)
-                if value is not None:
-                    family.add_metric([worker.worker, worker.device], float(value))
-            yield family
-        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=["worker", "device"])
-        for worker in status.workers:
-            up.add_metric([worker.worker, worker.device], float(worker.state in SERVING))
-        yield up
-
-    def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
-        for name, text, count in (
-            ("melld_preemptions", "Requests that a worker pushed out for want of blocks.", status.preemptions),
-            ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
-            (
-                "melld_shadow_worker_awake_seconds",
-                "The same of best fit without migration, estimated.",
-                status.shadow_worker_seconds_awake,
-            ),
-            ("melld_shadow_preemptions", "Preemptions of that best fit, estimated.", status.shadow_preemptions),
-        ):
-            family = CounterMetricFamily(name, text)
-            family.add_metric([], count)
-            yield family
-        yield _gauge("melld_gpu_hours_saved", "GPU-hours saved against that best fit.", status.gpu_hours_saved)
-        for state in MovingState:
-            moves = sum(move.state is state for move in status.moves)
-            yield _gauge(f"melld_moves_{state}", f"Moves that are {state} now.", moves)
-
-
-WORKER_METRICS = {
-    "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
-    "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
-    "running_requests": ("melld_worker_requests_running", "Requests in its steps.", GaugeMetricFamily),
-    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not begun.", GaugeMetricFamily),
-    "tokens_per_s": ("melld_worker_output_tokens_per_second", "Over the last seconds.", GaugeMetricFamily),
-    "restarts": ("melld_worker_restarts", "Starts of its process after the first.", CounterMetricFamily),
-    "memory_bytes": ("melld_device_memory_used_bytes", "Memory of the device in use.", GaugeMetricFamily),
-    "memory_total_bytes": ("melld_device_memory_total_bytes", "Memory of the device.", GaugeMetricFamily),
-    "power_w": ("melld_device_power_watts", "Power that the device draws.", GaugeMetricFamily),
-    "temperature_c": ("melld_device_temperature_celsius", "The device's temperature.", GaugeMetricFamily),
-    "utilisation": ("melld_device_utilisation_ratio", "Part of the time with work.", GaugeMetricFamily),
-}
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
 
 
 def _state_of(place: Place, drain: Drain | None) -> tuple[WorkerState, str]:

@@ -21,6 +21,7 @@ from melld.control.server import Operation
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, make_slots
 from melld.daemon.history import History
+from melld.daemon.metrics import Metrics
 from melld.daemon.preflight import scheduler_settings
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
     idle: IdleWorkers
     boundaries: BoundaryKeeper
     watch: Watch
+    metrics: Metrics
     decisions: DecisionLogFile | None
 
 
@@ -93,7 +95,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     why = Why(scheduler, driver, history, idle, clock)
     identity = _identity(config, slots[0].spec.device_kind, url, clock())
     watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
-    return Parts(template, fleet, driver, idle, boundaries, watch, decisions)
+    metrics = Metrics(watch, driver.line, fleet.reports)
+    return Parts(template, fleet, driver, idle, boundaries, watch, metrics, decisions)
 
 
 def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Identity:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from melld.control.messages import Drained, DrainOutcome, Resumed
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
-from melld.engine.fleet.supervisor import Place
 from melld.errors import IllegalTransition, MelldError
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events

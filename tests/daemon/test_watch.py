@@ -8,6 +8,7 @@ from melld.config import Config, ModelConfig
 from melld.control.status import DaemonState, WorkerState, workers_ready
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
+from melld.daemon.metrics import Metrics
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
@@ -36,14 +37,14 @@ class Watched:
         identity = Identity(pid=1, models=("demo",), policy="most-free", url="", started_s=0.0)
         self.condition = Condition(state=DaemonState.READY)
         self.watch = Watch(daemon.fleet, daemon.driver, history, why, boundaries, identity, self.condition, None)
-        self.fleet = daemon.fleet
+        self.fleet, self.line = daemon.fleet, daemon.driver.line
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
             place.step("ready")
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(self.watch)  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, self.line, self.fleet.reports))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 

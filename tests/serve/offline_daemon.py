@@ -12,7 +12,7 @@ from melld.driver.driver import Driver, Tap
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.supervisor import Slot
+from melld.engine.fleet.place import Slot
 from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId

@@ -1,11 +1,13 @@
 """What a fleet asks of those around it: of vLLM's encoding, of its driver, and of whoever runs the migrations.
 
-Owns the contracts.  The fleet imports none of them: it is given them.
+Owns the contracts, and the one between the fleet and its supervisor.
 """
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from melld.engine.fleet.place import Slot
+from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
@@ -49,3 +51,16 @@ class FleetListener(Protocol):
 
     def handle(self, event: events.AnyEvent) -> None:
         """Hear an event, and act on it before returning."""
+
+
+class WorkerListener(Protocol):
+    """Who hears of each worker, on the event loop: the fleet."""
+
+    def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
+        """A frame came."""
+
+    def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
+        """The process is gone; nothing more comes from it."""
+
+    def worker_steadied(self, slot: Slot) -> None:
+        """It has worked for long enough since its last death."""

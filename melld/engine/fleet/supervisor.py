@@ -11,18 +11,17 @@ Owns the processes and their back-off.  Never knows a request: the fleet does.  
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
+from melld.engine.fleet.ports import WorkerListener
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import WorkerId
-
-__all__ = ["Place", "Slot", "Supervisor", "WorkerStartFailed"]
 
 log = logging.getLogger("melld.supervisor")
 PING_INTERVAL_S = 1.0
@@ -50,23 +49,12 @@ def _nothing(_place: Place) -> None:
     """Do nothing."""
 
 
-class Listener(Protocol):
-    """Who is told; on the event loop."""
-
-    def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
-        """A frame came."""
-
-    def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
-        """The process is gone; nothing more comes from it."""
-
-    def worker_steadied(self, slot: Slot) -> None:
-        """It has worked for long enough since its last death."""
-
-
 class Supervisor:
     """All places."""
 
-    def __init__(self, slots: Sequence[Slot], template: Template, listener: Listener, health: HealthConfig) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], template: Template, listener: WorkerListener, health: HealthConfig
+    ) -> None:
         self.places = {slot.worker: Place(slot) for slot in slots}
         self._listener = listener
         self._health = health
@@ -214,9 +202,8 @@ class Supervisor:
             place.detail = ""
             place.wake_s = asyncio.get_running_loop().time() - place.process.forked_s
             if place.setbacks:
-                after_s = self._health.steady_after_s
-                timer = asyncio.get_running_loop().call_later(after_s, self._steadied, place)
-                self._steadying[place.slot.worker] = timer
+                loop, after_s = asyncio.get_running_loop(), self._health.steady_after_s
+                self._steadying[place.slot.worker] = loop.call_later(after_s, self._steadied, place)
             level = logging.INFO if place.has_been_ready else logging.DEBUG  # of the first start the daemon tells
             what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
             log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
@@ -260,9 +247,8 @@ class Supervisor:
 
     def _check_first_start(self) -> None:
         waiting, places = self._first_start, self.places.values()
-        if waiting is None or waiting.done():
-            return
-        if not all(place.has_been_ready or place.setbacks for place in places):
+        is_over = all(place.has_been_ready or place.setbacks for place in places)
+        if waiting is None or waiting.done() or not is_over:
             return
         if any(place.is_ready for place in places):
             waiting.set_result(None)

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
+from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
-from melld.engine.fleet.supervisor import Slot
 from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge

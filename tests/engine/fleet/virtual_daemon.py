@@ -21,8 +21,8 @@ from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Slot
 from melld.engine.fleet.request import RequestKilledWorkers
-from melld.engine.fleet.supervisor import Slot
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
