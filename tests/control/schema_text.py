@@ -25,7 +25,6 @@ from melld.control.status import (
     WorkerState,
     WorkerStatus,
 )
-from tests.cli.plausible import STATUS
 
 STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus, LinkStatus)
 WORDS = (DaemonState, WorkerState, Phase, MovingState)
@@ -34,24 +33,21 @@ JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", t
 INTRODUCTION = f"""\
 # What `melld status --json` prints
 
-`melld status --json` prints one JSON object, described here: schema {SCHEMA}. With `--watch` it prints one a line,
-twice a second. The same object is the answer to `GET /status` on the control socket, a Unix socket in the runtime
-directory (`/run/melld` for the system's service, else see [operating.md](operating.md)):
+`melld status --json` prints one JSON object of schema {SCHEMA}; with `--watch` one per line, twice a second. On the
+control socket, `GET /status` answers the same:
 
     curl --unix-socket /run/melld/control.sock http://melld/status
 
-Within one schema number fields may be added, and words to the lists of states; a field is neither removed nor renamed
-nor given another meaning. A value that is not known is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms`
-milliseconds, `_w` watts, `_c` degrees Celsius. Exit codes: 0 printed, 1 the daemon gave no status, 2 bad usage, 3 no
-daemon to talk to.
+Within one schema number, fields and states may be added; a field is never removed, renamed or given another meaning. An
+unknown value is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees
+Celsius. Exit codes: 0 printed, 1 the daemon gave no status, 2 bad usage, 3 no daemon.
 """
 
 
 def schema_text() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *(_struct(kind) for kind in STRUCTS), *(_words(kind) for kind in WORDS)]
-    example = msgspec.json.format(msgspec.json.encode(STATUS), indent=2).decode()
-    return "\n".join([*parts, f"## An example\n\n```json\n{example}\n```\n"])
+    return "\n".join(parts)
 
 
 def _struct(kind: type[msgspec.Struct]) -> str:

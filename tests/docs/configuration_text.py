@@ -21,20 +21,19 @@ ROOT = Path(__file__).parents[2]
 INTRODUCTION = """\
 # Configuration
 
-One TOML file: `melld serve --config FILE`, else `./melld.toml`, else the service manager's `$CONFIGURATION_DIRECTORY`.
-Flags go before the file; any key has one: `--set TABLE.KEY=VALUE`. A key that is not listed here, or a value of the
-wrong kind, refuses to start and says where. This page is written from `melld/config.py` by
-`python -m tests.docs.configuration_text`.
+One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the service manager's
+`$CONFIGURATION_DIRECTORY`. Flags override it: those in brackets below, and `--set TABLE.KEY=VALUE` for any key. An
+unknown key or a wrong value refuses to start and says where. `python -m tests.docs.configuration_text` writes this page
+from `melld/config.py`.
 
 ```sh
 melld check-config --model .demo-model
 melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 ```
 
-The first asks vLLM as well, for some seconds, and shows what is in force, flags and defaults included; the second, for
-programs, leaves vLLM out. A running daemon reads
-the file again on SIGHUP (`systemctl reload melld`); a key without a mark under "while running" takes effect at the next
-start. A size is a number of bytes, or a string such as `"128MiB"` (KB, MB, GB, KiB, MiB, GiB).
+The first asks vLLM too, for some seconds, and shows what is in force; the second, for programs, leaves vLLM out. A
+running daemon reads the file again on SIGHUP (`systemctl reload melld`): keys marked **Reloads** change then, the
+others at the next start. A size is a number of bytes or a string such as `"128MiB"` (KB, MB, GB, KiB, MiB, GiB).
 """
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}
 # The flags that make a key's value out of shorter words.
@@ -88,10 +87,11 @@ def _table(name: str, kind: type[msgspec.Struct]) -> str:
     for field in keys(kind):
         dotted = f"{name}.{field.name}"
         flag = SHORT_FLAGS.get(dotted) or (f"`{flags[dotted]}`" if dotted in flags else "")
-        live = "yes" if dotted in changing else ""
-        cells = (f"`{field.name}`", _type_text(field.type), _default(field), described[field.name], flag, live)
+        live = "**Reloads.**" if dotted in changing else ""
+        meaning = " ".join(filter(None, [described[field.name], flag and f"({flag})", live]))
+        cells = (f"`{field.name}`", _type_text(field.type), _default(field), meaning)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    head = "| key | value | default | meaning | flag | while running |\n|---|---|---|---|---|---|"
+    head = "| key | value | default | meaning |\n|---|---|---|---|"
     about = " ".join((kind.__doc__ or "").split())
     return "\n".join([f"## `[{name}]`\n", f"{about}\n", head, *rows, ""])
 
