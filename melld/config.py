@@ -36,8 +36,8 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """`[server]`: the HTTP API and its limits, and the control socket."""
 
     host: str = "127.0.0.1"
-    """The address on which the API listens.  Beyond loopback only with a key, or `allow_remote_without_key`.
-    Neither it nor `port` counts where a socket unit of systemd's listens."""
+    """The address on which the API listens.  Beyond loopback it needs a key, or `allow_remote_without_key`.
+    A socket unit of systemd overrides it and `port`."""
     port: Port = 8000
     """Its TCP port; 0 takes a free one."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
@@ -47,7 +47,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     allow_remote_without_key: bool = False
     """Without this, melld refuses to listen beyond loopback when it has no key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
-    """Where the control socket lies, mode 0700.  Default: `$RUNTIME_DIRECTORY`,
+    """The directory of the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`,
     else `$XDG_RUNTIME_DIR/melld`, else `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
     """The largest body of a request, also after decompression; beyond it 413."""
@@ -60,11 +60,11 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     body_timeout_s: PositiveSeconds = 30.0
     """How long a client may take for a request's body; then 408."""
     max_concurrent_requests: Positive = 1024
-    """Calls that are worked on or wait at a time; beyond it 429 with Retry-After.  Several keys share them."""
+    """The most calls that run or wait at a time, for all keys together; beyond it 429 with Retry-After."""
     max_queued_requests: Positive = 1024
-    """Requests that wait for room at a time; beyond it the last of the client with most of them gets a 429."""
+    """The most requests that wait for room; beyond it the newest of the client with the most waiting gets a 429."""
     queue_deadline_s: PositiveSeconds = 300.0
-    """How long a request may wait for room; then 503 with Retry-After.  One that has begun is never ended for this."""
+    """How long a request may wait for room; then 503 with Retry-After.  A request that has begun is never ended so."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
     """The most urgent `priority` that clients may ask for (lower goes first).  Default: 0 with several keys."""
     max_prompts_per_call: Positive = 256
@@ -72,29 +72,29 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     max_choices: Positive = 128
     """The largest `n` of a request."""
     max_prompt_logprobs: Positive = 10_000
-    """Tokens of its prompts times (logprobs + 1) that one call may ask for; sixteen calls may have as many at once.
-    Each thousand takes half a megabyte and some five milliseconds in which no stream goes on."""
+    """The most prompt tokens times (logprobs + 1) of one call; all calls together may have sixteen times as many.
+    Each thousand takes half a megabyte and stops all streams for about five milliseconds."""
     max_stop_strings: Positive = 64
     """The most stop strings in one call."""
     max_json_depth: Positive = 64
-    """How deep objects and lists of a body may be nested."""
+    """The deepest nesting of objects and lists in a body."""
     max_constraint_bytes: Positive = 128 << 10
     """The largest constraint on an output: a JSON schema, regular expression, grammar, structural tag, list of choices.
     All tools together may have eight times as much."""
     constraint_cpu_s: PositiveSeconds = 2.0
     """The CPU time that compiling a constraint may take; then 400."""
     slow_reader_s: PositiveSeconds = 30.0
-    """A stream whose reader takes nothing for so long is ended, and its request with it."""
+    """A stream whose client reads nothing for this long is ended, with its request."""
     keep_alive_comment_s: PositiveSeconds = 15.0
-    """A stream that says nothing for so long gets a comment line, so that no proxy cuts it.  `inf`: never."""
+    """A stream that is silent for this long gets a comment line, so that no proxy cuts it.  `inf`: never."""
     keep_alive_s: PositiveSeconds = 75.0
     """How long an idle connection is kept."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
-    """Roles of messages that the model's chat template knows beside OpenAI's."""
+    """Roles of messages that the model's chat template knows in addition to OpenAI's."""
     allow_internal_media_urls: bool = False
-    """Without this, images, audio and video that requests name by URL are fetched from public addresses alone."""
+    """Without this, images, audio and video named by URL are fetched from public addresses only."""
     drain_s: Seconds = 30.0
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may continue after SIGTERM."""
 
 
 class ModelConfig(_Table, frozen=True, kw_only=True):
@@ -106,10 +106,10 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
     """The directory of the model, or its name on Hugging Face, which vLLM then fetches (`HF_TOKEN`, `HF_HOME`)."""
     name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
-    """The name that clients call it by, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.
+    """The model's name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.
     `served_model_name` in `[model.vllm]` means the same.  Default: the last part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
-    """Options of `vllm serve`, such as `max_model_len = 16384`.  What melld decides itself is refused."""
+    """Options of `vllm serve`, such as `max_model_len = 16384`.  Options that melld sets itself are refused."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """The GPUs to use, by index or UUID.  One that is named twice has two workers: `[model.vllm] kv_cache_memory_bytes`
-    then says what each takes."""
+    """The GPUs to use, by index or UUID.  A GPU that is named twice gets two workers: then set the memory of each by
+    `[model.vllm] kv_cache_memory_bytes`."""
     cpu: CpuDevices | None = None
 
 
@@ -157,28 +157,28 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
-    """A worker keeps free what its requests will add in so many seconds: the time of an epoch, a move and a block."""
+    """A worker keeps free what its requests add in this many seconds: the time of an epoch, a move and a block."""
     itl_target_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """A worker whose median step takes longer is full: it gets no more requests.  Default: steps may take any time."""
+    """A worker whose median step takes longer is full: it gets no more requests.  Default: no limit."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
-    """A file in which every decision and the facts behind it are written: docs/decision-log.md."""
+    """A file for every decision and the facts behind it: docs/decision-log.md."""
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):
     """`[migration]`: how running requests are moved."""
 
     checksum: bool = False
-    """Compare the bytes of every copied block at the destination with the source's; a move that fails it is off."""
+    """Compare every copied block with the source's; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
-    """The most that one link (one worker to one other) may copy in a second, such as `"2GiB"`.  Default: no limit."""
+    """The most that one link (one worker to another) may copy per second, such as `"2GiB"`.  Default: no limit."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
-    """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; at the first
-    start with a policy that moves requests it is measured in the background, while nobody is there.  `saved`: as
-    measured by `melld profile`.  `default`: generous figures that fit no machine in particular."""
+    """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; the first start
+    with a policy that moves requests measures in the background while the daemon is idle.  `saved`: as measured by
+    `melld profile`.  `default`: generous figures, not fitted to any machine."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """By what part the steps of a worker may become longer, in the median, while it computes tokens for moves."""
+    """How much longer, as a fraction, a worker's median step may become while it computes tokens for moves."""
     max_moves_per_link: Positive = 4
-    """Migrations under way from one worker to one other at a time; more wait their turn.  Their copies take turns."""
+    """The most migrations under way from one worker to another; more wait.  Their copies take turns."""
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
@@ -189,30 +189,30 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
 
 
 class IdleConfig(_Table, frozen=True, kw_only=True):
-    """`[idle]`: what becomes of a worker that is not needed.
+    """`[idle]`: what happens to a worker that is not needed.
 
-    It first sleeps: its process stays warm, it is given nothing while others do, and it answers at once when it is
-    needed.  Then its process ends, and its memory and power are free; requests that need it wait for its start, which
-    costs little more than the loading of the weights.  (vLLM's own sleep mode is not used: KV in the memory that it
-    manages cannot be shared with other workers.)
+    First it sleeps: its process stays warm, it gets no requests while others have room, and it answers at once when
+    needed.  Then its process ends, which frees its memory and power; requests that need it wait for its start, which
+    takes little longer than loading the weights.  (vLLM's own sleep mode is not used: KV in the memory that it manages
+    cannot be shared with other workers.)
     """
 
     sleep_after_s: Seconds = 60.0
     """Seconds without requests after which a worker sleeps.  `inf`: never."""
     stop_after_s: Seconds = 240.0
-    """Seconds asleep after which its process ends; longer where it was of late needed again soon.  `inf`: never."""
+    """Seconds asleep after which its process ends; longer if it was recently needed again soon.  `inf`: never."""
 
 
 class HealthConfig(_Table, frozen=True, kw_only=True):
-    """`[health]`: when a worker counts as hung, and is killed and replaced; when one that has died counts as sound."""
+    """`[health]`: when a worker counts as hung and is killed and replaced, and when a restarted one counts as sound."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long a worker may leave pings unanswered.  It answers them also while it computes."""
+    """How long a worker may leave pings unanswered.  Workers answer pings also while they compute."""
     step_timeout_s: PositiveSeconds = 300.0
-    """How long one step of its engine may take."""
+    """How long one step of a worker's engine may take."""
     steady_after_s: Seconds = 120.0
-    """How long a worker that has died must work until all is as before.  Until then each death doubles the wait for
-    the next start, from 1 s to 60 s, and the worker gets only the requests that no other has room for."""
+    """How long a worker that has died must work to be trusted again.  Until then each death doubles the wait for the
+    next start, from 1 s to 60 s, and the worker gets only requests that no other worker has room for."""
 
 
 class Config(_Table, frozen=True, kw_only=True):

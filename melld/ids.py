@@ -10,4 +10,4 @@ WorkerId = NewType("WorkerId", str)
 ModelId = NewType("ModelId", str)
 EventId = NewType("EventId", int)
 NO_EVENT = EventId(0)
-"""The id of an event that nobody has numbered, and the cause of what nobody decided."""
+"""The id of an unnumbered event, and the cause of events that no decision caused."""

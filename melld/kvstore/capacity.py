@@ -4,9 +4,9 @@ Pure: it gets readings and never takes them.
 
     capacity = bytes of the worker's blocks - what other programs have taken since the worker was ready
 
-vLLM allocates all its blocks at the start, so nobody can take the blocks themselves.  But a program that takes the rest
-of the device takes the memory that the worker's steps need.  Requests should leave before that happens: capacity falls
-as other programs arrive and rises again as they go.
+vLLM allocates all its blocks at the start, so no other program can take the blocks themselves.  But a program that
+takes the rest of the device takes the memory that the worker's steps need.  Requests should leave before that happens:
+capacity falls as other programs arrive and rises again as they go.
 """
 
 from melld.kvstore.device_reading import DeviceReading, DeviceState

@@ -14,7 +14,7 @@ from melld.scheduler.state import Worker
 
 ORDER_BITS = 32
 ORDER_MASK = (1 << ORDER_BITS) - 1
-FEWER_CHANGES = 3  # sort all if more than one in so many has changed: that is cheaper
+FEWER_CHANGES = 3  # above 1/3 changed, sorting all is cheaper
 
 
 class RoomIndex:

@@ -20,7 +20,7 @@ from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
 
-CANDIDATES = 8  # the highest priority wins among so many of the roomiest bins that fit
+CANDIDATES = 8  # of the roomiest bins that fit; the highest priority among them wins
 SLOTS_AT_MOST = 256  # vLLM's default, for a worker without a slot limit
 
 

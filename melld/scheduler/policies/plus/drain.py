@@ -9,7 +9,7 @@ from melld.scheduler.policies.plus.outlook import Outlook, movable
 from melld.scheduler.state import Request, Worker
 
 DrainPlan = list[tuple[Request, Worker]]
-FEWER_LOOKS = 4  # look at so many times `candidates` per request, because the plan's earlier requests fill them
+FEWER_LOOKS = 4  # times `candidates`: workers to look at per request, because earlier requests fill some
 
 
 def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int) -> DrainPlan | None:

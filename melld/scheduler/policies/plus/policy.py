@@ -34,7 +34,7 @@ from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
-WORKERS_PER_DRAIN = 16  # one drain per epoch for so many active workers
+WORKERS_PER_DRAIN = 16  # active workers per drain in an epoch
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Move = tuple[Request, Worker]
