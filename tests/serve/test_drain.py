@@ -103,7 +103,7 @@ def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator
     resumed = daemon.melld("resume", "w0")
     assert (resumed.returncode, resumed.stdout) == (0, "w0: starting; `melld status` says when it is ready\n")
     operator.wait_ready()
-    assert daemon.melld("resume", "w0").stdout == "w0: was in service\n"
+    assert daemon.melld("resume", "w0").stdout == "w0: was already in service\n"
     assert daemon.melld("drain", "w1", "--wait").returncode == 0
     assert Stream(daemon, body(2)).result().error is None, "w0 alone is there to answer"
 
