@@ -1,7 +1,7 @@
-"""Asking the daemon over its control socket, from the command line: synchronous, the standard library alone.
+"""Client of the control socket, for the command line: synchronous, with the standard library alone.
 
-Owns finding the socket and telling "nobody is there" from "it said no".  What it returns can be printed as it is: who
-has made the socket may be no daemon.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
+Owns finding the socket and telling "no daemon" from "refused".  What it returns is safe to print, as another program
+may own the socket.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
 """
 
 import http.client
@@ -17,11 +17,11 @@ from melld.errors import MelldError
 from melld.printable import printable, printable_all
 
 ANSWER_S = 10.0
-"""How long the daemon may take to answer a question about its state."""
+"""Time that the daemon has to answer a request for its status."""
 
 
 class NoDaemon(MelldError):
-    """No daemon answers at any of the sockets tried."""
+    """No daemon answered at any of the sockets tried."""
 
     status = 503
     code = "no_daemon"
@@ -33,7 +33,7 @@ class NoDaemon(MelldError):
 
 
 class ControlRefused(MelldError):
-    """The daemon is there, and did not do it."""
+    """The daemon answered, but did not carry out the operation."""
 
     code = "control_refused"
 
@@ -44,27 +44,27 @@ class ControlRefused(MelldError):
 
 
 class ControlClient:
-    """Talks to the first of `directories` in which a daemon listens.  One connection per question."""
+    """A client of the first of `directories` in which a daemon listens, with one connection per request."""
 
     def __init__(self, directories: Sequence[Path], answer_s: float = ANSWER_S) -> None:
         self._directories = tuple(directories)
         self._answer_s = answer_s
 
     def status(self) -> bytes:
-        """The daemon's `DaemonStatus`, as the JSON that it sent (which may know more fields than this program).
+        """Return the daemon's `DaemonStatus` as the JSON that it sent, which may have fields unknown to this program.
 
         Raises:
-            NoDaemon: nobody is there.
-            ControlRefused: it is there, and gave no status.
-            msgspec.MsgspecError: what it sent is not JSON.
+            NoDaemon: no daemon listens.
+            ControlRefused: the daemon gave no status.
+            msgspec.MsgspecError: the answer is not JSON.
         """
         return self._ask("GET", "status", b"", self._answer_s)
 
     def operate(self, operation: str, message: msgspec.Struct, deadline_s: float | None = None) -> bytes:
-        """What the daemon answers to `POST /<operation>`, as JSON; `deadline_s` is how long it may take to do it.
+        """Return the daemon's answer to `POST /<operation>` as JSON; the operation may take `deadline_s`.
 
         Raises:
-            NoDaemon: nobody is there.
+            NoDaemon: no daemon listens.
             ControlRefused: the daemon could not do it, or did not answer in time; the reason says which.
         """
         return self._ask("POST", operation, msgspec.json.encode(message), deadline_s or self._answer_s)
@@ -76,10 +76,10 @@ class ControlClient:
             answer = connection.getresponse()
             text = answer.read()
         except TimeoutError:
-            why = f"the daemon is there, but did not answer within {deadline_s:g} s"
+            why = f"the daemon accepted the connection, but did not answer within {deadline_s:g} s"
             raise ControlRefused(504, ControlErrorBody(code="no_answer", message=why)) from None
         except (OSError, http.client.HTTPException) as error:
-            why = f"it went away while it was asked ({printable(str(error))})"
+            why = f"it closed the connection without an answer ({printable(str(error))})"
             raise NoDaemon([(connection.path, why)]) from error
         finally:
             connection.close()
@@ -115,7 +115,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _check_owner(directory: Path) -> None:
-    """Root may ask anybody; everybody else asks only what is their own, or root's: /tmp is open to all."""
+    """Raise `PermissionError` if neither we nor root own the directory: /tmp is open to all.  Root may ask anybody."""
     owner = directory.stat().st_uid
     if os.getuid() not in (0, owner) and owner != 0:
         raise PermissionError(None, f"the directory belongs to user {owner}")
@@ -123,7 +123,7 @@ def _check_owner(directory: Path) -> None:
 
 def _why(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return "there is no such socket"
+        return "no such socket"
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens"
     return str(error.strerror or error).lower()
@@ -133,5 +133,5 @@ def _reason(status: int, text: bytes) -> ControlErrorBody:
     try:
         body = msgspec.json.decode(text, type=ControlErrorBody)
         return ControlErrorBody(code=printable(body.code), message=printable(body.message))
-    except msgspec.MsgspecError:  # an error outside our handlers: aiohttp's plain text
+    except msgspec.MsgspecError:  # an error outside our handlers: aiohttp answers in plain text
         return ControlErrorBody(code="internal_error", message=f"the daemon answered {status}: its log says why")

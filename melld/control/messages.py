@@ -1,6 +1,6 @@
-"""What is said over the control socket besides the status: operations, their answers, and errors.
+"""Messages on the control socket besides the status: operations, their answers, and errors.
 
-Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as JSON; its answer is another, or a
+Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as JSON; its answer is a Struct too, or a
 `ControlErrorBody` with an HTTP status of 400 or more.
 """
 
@@ -14,7 +14,7 @@ from melld.migrate.boundaries import Boundaries
 from melld.migrate.snapshot import Via
 
 CONTROL_SOCKET = "control.sock"
-"""The control socket's name in the runtime directory."""
+"""File name of the control socket in the runtime directory."""
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,19 +22,19 @@ class Reload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The new configuration is in force, as far as it can be."""
+    """The new configuration is in force, as far as it can be applied while running."""
 
     applied: tuple[str, ...] = ()
-    """Keys whose new values count from now on."""
+    """Keys whose new values apply from now on."""
     needs_restart: tuple[str, ...] = ()
-    """Keys that have changed, whose old values count until the daemon is started again."""
+    """Changed keys whose old values apply until the daemon restarts."""
     keys_added: int = 0
     keys_removed: int = 0
-    """How many API keys are new, and how many count no more."""
+    """Numbers of API keys added and removed."""
 
 
 class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Move a running request to another worker, and leave it there until that drains or ends.
+    """Move a running request to another worker, and keep it there until that worker drains or ends.
 
     Answered by `melld.driver.report.MoveReport`, or `AlreadyThere`.
     """
@@ -42,61 +42,61 @@ class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     request: str
     worker: str
     via: Via | None = None
-    """None: its KV where that can be copied, else its tokens."""
+    """None: copy its KV if possible, else recompute from its tokens."""
 
 
 class AlreadyThere(msgspec.Struct, frozen=True, kw_only=True):
-    """The request runs on that worker: nothing had to be moved."""
+    """The request already runs on that worker: no move was needed."""
 
     request: str
     worker: str
     pinned: bool
-    """Whether it stays there from now on; not while it is about to leave, or the worker drains."""
+    """True if it stays there from now on; False while it is about to leave or the worker drains."""
     outcome: Literal["already_there"] = "already_there"
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Take a worker out of service: no new requests, running ones moved, then its process ends.  Answered by `Drained`.
 
-    Said again, it tells how far that is, and may set another deadline.
+    Repeated, it reports the progress, and may set another deadline.
     """
 
     worker: str
     wait: bool = False
-    """Answer when it is drained, or cannot be at its deadline."""
+    """Answer only once the worker is drained, or is stuck at its deadline."""
     deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """What still runs there after so many seconds goes on elsewhere from its tokens.  None: it takes what it takes."""
+    """Seconds after which the remaining requests are recomputed elsewhere from their tokens.  None: no deadline."""
 
 
 class DrainOutcome(enum.StrEnum):
-    """How far a drain is."""
+    """The state of a drain."""
 
     DRAINING = "draining"  # its requests are leaving, or its process is ending
-    DRAINED = "drained"  # it has no process, and its device is free
-    STUCK = "stuck"  # its deadline has passed, and a request is left that no other worker could ever hold
-    RESUMED = "resumed"  # it was taken into service again before it was drained
+    DRAINED = "drained"  # the worker has no process, and its device is free
+    STUCK = "stuck"  # the deadline has passed, and a request is left that no other worker can ever hold
+    RESUMED = "resumed"  # the worker was taken into service again before it was drained
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a worker's requests since its drain began."""
+    """The result of a drain so far: the counts of requests that were moved, ended, restarted, or remain."""
 
     worker: str
     outcome: DrainOutcome
     total_s: float
-    """Since the drain began; once it is drained, until its process was gone."""
+    """Time since the drain began; once drained, the time until its process was gone."""
     moved: int
-    """Requests that were moved while they ran."""
+    """Requests moved while they ran."""
     ended: int
-    """Requests that ended there, of themselves or because their client left."""
+    """Requests that ended there: finished, or their client left."""
     restarted: int
-    """Requests that go on elsewhere from their tokens, now or when there is room: at the deadline, or at its death."""
+    """Requests recomputed elsewhere from their tokens, now or when there is room: at the deadline, or at its death."""
     left: int
-    """Requests that are still there."""
+    """Requests still on the worker."""
     reason: str = ""
-    """Why it is stuck."""
+    """Reason for STUCK."""
 
     def in_words(self) -> str:
-        """For people."""
+        """Return the report as one line of text."""
         parts = [f"{self.moved} moved", f"{self.ended} ended"]
         parts += [f"{self.restarted} to go on elsewhere from their tokens"] if self.restarted else []
         parts += [f"{self.left} left"] if self.left else []
@@ -112,48 +112,48 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker takes requests, once it is ready."""
+    """The worker takes requests again, once it is ready."""
 
     worker: str
     was_drained: bool
-    """Whether it had been drained, or was being drained."""
+    """True if it had been drained, or was being drained."""
     started: bool
-    """Whether its process had to be started: it is ready when `melld status` says so."""
+    """True if its process had to be started; `melld status` says when it is ready."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The boundaries of migrations.  Answered by `Profiled`."""
+    """Report the boundaries of migrations, or measure them.  Answered by `Profiled`."""
 
     measure: bool = False
-    """Measure them now, at most a minute, and save them; not while requests run."""
+    """Measure them now, which takes at most a minute, and save them; refused while requests run."""
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True):
-    """The boundaries that are in force, and where they come from."""
+    """The boundaries in force, and their origin."""
 
     boundaries: Boundaries
-    """Links in bytes per epoch, prefill in tokens per epoch; what is not named has the defaults."""
+    """Links in bytes per epoch, prefill in tokens per epoch; the defaults apply to whatever is not listed."""
     fingerprint: dict[str, str]
-    """What they depend on: hardware, model, versions, settings."""
+    """The hardware, model, versions and settings that they depend on."""
     file: str
-    """Where they are saved."""
+    """File in which they are saved."""
     measured_unix_s: float | None = None
-    """When they were measured; null for the defaults."""
+    """Time of the measurement; null for the defaults."""
     took_s: float | None = None
-    """How long that took."""
+    """Duration of the measurement."""
     notes: tuple[str, ...] = ()
-    """What could not be measured, and why."""
+    """Each thing that could not be measured, and why."""
 
     @property
     def when(self) -> str:
-        """When they were measured, for people."""
+        """Return the time of the measurement as text."""
         if self.measured_unix_s is None:
             return "defaults: not measured on this machine"
         at = datetime.datetime.fromtimestamp(self.measured_unix_s, datetime.UTC)
         return f"measured {at:%Y-%m-%d %H:%M} UTC"
 
     def in_one_line(self) -> str:
-        """For `melld status`."""
+        """Return the boundaries as one line, for `melld status`."""
         limits = self.boundaries
         rates = [count / limits.epoch_s / 2**30 for row in limits.links.values() for count in row.values()]
         parts = [self.when]
@@ -168,9 +168,9 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an operation was not done."""
+    """The reason why an operation was refused."""
 
     code: str
-    """For programs: `config_error`, `unknown_operation`."""
+    """Code for programs: `config_error`, `unknown_operation`."""
     message: str
     """For people."""

@@ -1,9 +1,10 @@
-"""The runtime directory: where the daemon's sockets lie, for its own user alone.
+"""The runtime directory: the place of the daemon's sockets, for its own user alone.
 
 Owns the directory's name, its mode, the lock that makes the daemon in it the only one, and the control socket in it.
 Never speaks through the socket: `melld.control.server` answers, `melld.control.client` asks.
 
-The kernel drops the lock when its holder ends, in whatever way: under the lock, a socket that lies there is stale.
+The kernel drops the lock when its holder ends, however it ends: so whoever holds the lock knows that a socket in the
+directory is stale.
 """
 
 import contextlib
@@ -21,13 +22,13 @@ from melld.control.messages import CONTROL_SOCKET
 from melld.errors import ConfigError, MelldError
 
 SYSTEM_DIRECTORY = Path("/run/melld")
-"""Where systemd puts it (RuntimeDirectory=melld in the unit)."""
+"""The directory that systemd makes (RuntimeDirectory=melld in the unit)."""
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path of sockaddr_un, less its final NUL
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
 class DaemonRunning(MelldError):
-    """Another daemon has this runtime directory."""
+    """Another daemon uses this runtime directory."""
 
     status = 409
     code = "daemon_running"
@@ -35,17 +36,17 @@ class DaemonRunning(MelldError):
     def __init__(self, directory: Path, pid: int | None) -> None:
         who = "another melld" if pid is None else f"another melld (pid {pid})"
         super().__init__(
-            f"{who} runs in {directory}: stop it, or give this one a place of its own with --runtime-directory"
+            f"{who} runs in {directory}: stop it, or give this one a directory of its own with --runtime-directory"
         )
         self.directory = directory
         self.pid = pid
 
 
 def runtime_directory(configured: str | None, environment: Mapping[str, str]) -> Path:
-    """The directory's name: `[server] runtime_directory`, else what the service manager or the login session gives.
+    """Return the directory's path: `[server] runtime_directory`, else the service manager's or the login session's.
 
     In this order: `configured`, the first of `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/melld`, `/tmp/melld-<uid>`.
-    Nothing is created.
+    Creates nothing.
     """
     if configured:
         return Path(configured).absolute()
@@ -57,7 +58,7 @@ def runtime_directory(configured: str | None, environment: Mapping[str, str]) ->
 
 
 class ControlSocket:
-    """A runtime directory that is ours, and the control socket bound in it; nobody is answered before it listens."""
+    """A locked runtime directory and the control socket bound in it, which does not listen yet."""
 
     def __init__(self, directory: Path, lock: int, listener: socket.socket) -> None:
         self.directory = directory
@@ -66,11 +67,11 @@ class ControlSocket:
         self._lock: int | None = lock
 
     def close(self) -> None:
-        """Remove the socket, then let go of the directory.  A second call does nothing."""
+        """Remove the socket, then unlock the directory.  A second call does nothing."""
         if self._lock is None:
             return
         self.listener.close()
-        with contextlib.suppress(FileNotFoundError):  # the service manager may have taken the directory away
+        with contextlib.suppress(FileNotFoundError):  # the service manager may have removed the directory
             self.path.unlink()
         os.close(self._lock)
         self._lock = None
@@ -83,11 +84,11 @@ class ControlSocket:
 
 
 def open_control_socket(directory: Path) -> ControlSocket:
-    """Make the directory ours and bind the control socket in it, mode 0600; a stale one is replaced.
+    """Create and lock the directory, and bind the control socket in it with mode 0600, in place of a stale one.
 
     Raises:
         ConfigError: the directory cannot be made, is not ours, is open to others, or has too long a name.
-        DaemonRunning: another daemon is there.
+        DaemonRunning: another daemon uses the directory.
     """
     path = directory / CONTROL_SOCKET
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
@@ -128,7 +129,7 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 
 def _bind(path: Path) -> socket.socket:
-    """Bound and not yet listening, so that its mode is right before anyone can connect."""
+    """Return a bound socket that does not listen yet, so that its mode is right before anyone can connect."""
     if path.is_socket():
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -142,7 +143,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _listening_pid(path: Path) -> int | None:
-    """The process that listens at `path`, as the kernel says; None when none does."""
+    """Return the pid of the process that listens at `path`, as the kernel reports it, or None if none listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:

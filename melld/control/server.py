@@ -1,7 +1,7 @@
 """The control socket: the operator's side of the daemon, over HTTP on a Unix socket.
 
-Owns routing, decoding and the answers' form.  Never decides anything: the context does.  Who may speak here is decided
-by the modes of the socket and its directory alone (`melld.control.runtime_directory`).
+Owns routing, decoding and the form of the answers.  Never decides anything: the context does.  The modes of the socket
+and its directory alone decide who may connect (`melld.control.runtime_directory`).
 
     GET /status          DaemonStatus
     POST /<operation>    the operation's Struct as JSON (an empty body for one without fields) -> its answer's Struct
@@ -22,31 +22,31 @@ from melld.errors import ConfigError, MelldError
 
 MAX_BODY_BYTES = 64 << 10
 ACCEPT_TURNS = 4
-"""Turns of the event loop in which asyncio makes an accepted connection known to the server."""
+"""Turns of the event loop that asyncio needs to hand an accepted connection to the server."""
 
 
 class Operation(NamedTuple):
-    """What an operation takes, and what does it.  `act` raises `MelldError` where it cannot."""
+    """An operation's message type and its handler, which raises `MelldError` if it cannot be carried out."""
 
     takes: type[msgspec.Struct]
     act: Callable[[Any], Awaitable[msgspec.Struct]]
 
 
 class ControlContext(Protocol):
-    """The daemon, as its operator reaches it."""
+    """Interface that the control socket needs of the daemon."""
 
     @property
     def operations(self) -> Mapping[str, Operation]:
-        """What can be asked for, by the name in the path.  Read at every call: it may grow."""
+        """Operations by their name in the path.  Read at every call: the mapping may grow."""
         ...
 
     def status(self) -> DaemonStatus:
-        """The daemon as it is now."""
+        """Return the daemon's present state."""
         ...
 
 
 def create_control_app(context: ControlContext) -> web.Application:
-    """The application that answers on the control socket."""
+    """Build the application that answers on the control socket."""
 
     async def status(_request: web.Request) -> web.Response:
         return _answer(context.status())
@@ -60,7 +60,7 @@ def create_control_app(context: ControlContext) -> web.Application:
         try:
             body = await request.read()
         except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
-            return _refusal(400, "bad_request", f"{name}: the question cannot be read: {error}")
+            return _refusal(400, "bad_request", f"{name}: the request body cannot be read: {error}")
         try:
             asked = msgspec.json.decode(body or b"{}", type=operation.takes)
         except msgspec.MsgspecError as error:  # not JSON, or not of this shape
@@ -80,7 +80,7 @@ def create_control_app(context: ControlContext) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def serve_control(context: ControlContext, control: ControlSocket) -> AsyncIterator[None]:
-    """Answer on the control socket while the block runs.  The socket itself is closed by its owner."""
+    """Answer on the control socket while the block runs.  The socket's owner closes it."""
     runner = web.AppRunner(create_control_app(context), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -92,9 +92,9 @@ async def serve_control(context: ControlContext, control: ControlSocket) -> Asyn
 
 
 async def _stop_accepting(control: ControlSocket) -> None:
-    """Take no more connections, and let those just taken arrive at the server, which then closes them with the rest.
+    """Stop accepting, and let connections just accepted reach the server, which then closes them with the rest.
 
-    Closing alone leaves such a connection open for nobody (python/cpython#109564): its client would wait in vain.
+    Without this such a connection stays open unserved (python/cpython#109564), and its client waits in vain.
     """
     asyncio.get_running_loop().remove_reader(control.listener.fileno())
     for _ in range(ACCEPT_TURNS):

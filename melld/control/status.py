@@ -1,9 +1,9 @@
-"""What `melld status --json` prints and the control socket answers: the state of the daemon, as facts to look at.
+"""The daemon's state, as `melld status --json` prints it and the control socket answers it.
 
-Owns the shapes alone, which are a promise to scripts: fields are added, and neither renamed nor given another meaning,
-while `schema` stays the same.  `docs/status-schema.md` is written from this file.  Never gathers anything.
+Owns the shapes alone, which are a promise to scripts: while `schema` stays the same, fields may be added, but neither
+renamed nor given another meaning.  `docs/status-schema.md` is generated from this file.  Never gathers anything.
 
-A value that is not known is null, never 0.
+An unknown value is null, never 0.
 """
 
 import enum
@@ -17,34 +17,34 @@ SCHEMA = 1
 
 
 class DaemonState(enum.StrEnum):
-    """Where the daemon stands."""
+    """The state of the daemon."""
 
     STARTING = "starting"  # no worker has produced a token yet
     READY = "ready"  # takes requests
-    DRAINING = "draining"  # finishes what runs, takes nothing new
+    DRAINING = "draining"  # finishes its running requests, takes no new ones
     STOPPING = "stopping"  # its workers are ending
 
 
 class WorkerState(enum.StrEnum):
-    """Where a worker stands."""
+    """The state of a worker."""
 
-    STARTING = "starting"  # its process loads the model; not a token yet
+    STARTING = "starting"  # its process loads the model; no token yet
     READY = "ready"  # runs requests
-    DRAINING = "draining"  # finishes or gives away what it runs, takes nothing new
-    ASLEEP = "asleep"  # has no requests and is not needed now; its process waits, and answers at once when it is
-    STOPPING = "stopping"  # its process is ending, because it is not needed or because an operator wants its device
-    WAKING = "waking"  # on its way from stopped to ready; requests that are placed on it wait
-    DRAINED = "drained"  # has no process because an operator wants its device; `melld resume` starts it
-    STOPPED = "stopped"  # has no process; started when needed, or when asked for
+    DRAINING = "draining"  # finishes or hands over its requests, takes no new ones
+    ASLEEP = "asleep"  # has no requests and is not needed now; its process waits, and can serve at once
+    STOPPING = "stopping"  # its process is ending: it is not needed, or an operator wants its device
+    WAKING = "waking"  # on its way from stopped to ready; requests placed on it wait
+    DRAINED = "drained"  # has no process, as an operator wants its device; `melld resume` starts it
+    STOPPED = "stopped"  # has no process; started when needed, or by an operator
     FAILED = "failed"  # its process died or would not start; the reason says what comes next
 
 
 SERVING = frozenset(
     {WorkerState.READY, WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.WAKING}
 )
-"""States in which a worker runs requests, or is woken for one."""
+"""States in which a worker runs requests or can be woken for one."""
 RESTING = frozenset({WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED})
-"""Those of them in which it is not needed now."""
+"""The serving states in which a worker is not needed now."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,136 +53,136 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     """The worker's name."""
     device: str
-    """The device that it runs on: `cuda:0`, `cpu:1`."""
+    """Its device: `cuda:0`, `cpu:1`."""
     device_name: str | None = None
-    """What the device calls itself: `NVIDIA H200`."""
+    """Model name of the device: `NVIDIA H200`."""
     state: WorkerState
-    """Where it stands."""
+    """Its state."""
     reason: str = ""
-    """Why it stands there, or why a reading of its device is missing, in words.  Empty when all is as it should be."""
+    """Reason for that state, or why a reading of its device is missing.  Empty when all is well."""
     pid: int | None = None
-    """Its process; null where there is none."""
+    """Process id; null if it has no process."""
     capacity_bytes: int = 0
-    """Bytes of KV cache that its requests may fill together.  0 until it has been ready."""
+    """Bytes of KV cache for all its requests together.  0 until it has been ready."""
     used_bytes: int = 0
-    """Bytes of the KV blocks in use, each counted once, however many requests share it."""
+    """Bytes of the KV blocks in use, each block counted once, however many requests share it."""
     total_blocks: int = 0
-    """KV blocks that it has."""
+    """KV blocks in total."""
     used_blocks: int = 0
-    """KV blocks in use.  What only the prefix cache holds counts as free."""
+    """KV blocks in use.  Blocks held by the prefix cache alone count as free."""
     reserved_blocks: int = 0
-    """KV blocks kept for requests that are on their way here."""
+    """KV blocks reserved for requests on their way here."""
     running_requests: int = 0
-    """Requests that take part in its steps."""
+    """Requests in its running batch."""
     waiting_requests: int = 0
-    """Requests that it holds and has not begun, or has preempted."""
+    """Requests placed on it that it has not begun, or has preempted."""
     max_requests: int = 0
-    """The most requests that it runs at once."""
+    """Limit of requests that it runs at once."""
     tokens_per_s: float = 0.0
     """Output tokens a second, over the last few seconds."""
     step_ms: float | None = None
-    """The median duration of its latest steps, in milliseconds; null while it has made none."""
+    """Median duration of its latest steps in milliseconds; null before the first step."""
     memory_bytes: int | None = None
-    """Memory of the device in use, by whomever; on a CPU device, the resident memory of the worker's process."""
+    """Device memory in use by any process, in bytes; on a CPU device, the resident memory of the worker's process."""
     memory_total_bytes: int | None = None
-    """Memory that the device has."""
+    """Total memory of the device, in bytes."""
     power_w: float | None = None
-    """Watts that the device draws."""
+    """Power draw of the device in watts."""
     temperature_c: int | None = None
     """The device's temperature in degrees Celsius."""
     utilisation: float | None = None
-    """Part of the last period in which the device had work, 0 to 1; on a CPU device, of one core."""
+    """Share of the last period in which the device was busy, 0 to 1; on a CPU device, of one core."""
     restarts: int = 0
-    """How often its process has been started again since the daemon started."""
+    """Restarts of its process since the daemon started."""
     size_class: str | None = None
-    """Its largest request against its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
+    """Size of its largest request by its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
     why: str = ""
-    """Why it is awake, or is not: its requests and what it was woken for, when it sleeps, how far its drain is."""
+    """Why it is awake or not: its requests, what it was woken for, when it will sleep, the progress of its drain."""
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
-    """How many serve, in words: those at rest are among them, they are woken when they are needed."""
+    """Return a text on how many workers serve, including those at rest, which are woken when needed."""
     serving = [worker.state for worker in workers if worker.state in SERVING]
     resting = sum(state in RESTING for state in serving)
     return f"{len(serving)} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: one sequence that is prefilled, decoded, or waits for its turn."""
+    """One request: one sequence that is being prefilled or decoded, or waits."""
 
     request: str
-    """The request's id: the one that the client was told, with an ending that tells it from its siblings."""
+    """The request's id: the client's, with a suffix for each sequence of one call."""
     worker: str | None = None
-    """The worker that runs it; null while it is queued for want of room on any."""
+    """The worker that runs it; null while it is queued because no worker has room."""
     phase: Phase
     """`waiting` holds no computed tokens (queued, or preempted), `prefilling` has part of them, `decoding` all."""
     prompt_tokens: int
-    """Tokens of its prompt."""
+    """Tokens in its prompt."""
     output_tokens: int = 0
-    """Tokens that it has produced."""
+    """Tokens generated so far."""
     kv_bytes: int = 0
-    """Bytes of the KV blocks that its block table names; blocks shared with others count for each."""
+    """Bytes of the KV blocks in its block table; a shared block counts for each request."""
     blocks: int = 0
-    """KV blocks that its block table names."""
+    """KV blocks in its block table."""
     age_s: float
     """Seconds since it arrived."""
     moves: int = 0
-    """How often it has moved to another worker."""
+    """Moves to another worker so far."""
     pinned: bool = False
-    """Whether an operator has sent it where it is, or is going: it stays there until the worker drains or ends."""
+    """True if an operator has sent it to its worker or destination: it stays there until that worker drains or ends."""
     moving_to: str | None = None
-    """The worker that it is on its way to; null while it stays."""
+    """Destination of its current move; null if it is not moving."""
     moving_step: str | None = None
-    """What is being done for that now: `copying`, `freezing`; null while it stays."""
+    """Step of its current move: `copying`, `freezing`; null if it is not moving."""
 
 
 class MovingState(enum.StrEnum):
-    """Where a move stands."""
+    """The state of a move."""
 
-    RUNNING = "running"  # its KV is copied, or its tokens are computed anew
-    DEFERRED = "deferred"  # it waits, within the boundaries of links and workers, for its turn
+    RUNNING = "running"  # its KV is being copied, or its tokens recomputed
+    DEFERRED = "deferred"  # waits, as the boundaries of links and workers are used up
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One move that the scheduler has decided on and that is not over.  Its request counts on both workers."""
+    """One move that the scheduler has decided and that is not over.  Its request counts on both workers."""
 
     request: str
     """The request's id."""
     source: str
     """The worker that runs it."""
     destination: str
-    """The worker that it goes to."""
+    """The worker that it moves to."""
     state: MovingState
-    """Whether it has begun."""
+    """Running, or deferred."""
     via: str | None = None
-    """`kv` or `tokens`; null while it has not begun."""
+    """`kv` or `tokens`; null until it begins."""
     kv_bytes: int
-    """The request's size."""
+    """Size of the request's KV in bytes."""
     cause: str
-    """Why the scheduler wants it, in a word or two: `overload`, `drain`, `operator`."""
+    """Reason for the move, in a word or two: `overload`, `drain`, `operator`."""
     deferred_because: str = ""
-    """Why it has not begun; empty when it has."""
+    """Why it has not begun; empty once it has."""
     age_s: float
-    """Seconds since it was decided."""
+    """Seconds since the decision."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests go from one worker to one other, of those that have a process."""
+    """The way from one worker to another, between workers that have a process."""
 
     source: str
-    """The worker that they leave."""
+    """The worker that requests leave."""
     destination: str
-    """The worker that they go to."""
+    """The worker that requests go to."""
     transport: str | None = None
-    """How their KV is copied: `shared_memory`, `cuda_peer`, `cuda_staged`; null where it cannot be."""
+    """Transport that copies KV: `shared_memory`, `cuda_peer`, `cuda_staged`; null if KV cannot be copied."""
     bytes_per_s: float | None = None
-    """How fast that was when the link was opened, with a few blocks; null where it was not tried."""
+    """Rate measured with a few blocks when the link was opened; null if not measured."""
     tokens_only_because: str = ""
-    """Why they can be moved by their tokens alone; empty where their KV can be copied."""
+    """Why requests can only be recomputed from their tokens; empty if KV can be copied."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon as it is now."""
+    """The daemon's present state."""
 
     schema: int = SCHEMA
     """The version of this schema.  Fields may be added under the same version."""
@@ -191,42 +191,42 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     vllm_version: str
     """Version of vLLM."""
     pid: int
-    """The daemon's process."""
+    """Process id of the daemon."""
     model: str
-    """The name under which the model is served: the first of `models`."""
+    """Name of the served model: the first of `models`."""
     models: tuple[str, ...] = ()
-    """All names under which it is served."""
+    """All names of the served model."""
     state: DaemonState
-    """Where the daemon stands."""
+    """State of the daemon."""
     uptime_s: float
     """Seconds since the daemon started."""
     url: str
-    """Where the API listens: `http://127.0.0.1:8000`."""
+    """Address of the API: `http://127.0.0.1:8000`."""
     policy: str
     """The scheduling policy that places requests."""
     queued_requests: int = 0
     """Requests that no worker has room for yet."""
     warnings: tuple[str, ...] = ()
-    """What an operator should know, each in one sentence."""
+    """Warnings for the operator, each in one sentence."""
     workers: tuple[WorkerStatus, ...] = ()
-    """Every worker, in the order of the configuration."""
+    """All workers, in the order of the configuration."""
     preemptions: int = 0
-    """How often a worker has pushed a request out for want of blocks, since the daemon started."""
+    """Preemptions for lack of KV blocks since the daemon started."""
     worker_seconds_awake: float = 0.0
-    """Seconds in which workers were awake, summed over the workers, since the daemon started."""
+    """Seconds that workers were awake since the daemon started, summed over the workers."""
     shadow_worker_seconds_awake: float = 0.0
-    """What best fit without migration would have needed for the same requests: an estimate, by a shadow run of it."""
+    """Estimate of the same for best fit without migration, from a shadow run on the same requests."""
     shadow_preemptions: int = 0
-    """How often best fit would have pushed a request out, in that shadow run."""
+    """Preemptions of best fit in that shadow run."""
     gpu_hours_saved: float = 0.0
-    """The difference of the two, in hours; negative where best fit would have needed less."""
+    """Difference of the two times awake, in hours; negative if best fit would have needed less."""
     boundaries: str = ""
-    """How much links and workers may do for moves, in one line; `melld profile --show --json` has the figures."""
+    """Limits of links and workers for moves, in one line; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()
-    """From each worker to each other one."""
+    """One entry for each ordered pair of workers."""
     async_scheduling: str = ""
-    """Whether workers schedule a step while the last one is computed, as vLLM does by default, and why not."""
+    """On or off, and why: whether workers schedule a step while the last one is computed, as vLLM does by default."""
     moves: tuple[MoveStatus, ...] = ()
-    """Every move that has been decided on and is not over, in the order of the decisions."""
+    """All moves that have been decided and are not over, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()
-    """Every request that has not ended: those on workers first, then the queue in its order."""
+    """All unfinished requests: those on workers first, then the queue in its order."""

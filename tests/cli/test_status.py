@@ -129,7 +129,7 @@ def test_no_daemon_is_code_3(directory: Path) -> None:
     done = status(directory)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"melld status: no daemon to talk to ({directory / CONTROL_SOCKET}: there is no such socket): "
+        f"melld status: no daemon to talk to ({directory / CONTROL_SOCKET}: no such socket): "
         "start one with `melld serve`, or name --runtime-directory\n"
     )
 

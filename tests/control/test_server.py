@@ -224,7 +224,7 @@ def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
         with pytest.raises(NoDaemon) as nobody:
             ControlClient([directory, other]).status()
     assert [(path.parent, why) for path, why in nobody.value.tried] == [
-        (directory, "there is no such socket"),
+        (directory, "no such socket"),
         (other, "nobody listens"),
     ]
 
