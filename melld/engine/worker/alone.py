@@ -1,4 +1,4 @@
-"""A worker is alone in its process groups, so they need no port.
+"""Process groups of one worker, without network ports.
 
 torch's gloo opens a listening socket for every group, on whatever address the machine's name leads to: 13 for one
 engine, open to the network where that name does.  Nobody ever connects: a group here has one member, whose collectives

@@ -1,8 +1,8 @@
 """Faults on demand, for tests: a worker that dies, or stops, at a named point of a migration.
 
-Owns the points' meeting with their faults.  Without `MELLD_FAULTS` in its environment a worker has none, and a point
+Owns the lookup of faults at points.  Without `MELLD_FAULTS` in its environment a worker has none, and a point
 costs one comparison.  With it, the variable names a directory: a file `WORKER.POINT.SIGNAL` in it (`w1.attached.KILL`)
-is taken away, and its signal sent to this process, when the worker reaches the point: each file works once.
+is removed, and its signal sent to this process, when the worker reaches the point: each file works once.
 """
 
 import os
@@ -41,7 +41,7 @@ DAMAGES = ("CORRUPT", "SHORT")
 
 
 class FaultPoints:
-    """The points of one worker."""
+    """The fault points of one worker."""
 
     def __init__(self, directory: str | None, worker: str) -> None:
         self._directory = Path(directory) if directory else None
@@ -51,7 +51,7 @@ class FaultPoints:
         return self._directory is not None
 
     def reach(self, point: str) -> None:
-        """Suffer the fault that waits at this point, if one does."""
+        """Suffer the fault set for this point, if there is one."""
         if self._directory is None:
             return
         for name, number in SIGNALS.items():
@@ -59,7 +59,7 @@ class FaultPoints:
                 os.kill(os.getpid(), number)
 
     def take(self, point: str, fault: str) -> bool:
-        """Whether this fault waits at this point; it does so once."""
+        """Return True, once, if this fault is set for this point."""
         if self._directory is None:
             return False
         try:
@@ -73,7 +73,7 @@ class SpoiltLink:
     """A link (`transports.transport.Link`) whose copies arrive corrupted, or short, when the fault points say so."""
 
     def __init__(self, link: "Link", region: "torch.Tensor", faults: FaultPoints) -> None:
-        """`region`: our allocation's bytes (uint8)."""
+        """Wrap `link`; `region` is the bytes (uint8) of our allocation."""
         self.source = link.source
         self.destination = link.destination
         self._link = link
@@ -81,7 +81,7 @@ class SpoiltLink:
         self._faults = faults
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> "Wait":
-        """Copy, and then flip a bit in the last block; or leave the last block out."""
+        """Copy, then flip a bit in the last block, or leave the last block out."""
         short = self._faults.take(PULLED, "SHORT")
         end = len(source_blocks) - short
         landed = self._link.begin(source_blocks[:end], destination_blocks[:end])

@@ -1,7 +1,7 @@
 """The grammars of a worker's requests: compiled by the compiler that a judge chose, dropped when a request is aborted.
 
-Owns vLLM's compilers by name, the same in judges and in workers, and the compilations that have not begun.  Replaces
-the one step of vLLM's manager that begins them.
+Owns vLLM's compilers by name, the same in judges and in workers, and the compilations not yet begun.  Replaces the one
+step of vLLM's manager that starts them.
 """
 
 import threading
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiles for one engine, on the threads of vLLM's manager."""
+    """The grammar compilations of one engine, on the threads of vLLM's manager."""
 
     def __init__(self, manager: "StructuredOutputManager") -> None:
         self._manager: Any = manager
@@ -24,7 +24,7 @@ class Grammars:
         self._manager.grammar_init = self.begin
 
     def begin(self, request: "Request") -> None:
-        """Have the request's grammar compiled; vLLM's scheduler waits for it."""
+        """Start to compile the request's grammar; vLLM's scheduler waits for it."""
         wanted = request.structured_output_request
         if wanted is None:
             return
@@ -33,13 +33,13 @@ class Grammars:
         wanted.grammar = future
 
     def forget(self, requests: list[str]) -> None:
-        """Drop those that have not begun: their clients have left."""
+        """Drop the compilations of these requests that have not begun: their clients have left."""
         for request in requests:
             if (future := self._begun.get(request)) is not None:
                 future.cancel()
 
     def _ended(self, request: str, future: Future[Any]) -> None:
-        if self._begun.get(request) is future:  # and not that of a request which has come back since
+        if self._begun.get(request) is future:  # not that of a request with the same id that arrived since
             del self._begun[request]
 
     def _compile(self, request: "Request") -> Any:
@@ -57,7 +57,7 @@ class Grammars:
 
 
 class GrammarBackends:
-    """Make each compiler for one model's tokenizer when it is first needed.  Any thread may ask.
+    """The compilers for one model's tokenizer, each made when first needed.  Thread-safe.
 
     vLLM's own manager keeps the one that its first request needed, and gives it what others have validated.
     """
@@ -69,7 +69,7 @@ class GrammarBackends:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Any:
-        """The compiler of that name, a `StructuredOutputBackend`."""
+        """Return the compiler of that name, a `StructuredOutputBackend`."""
         with self._lock:
             if name not in self._made:
                 vocab_size = self._vllm_config.model_config.get_vocab_size()

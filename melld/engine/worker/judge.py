@@ -1,9 +1,9 @@
-"""The judge process: compiles what a client wants its output constrained to, before any worker hears of it.
+"""The judge process: compiles a client's output constraint before any worker sees it.
 
 Owns nothing that lasts, so that it can be killed at any moment: by the kernel when a constraint takes too much CPU time
 or memory or overflows the compiler's stack, by the daemon when the client has left.  It validates and compiles with the
 workers' configuration, tokenizer and compilers; what passes here compiles there in about the same time.  The compiled
-grammar is not handed on: written out it is up to a hundred times larger and slower to read than to compile.
+grammar is not passed on: serialised, it is up to a hundred times larger, and slower to read than to compile.
 """
 
 import json
@@ -35,13 +35,15 @@ READ_BYTES = 1 << 18
 
 
 def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
-    """Begin here, forked from the template as a worker is (`worker.main`); `log` is a descriptor to print to."""
+    """Run a judge, forked from the template as a worker is (`worker.main`); `log` is a descriptor to print to."""
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     die_with_parent(spec.parent_pid)
     setproctitle("melld: judge")
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(spec.environment | {"VLLM_XGRAMMAR_CACHE_MB": "1"})  # a verdict tells what a worker will need
+    os.environ.update(
+        spec.environment | {"VLLM_XGRAMMAR_CACHE_MB": "1"}
+    )  # almost no cache: a verdict shows what a worker will need
     judge = Judge(spec)
     _limit_memory()
     write_frame(connection, JudgeReady())
@@ -53,7 +55,7 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
 
 
 class Judge:
-    """Judges one constraint after the other."""
+    """A judge of one constraint after the other."""
 
     def __init__(self, spec: wire.WorkerSpec) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
@@ -67,7 +69,7 @@ class Judge:
             self._backends.get("xgrammar")
 
     def judge(self, asked: JudgeConstraint, constraint: bytes) -> tuple[Verdict, list[bytes]]:
-        """The verdict, and the constraint as a worker must compile it."""
+        """Return the verdict, and the constraint as a worker must compile it."""
         from vllm.sampling_params import StructuredOutputsParams
 
         began_s = time.process_time()
@@ -82,17 +84,17 @@ class Judge:
             signal.setitimer(signal.ITIMER_PROF, left_s)
             self._compile(backend, params)
         except MemoryError:
-            os._exit(1)  # in what state the compiler is left, nobody knows
+            os._exit(1)  # the compiler's state is undefined now
         except MelldError as error:
             return Verdict(refusal=str(error), code=error.code), []
-        except Exception as error:  # noqa: BLE001  whatever a compiler says of a client's text is the client's to hear
+        except Exception as error:  # noqa: BLE001  the client gets whatever the compiler says of its text
             return Verdict(refusal=_one_line(error), code="invalid_grammar"), []
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return Verdict(cpu_s=time.process_time() - began_s), [msgspec.msgpack.encode(params)]
 
     def _validate(self, params: "StructuredOutputsParams") -> None:
-        """As vLLM does; chooses the compiler (`params._backend`), and puts the constraint in its terms."""
+        """Validate as vLLM does, which chooses the compiler (`params._backend`) and rewrites the constraint for it."""
         from vllm.sampling_params import SamplingParams
 
         wanted = SamplingParams(structured_outputs=params)
@@ -100,18 +102,18 @@ class Judge:
         wanted._validate_structured_outputs(config.model_config, config.structured_outputs_config, self._tokenizer)  # noqa: SLF001
 
     def _compile(self, backend: Any, params: "StructuredOutputsParams") -> None:
-        """Compile, and find the tokens that may come first: some compilers do all their work there."""
+        """Compile, and find the allowed first tokens: some compilers do all their work there."""
         from vllm.v1.structured_output.request import get_structured_output_key
 
         grammar = backend.compile_grammar(*get_structured_output_key(params))
         mask = backend.allocate_token_bitmask(1)
         grammar.fill_bitmask(mask, 0)
         if not mask.any():
-            raise ValueError("no text fulfils it")
+            raise ValueError("no text satisfies it")
 
 
 def _schemas(params: "StructuredOutputsParams") -> Iterator[object]:
-    """Every JSON schema of the constraint, parsed."""
+    """Yield every JSON schema of the constraint, parsed."""
     if params.json is not None:
         yield _parsed(params.json)
     if params.structural_tag is None:
@@ -132,7 +134,7 @@ def _parsed(text: object) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    """The reason without the place in the compiler's source that it begins with."""
+    """Return the reason without its leading place in the compiler's source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (" ".join(lines) or type(error).__name__)[:1000]
 

@@ -1,6 +1,6 @@
 """A worker's links to its siblings' KV memory: one per sibling process while it lives, each with its copying thread.
 
-Owns the links.  `open`, `tried` and `close` are for the engine thread; what is slow about them runs on other threads.
+Owns the links.  `open`, `tried` and `close` are for the engine thread; their slow parts run on other threads.
 """
 
 import itertools
@@ -31,7 +31,7 @@ TRIAL_BLOCKS = 8
 
 
 class Shared(NamedTuple):
-    """The engine's KV memory and its handle for siblings, or why it cannot be shared."""
+    """The engine's KV memory and its handle for siblings, or the reason why it cannot be shared."""
 
     memory: KvMemory | None = None
     handle: bytes = b""
@@ -39,26 +39,26 @@ class Shared(NamedTuple):
 
 
 def share_memory(engine: "EngineCore") -> Shared:
-    """Offer the engine's KV memory to its siblings."""
+    """Share the engine's KV memory with its siblings."""
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)
         memory = KvMemory(engine)
         return Shared(memory, choose.export(memory.tensors, memory.layout))
     except (UnsupportedLayout, TransportFailed) as error:
-        log.warning("KV cannot be copied to or from this worker, its requests move by their tokens: %s", error)
+        log.warning("cannot share this worker's KV memory, so its requests move by recomputing tokens: %s", error)
         return Shared(failure=str(error))
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """`wire.OpenLink` with its payload."""
+    """A `wire.OpenLink` command with its payload."""
 
     peer: str
     handle: bytes
 
 
 class LinkTried(msgspec.Struct, frozen=True):
-    """The attempt to open a link has ended; `opened` (`choose.OpenedLink`) is None when it failed."""
+    """The end of an attempt to open a link; `opened` (`choose.OpenedLink`) is None if it failed."""
 
     peer: str
     number: int
@@ -68,7 +68,7 @@ class LinkTried(msgspec.Struct, frozen=True):
 
 
 class LinkOpener:
-    """How this worker's links are made: over which memory, under which rules, and with which faults (tests')."""
+    """A maker of this worker's links: its memory, the copy rules, and the faults of tests."""
 
     def __init__(self, memory: KvMemory | None, rules: wire.CopyRules, faults: FaultPoints) -> None:
         self._memory = memory
@@ -76,18 +76,18 @@ class LinkOpener:
         self._faults = faults
 
     def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
-        """The best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
+        """Open the best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
 
         Raises:
-            MelldError: there is none.
-            msgspec.ValidationError, OSError, RuntimeError: so the handle, the system or torch would have it.
+            MelldError: no link is possible.
+            msgspec.ValidationError, OSError, RuntimeError: a bad handle, or an error of the system or torch.
         """
         if self._memory is None:
             raise TransportFailed("links", "this worker's KV memory cannot be shared")
         return choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
 
     def puller(self, opened: choose.OpenedLink) -> Puller:
-        """What pulls over it."""
+        """Return the puller of an opened link."""
         link = opened.link
         if self._faults and self._memory is not None:
             link = SpoiltLink(link, self._memory.region, self._faults)
@@ -95,7 +95,7 @@ class LinkOpener:
 
 
 class Links:
-    """By sibling.  `wake` hands a fact to the engine thread; `say` a message to the daemon."""
+    """The links by sibling.  `wake` passes a fact to the engine thread; `say` a message to the daemon."""
 
     def __init__(
         self,
@@ -110,22 +110,22 @@ class Links:
         self._say = say
         self._copies: dict[str, Copies] = {}
         self._numbers = itertools.count(1)
-        self._tries: dict[str, int] = {}  # the number of the latest try, by sibling that lives
+        self._tries: dict[str, int] = {}  # number of the latest try, by living sibling
         self._ended = threading.Event()
 
     def to(self, peer: str) -> Copies | None:
-        """The copies over the link to this sibling, if there is one."""
+        """Return the copies over the link to this sibling, or None without a link."""
         return self._copies.get(peer)
 
     def open(self, peer: str, handle: bytes) -> None:
-        """Begin to open a link: `LinkTried` follows."""
+        """Start to open a link: `LinkTried` follows."""
         self.close(peer)
         scratch = self._residency.borrow_scratch(TRIAL_BLOCKS)
         number = self._tries[peer] = next(self._numbers)
         _beside(f"open {peer}", lambda: self._try(peer, number, handle, scratch))
 
     def close(self, peer: str) -> None:
-        """That sibling's process is gone: give its memory up, also where a link to it is only being opened."""
+        """Close the link to a sibling whose process has ended, including one that is still being opened."""
         self._tries.pop(peer, None)
         if (copies := self._copies.pop(peer, None)) is not None:
             _beside(f"close {peer}", copies.close)
@@ -139,11 +139,11 @@ class Links:
         self._wake(LinkTried(peer, number, scratch, opened, failure))
 
     def watch(self) -> None:
-        """Have `wait` wait for a copy that ends from now on."""
+        """Arm `wait` for the next copy that ends."""
         self._ended.clear()
 
     def wait(self, deadline_s: float) -> None:
-        """Return when a copy has ended, or when it takes too long."""
+        """Wait until a copy has ended, or until the deadline."""
         self._ended.wait(deadline_s)
 
     def _copied(self, done: CopyDone) -> None:
@@ -151,7 +151,7 @@ class Links:
         self._ended.set()
 
     def tried(self, tried: LinkTried) -> None:
-        """Take the link into use, unless that process of the sibling's is gone by now."""
+        """Use the link, unless that process of the sibling has ended since."""
         self._residency.return_scratch(tried.scratch)
         if self._tries.get(tried.peer) != tried.number:
             if tried.opened is not None:

@@ -7,8 +7,8 @@ Owns the engine and the order of what happens to it.  Four threads:
     engine   inbox between two steps, then one step, then its results -> outbox   the main thread, here
     writer   outbox -> MessagePack -> wire                                        `worker_writer`
 
-so that nothing is serialised on the step path, and a ping waits for nothing.  The worker ends when one of them fails.
-The only process that imports vLLM's engine; loading this file does not (an environment comes first).
+so nothing is serialised on the step path, and a ping waits for nothing.  The worker ends if one thread fails.
+Only this process imports vLLM's engine; loading this file does not, as the environment must be set first.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ from melld.engine.worker.start import build_engine, die_with_parent, ready_of, v
 from melld.engine.worker.writer import write_frame
 
 IDLE_S = 1.0
-"""A worker without requests for so long gives memory back."""
+"""Idle time after which a worker returns free memory to the kernel."""
 
 
 def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
-    """Where the process begins, forked from the template (`worker_template`).
+    """Run a worker, in a process forked from the template (`worker/template.py`).
 
     Args:
         spec_bytes: a `wire.WorkerSpec` as MessagePack.
@@ -47,7 +47,7 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
     setproctitle(f"melld: worker {spec.worker}")
     os.dup2(log, 1)
     os.dup2(log, 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then ends us in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then stops its workers
     os.environ.update(spec.environment)
     if spec.device_kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
@@ -55,14 +55,14 @@ def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
     try:
         worker = Worker(spec, connection)
         worker.serve()
-    except Exception as error:  # noqa: BLE001  the task boundary of the process: told to the daemon, then the end
+    except Exception as error:  # noqa: BLE001  the task boundary of the process: report to the daemon, then exit
         failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         if worker is None:
             write_frame(connection, failed)
         else:
             worker.say_last(failed)
         os._exit(1)
-    os._exit(0)  # not through vLLM's and torch's destructors, which can hang
+    os._exit(0)  # skips the destructors of vLLM and torch, which can hang
 
 
 class Worker:
@@ -83,7 +83,7 @@ class Worker:
         parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s))
 
     def serve(self) -> None:
-        """Step until told to stop.  Returns when everything said has been written."""
+        """Step until told to stop, then return once all messages are written."""
         inbox, writer = self._parts.inbox, self._parts.writer
         for name, work in (("reader", self._parts.reader.read), ("preparer", self._parts.preparer.run)):
             threading.Thread(target=vital(work), name=name, daemon=True).start()
@@ -100,12 +100,12 @@ class Worker:
         writer.finish()
 
     def say_last(self, message: msgspec.Struct) -> None:
-        """Write it behind everything that was said before, not into the middle of that."""
+        """Write a last message after all earlier ones."""
         self._parts.writer.say(message)
         self._parts.writer.finish()
 
     def _wait(self) -> Any:
-        """The next of the inbox.  Meanwhile the kernel gets what glibc keeps of tensors of many sizes."""
+        """Return the next message of the inbox; when idle, have glibc return free memory to the kernel."""
         try:
             return self._parts.inbox.get(timeout=IDLE_S)
         except queue.Empty:
@@ -113,7 +113,7 @@ class Worker:
             return self._parts.inbox.get()
 
     def _handlers_of(self) -> dict[type, Callable[[Any], None]]:
-        """Who handles what the inbox holds."""
+        """Return the handler of each message type."""
         from melld.engine.worker.links import LinkTried, Opening
         from melld.engine.worker.requests import Admitted, Resumed
         from melld.migrate.transports.copies import CopyDone
@@ -170,4 +170,4 @@ class Worker:
         parts.moves.after_report()
         parts.faults.reach("step")
         if not executed and self._engine.scheduler.has_requests():
-            time.sleep(0.001)  # only requests that wait for a grammar: let the thread that compiles it have the GIL
+            time.sleep(0.001)  # all requests wait for a grammar: leave the GIL to the thread that compiles it

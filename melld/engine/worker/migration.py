@@ -1,6 +1,6 @@
-"""A worker's part in migrations: each command of `migrate/migration_messages` carried out, and answered once.
+"""A worker's part in migrations: it carries out each command of `wire/migration` and answers it once.
 
-Owns what this worker has promised: rooms kept, copies under way, requests that come to rest.  For the engine thread,
+Owns this worker's reservations, the copies under way, and requests that are settling.  For the engine thread,
 between two steps.  Never decides: the daemon does; never touches vLLM: `engine/residency` does.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
 LAST_COPY_S = 0.003
-"""How long the next step waits for a frozen request's last blocks, so that it can take the request along."""
+"""Time that the next step waits for a frozen request's last blocks, to include the request."""
 
 
 class Moves:
@@ -57,7 +57,7 @@ class Moves:
         }
 
     def handle(self, command: Any) -> None:
-        """Carry the command out; what cannot be done is answered so.  What comes twice, or too late, is not heard."""
+        """Carry out the command, or answer why not.  Ignore one that arrives twice or too late."""
         told: say.MoveCommand = getattr(command, "command", command)
         if not self._order.is_next(told.request, told.move, told.number):
             return
@@ -72,12 +72,12 @@ class Moves:
     # -- beside the steps -------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Go on with what is computed ahead; also before the engine rests."""
+        """Continue warming, also before the engine goes idle."""
         if self.warming:
             self._residency.warm_on()
 
     def after_step(self, outputs: "EngineCoreOutputs | None") -> None:
-        """Take what concerns migrations alone out of the step's outputs, and go on where it was waited for."""
+        """Remove outputs that only migrations need, and continue the migrations that waited for them."""
         if self.warming:
             for request in self._residency.take_warmed(outputs):
                 expected = self.warming.pop(request)
@@ -88,12 +88,12 @@ class Moves:
                     self._refuse(expected.command, error)
 
     def after_report(self) -> None:
-        """Once the step's outputs are on their way: answer for the requests that have come to rest with them."""
+        """Answer for requests that have settled in this step, once its outputs are on their way."""
         for request, command in list(self._settling.items()):
             self._settled(request, command, self._residency.stillness(request))
 
     def forget(self, requests: Sequence[str]) -> None:
-        """These requests are here no more: their blocks are free, and nobody waits for an answer about them."""
+        """Drop all state of requests that have left: their blocks are free, and nobody waits for an answer."""
         for request in requests:
             self.warming.pop(request, None)
             self._plans.pop(request, None)
@@ -103,7 +103,7 @@ class Moves:
             self._book.left(request)
 
     def is_written(self, request: str) -> bool:
-        """Whether a pull still writes into room of this request."""
+        """Return True while a pull still writes into this request's reserved blocks."""
         return any(job.command.request == request for job in self._jobs.values())
 
     # -- the source -------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Moves:
     def _expect(self, expected: Expected) -> None:
         request = expected.command.request
         warm = isinstance(expected.command, say.WarmRequest)
-        if warm and request in self._plans:  # once more: what was computed stays in the prefix cache
+        if warm and request in self._plans:  # repeated: the computed blocks stay in the prefix cache
             del self._plans[request]
             self._residency.cancel(request)
         tokens = expected.output_token_ids
@@ -205,12 +205,14 @@ class Moves:
         token_capacity: int,
         attaching: Attaching | None,
     ) -> bool:
-        """Begin to copy what is missing.  False when nothing is."""
+        """Start to copy the missing blocks; return False if none is missing."""
         request = command.request
         plan = self._plans.get(request)
         copies = self._links.to(command.source)
         if plan is None or copies is None:
-            raise MelldError(f"no room is kept for {request}" if plan is None else f"no link to {command.source}")
+            raise MelldError(
+                f"no blocks are reserved for {request}" if plan is None else f"no link to {command.source}"
+            )
         pairs, places = plan.missing(block_ids, block_epoch, self._residency.grow(request, token_capacity))
         if not pairs.source:
             return False
@@ -223,7 +225,7 @@ class Moves:
         return True
 
     def copied(self, done: CopyDone) -> None:
-        """A pull has ended, well or not."""
+        """Continue after a pull that has ended or failed."""
         job = self._jobs.pop(done.job)
         command = job.command
         self._residency.copy_ended(command.request)
@@ -233,7 +235,7 @@ class Moves:
             self._answer(say.CopyFailed(**_names(command), reason=done.failure), ())
             return
         if done.pulled is None or plan is None:
-            self._answer(say.CommandFailed(**_names(command), reason="it was called off"), ())
+            self._answer(say.CommandFailed(**_names(command), reason="it was cancelled"), ())
             return
         plan.copied(job.places, job.block_epoch)
         pulled = done.pulled
@@ -261,7 +263,7 @@ class Moves:
     def _cancel(self, command: say.CancelReservation) -> None:
         self._faults.reach("cancelling")
         if self._book.leases.get(command.request, command.lease) != command.lease:
-            self._answer(say.ReservationCancelled(**_names(command)), ())  # it was cancelled, and has come back since
+            self._answer(say.ReservationCancelled(**_names(command)), ())  # cancelled, and reserved again since
             return
         for name, job in self._jobs.items():
             if job.command.request == command.request and (copies := self._links.to(job.command.source)):
@@ -271,7 +273,7 @@ class Moves:
 
 
 def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
-    """The answer that it was not done."""
+    """Return the answer that the command was not carried out."""
     reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
     return say.CommandFailed(**_names(command), reason=reason)
 

@@ -1,6 +1,6 @@
-"""What a worker notes of the migrations that it takes part in: commands with their payloads, pulls, and leases.
+"""A worker's records of its migrations: commands with their payloads, pulls, and leases.
 
-Owns the shapes, and the book of leases.  Carries nothing out: `worker_migration` does.
+Owns the shapes, and the book of leases.  Never carries anything out: `worker/migration.py` does.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from melld.migrate.snapshot import RequestSnapshot
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """`ReserveBlocks` or `WarmRequest`, with what the reader thread has made of its payload."""
+    """A `ReserveBlocks` or `WarmRequest` command, with its payload as the preparer thread decoded it."""
 
     command: Any
     arrival: Arrival
@@ -22,14 +22,14 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class Attaching(msgspec.Struct, frozen=True):
-    """`AttachRequest` with its payload."""
+    """An `AttachRequest` command with its payload."""
 
     command: say.AttachRequest
     snapshot: RequestSnapshot
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A pull under way: for the command, of these places of the request; what then is attached, if anything."""
+    """A pull under way: its command, the block places it copies, and the request to attach afterwards, if any."""
 
     command: Any
     places: frozenset[tuple[int, int]]
@@ -38,18 +38,18 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Book(msgspec.Struct):
-    """The worker's own book of whose outputs bear which lease."""
+    """The lease of each request on this worker, which its outputs carry."""
 
     leases: dict[str, int] = {}
     gone: list[str] = []
 
     def came(self, request: str, lease: int) -> None:
-        """The request is here, and its outputs bear this lease."""
+        """Record that the request is here, and that its outputs carry this lease."""
         self.leases[request] = lease
-        if request in self.gone:  # it was here before, since the last report
+        if request in self.gone:  # here before, since the last report
             self.gone.remove(request)
 
     def left(self, request: str) -> None:
-        """The request is here no more."""
+        """Record that the request has left."""
         if self.leases.pop(request, None) is not None:
             self.gone.append(request)

@@ -1,23 +1,23 @@
-"""Which commands of migrations a worker still obeys: each once, and none that a later one has overtaken.
+"""A filter that lets each migration command through once, and none after a later one.
 
-Owns the newest command known of each request.  Pure.  Moves are numbered through, and so are the commands of one move:
-with that a command that comes twice, or too late, is known for what it is and changes nothing.
+Owns the newest command of each request.  Pure.  Moves have consecutive numbers, and so have the commands of one move:
+so a command that arrives twice or too late is recognised, and changes nothing.
 """
 
 import collections
 
 REMEMBERED = 4096
-"""Requests; of more, those that were commanded longest ago are forgotten."""
+"""Limit of requests; above it, those with the oldest commands are forgotten."""
 
 
 class CommandOrder:
-    """The commands that one worker has been given."""
+    """The newest commands that one worker has received."""
 
     def __init__(self) -> None:
         self._newest: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
 
     def is_next(self, request: str, move: int, number: int) -> bool:
-        """Whether this command of this request is newer than all before it; it is then the newest."""
+        """Return True, and record the command, if it is newer than all earlier ones of this request."""
         if (move, number) <= self._newest.get(request, (0, 0)):
             return False
         self._newest[request] = move, number

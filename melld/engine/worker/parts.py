@@ -1,6 +1,6 @@
-"""A worker's parts, put together: what stands around the engine, in the order in which they need each other.
+"""The wiring of a worker: the parts around its engine, in the order in which they need each other.
 
-Owns the wiring; runs nothing.  Loading this loads torch: it comes after the process has its environment.
+Owns the wiring; runs nothing.  Loading this loads torch, so the process must have its environment before.
 """
 
 import os
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """One worker's."""
+    """The parts of one worker."""
 
     inbox: "queue.SimpleQueue[Any]"
-    """What the engine thread is to handle between two steps."""
+    """Messages that the engine thread handles between two steps."""
     reader: Reader
     preparer: Preparer
     writer: Writer
@@ -50,7 +50,7 @@ class Parts(NamedTuple):
 
 
 def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
-    """All of them, around this engine."""
+    """Build the parts around this engine."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
@@ -80,7 +80,7 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
 
 
 def _request_maker(engine: "EngineCore") -> Callable[[list[bytes]], Any]:
-    """Makes what vLLM's scheduler takes of what the daemon's vLLM has encoded."""
+    """Return a decoder from the daemon's encoded request to vLLM's `Request`."""
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder
 

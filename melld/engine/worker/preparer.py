@@ -1,7 +1,7 @@
-"""What a worker does with a message before its engine takes it: vLLM's request, its block hashes, its grammar.
+"""The preparer thread: builds vLLM's request, its block hashes and its grammar before the engine takes a message.
 
-Owns the preparing, on a thread of its own: off the engine's, which steps meanwhile, and off the reader's, which answers
-pings.  Messages reach the inbox in the order in which they came.  Never touches the scheduler.
+Owns this work, off the engine thread, which steps meanwhile, and off the reader thread, which answers pings.  Messages
+reach the inbox in the order of their arrival.  Never touches the scheduler.
 """
 
 import queue
@@ -22,9 +22,9 @@ from melld.migrate.snapshot import RequestSnapshot
 
 
 class Preparer:
-    """`line` has what was read from the wire; `answer` takes what the daemon is told at once.
+    """The preparer of one worker: `line` holds messages read from the wire; `answer` sends one to the daemon.
 
-    `request_of` makes vLLM's request of the payload of an `AddRequest`.
+    `request_of` decodes the payload of an `AddRequest` to vLLM's request.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Preparer:
         self._answer = answer
 
     def run(self) -> None:
-        """Prepare one message after the other, for ever."""
+        """Prepare one message after the other, without end."""
         while True:
             message, payload = self._line.get()
             try:
                 self._inbox.put(self._prepared(message, payload))
-            except Exception as error:  # the boundary of one request: answered, and the others go on
+            except Exception as error:  # the boundary of one request: answer, and go on with the others
                 match message:
                     case wire.AddRequest() | wire.ResumeRequest():
                         reason = f"{type(error).__name__}: {error}"
@@ -58,7 +58,7 @@ class Preparer:
                         raise
 
     def _prepared(self, message: Any, payload: list[bytes]) -> Any:
-        """What the engine's thread is to handle."""
+        """Return the message for the engine thread."""
         match message:
             case wire.AddRequest():
                 return Admitted(self._request_of(payload), message.lease)

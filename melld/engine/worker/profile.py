@@ -1,7 +1,7 @@
-"""What this worker can do for migrations beside its own work: measured on its real engine and links, while it is idle.
+"""Measurements of what this worker can do for migrations, on its real engine and links, while it is idle.
 
-Owns the synthetic requests, which nobody hears of, and the copies into blocks that nobody holds.  Never runs beside a
-user's request: it ends between two steps when anything is asked of the worker, and says so.  For the engine thread.
+Owns the synthetic requests, whose outputs go nowhere, and the copies into free blocks.  Never runs beside a user's
+request: it stops between two steps when any message arrives, and says so.  For the engine thread.
 
     prefill   B requests decode; now and then one step also prefills a foreign prompt of n tokens: the greatest n whose
               steps take, in the median, at most a share longer than the steps beside them without it
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 DECODER_TOKENS = 64
-"""The prompt of each request that decodes."""
+"""Prompt tokens of each decoding request."""
 CHUNKS = (4, 8, 16, 32, 64, 128, 256, 512)
-"""Foreign prompts that are tried, in tokens."""
+"""Lengths of the foreign prompts to try, in tokens."""
 PAIRS = 12
-"""Steps with a foreign prompt, and as many without, from which the medians are taken."""
+"""Steps with a foreign prompt, and as many without, for the medians."""
 ALONE_TOKENS = 1024
 ALONE_TIMES = 3
 COPY_BLOCKS = 64
@@ -38,13 +38,13 @@ JOB = "profile"
 
 
 class Interrupted(MelldError):
-    """Somebody wants the worker, or it had work: nothing was measured."""
+    """The worker is needed or has work, so nothing was measured."""
 
 
 class Profiler:
-    """`is_wanted`: whether anything is asked of the worker now.  `say` takes the answers.
+    """The measurements of one worker.  `is_wanted` returns True if a message waits for it; `say` sends the answers.
 
-    `in_step` is told when a step began, and 0.0 when it is over: a step that hangs is seen from outside.
+    `in_step` gets the start time of a step, and 0.0 at its end, so that a step that hangs is noticed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Profiler:
     # -- prefill -----------------------------------------------------------------------------------------------------
 
     def measure_prefill(self, ask: wire.MeasurePrefill) -> None:
-        """Answer with `wire.PrefillMeasured`, or with why it could not be measured."""
+        """Measure, and answer with `wire.PrefillMeasured` or with the reason why not."""
         try:
             with self._clean():
                 deadline_s = time.monotonic() + ask.seconds
@@ -81,7 +81,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def _clean(self) -> Iterator[None]:
-        """Refuse where there is work; afterwards nothing is left of what was measured with."""
+        """Refuse if there is work; remove all synthetic requests afterwards."""
         if self._engine.scheduler.has_requests():
             raise Interrupted(wire.WANTED)
         try:
@@ -94,7 +94,7 @@ class Profiler:
                 self._engine.step_fn()
 
     def _alone(self) -> wire.PrefillMeasured:
-        """Nobody decodes: as many tokens as it can."""
+        """Measure prefill without decoding requests."""
         config = self._engine.vllm_config
         tokens = min(
             ALONE_TOKENS,
@@ -109,15 +109,15 @@ class Profiler:
         return wire.PrefillMeasured(tokens=tokens, seconds=statistics.median(seconds[1:]), step_s=0.0)
 
     def _beside(self, ask: wire.MeasurePrefill, deadline_s: float) -> wire.PrefillMeasured:
-        """The foreign tokens per step that make the median step longer by the share, between two of those tried."""
+        """Return the foreign tokens per step that lengthen the median step by the share, interpolated."""
         config = self._engine.vllm_config
         steps = len(CHUNKS) * 2 * PAIRS + 2 * ask.batch
         if ask.batch >= config.scheduler_config.max_num_seqs:
-            raise ValueError(f"it runs at most {config.scheduler_config.max_num_seqs} requests")
+            raise ValueError(f"the worker runs at most {config.scheduler_config.max_num_seqs} requests")
         if DECODER_TOKENS + steps >= config.model_config.max_model_len:
-            raise ValueError(f"its requests have at most {config.model_config.max_model_len} tokens")
+            raise ValueError(f"requests have at most {config.model_config.max_model_len} tokens")
         if ask.batch * (DECODER_TOKENS + steps) + CHUNKS[-1] > self._free_tokens():
-            raise ValueError("its KV cache is too small for that")
+            raise ValueError("the KV cache is too small for this measurement")
         for _ in range(ask.batch):
             self._add(DECODER_TOKENS, steps)
         while any(not request.num_output_tokens for request in self._engine.scheduler.requests.values()):
@@ -136,7 +136,7 @@ class Profiler:
         return wire.PrefillMeasured(tokens=fewer, seconds=step_s * (1.0 + ask.share), step_s=step_s)
 
     def _compare(self, tokens: int) -> tuple[float, float]:
-        """The median step without the foreign prompt, and how many times as long it is with it."""
+        """Return the median step without the foreign prompt, and the factor by which the prompt lengthens it."""
         without, beside = [], []
         for _ in range(PAIRS):
             without.append(self._step())
@@ -146,7 +146,7 @@ class Profiler:
         return step_s, statistics.median(beside) / step_s
 
     def _step(self) -> float:
-        """Seconds of one step.  Its outputs are for nobody."""
+        """Run one step, drop its outputs, and return its seconds."""
         if self._is_wanted():
             raise Interrupted(wire.WANTED)
         began_s = time.monotonic()
@@ -159,7 +159,7 @@ class Profiler:
         return time.monotonic() - began_s
 
     def _add(self, prompt_tokens: int, output_tokens: int) -> None:
-        """A request of random tokens, which no prefix cache knows."""
+        """Add a request of random tokens, which no prefix cache holds."""
         from vllm.sampling_params import SamplingParams
 
         self._made += 1
@@ -175,7 +175,7 @@ class Profiler:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def measure_link(self, ask: wire.MeasureLink) -> None:
-        """Begin to copy from the sibling; `wire.LinkMeasured` is the answer when the time is over.
+        """Start to copy from the sibling; answer with `wire.LinkMeasured` when the time is over.
 
         Several siblings may be copied from at once, each into its own blocks.
         """
@@ -186,13 +186,13 @@ class Profiler:
             return
         scratch = self._residency.borrow_scratch(min(COPY_BLOCKS, ask.blocks))
         if not scratch:
-            self._say(wire.UtilityDone(call=ask.call, error="it has no free block"))
+            self._say(wire.UtilityDone(call=ask.call, error="the worker has no free block"))
             return
         trial = self._trials[ask.peer] = _LinkTrial(ask, copies, scratch)
         trial.copy()
 
     def copied(self, done: CopyDone) -> bool:
-        """Whether it was a copy of ours that has ended."""
+        """Count the ended copy and return True if it belongs to a trial."""
         trial = next((one for one in self._trials.values() if one.owns(done.job)), None)
         if trial is None:
             return False
@@ -213,7 +213,7 @@ class Profiler:
 
 
 class _LinkTrial:
-    """Copies over one link.  The first one warms it up and does not count."""
+    """Repeated copies over one link; the first warms it up and does not count."""
 
     def __init__(self, ask: wire.MeasureLink, copies: Any, scratch: list[int]) -> None:
         self.ask = ask
@@ -227,21 +227,21 @@ class _LinkTrial:
         self._end_s = time.monotonic() + ask.seconds
 
     def copy(self) -> None:
-        """The sibling's first blocks, once more; block 0 is nobody's."""
+        """Copy the sibling's first blocks again, without block 0, vLLM's null block."""
         self._jobs += 1
         self._began_s = time.monotonic()
         self._copies.submit(f"{self._name}.{self._jobs}", range(1, len(self.scratch) + 1), self.scratch)
 
     def owns(self, job: str) -> bool:
-        """Whether the copy is one of this trial's."""
+        """Return True if the copy belongs to this trial."""
         return job.rpartition(".")[0] == self._name
 
     def count(self, done: CopyDone) -> None:
-        """Bytes, and the seconds from the wish for them until the engine knew that they were there."""
+        """Add the bytes, and the seconds from the request for them until the engine saw the end."""
         if done.pulled is not None and self._jobs > 1:
             self.nbytes += done.pulled.nbytes
             self.seconds += time.monotonic() - self._began_s
 
     def is_over(self) -> bool:
-        """Whether the time for it is over and something has been measured."""
+        """Return True once the time is over and at least one copy has been measured."""
         return time.monotonic() >= self._end_s and self.nbytes > 0

@@ -1,9 +1,9 @@
-"""A worker's wire, read by a thread that waits for nothing else: a ping is answered while a request is made ready.
+"""The reader thread of a worker, which waits for the wire alone, so that it can answer a ping at any time.
 
-Owns the reading, and the pulse that a ping is answered with.  Never prepares a request and never touches the
-scheduler: `preparer.py` makes ready what the engine then takes at once.
+Owns the reading, and the pulse that answers a ping.  Never prepares a request (`preparer.py` does) and never touches
+the scheduler.
 
-    wire ──► frames ──► line ──► preparer ──► inbox          a ping is answered from here, also while a step runs
+    wire ──► frames ──► line ──► preparer ──► inbox          pings are answered here, even during a step
 """
 
 import os
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 18
 
 Received = tuple[Any, list[bytes]]
-"""A message of `wire.ToWorker` and its payload."""
+"""A message of `wire.ToWorker` and its payload, as read."""
 
 
 class Pulse:
-    """Whether the engine steps: the answer to a ping, whoever hangs.
+    """The engine's progress, for the answer to a ping even if the engine hangs.
 
-    Two numbers, which the engine's thread writes and the reader's reads: each by itself is whole.
+    The engine thread writes two numbers and the reader thread reads them; each read and write is atomic.
     """
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class Pulse:
         self._began_s = 0.0
 
     def in_step(self, began_s: float) -> None:
-        """A step began then; 0.0: none runs now."""
+        """Record the start time of a step, or 0.0 at its end."""
         self._began_s = began_s
 
     def stepped(self) -> None:
-        """One of those that the daemon counts has ended."""
+        """Count one finished step."""
         self._began_s = 0.0
         self._steps += 1
 
     def pong(self, requests: int) -> wire.Pong:
-        """As it is now, with so many requests here."""
+        """Return the answer to a ping, with the number of requests here."""
         began_s = self._began_s
         busy_s = time.monotonic() - began_s if began_s else 0.0
         return wire.Pong(steps=self._steps, busy_s=busy_s, requests=requests)
 
 
 class Reader:
-    """`line` takes what was read, in its order; `answer` takes what the daemon is told; `pong` answers a ping."""
+    """A reader that puts messages on `line` in order, sends through `answer`, and answers pings with `pong`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reader:
                     self._answer(self._pong())
                     continue
                 if isinstance(message, wire.AbortRequests):
-                    # Into the running step as well, so that its output is not computed in vain.
+                    # Also tell the running step, so that it need not compute this output.
                     self._engine.aborts_queue.put_nowait(message.requests)
                 self._line.put((message, payload))
         os._exit(0)

@@ -1,4 +1,4 @@
-"""What the daemon is told after a step: the outputs with their leases, and what has changed in the blocks.
+"""The report to the daemon after a step: the outputs with their leases, and the changes in the blocks.
 
 Owns the reports' numbers.  For the engine thread: nothing is serialised here.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StepReporter:
-    """`out` takes the reports, with the outputs that go with them."""
+    """A maker of step reports; `out` takes each report with its outputs."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StepReporter:
         self._last_sums = (-1, -1)
 
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
-        """Say what this step changed; nothing if nothing did."""
+        """Report the step's changes, if there are any."""
         leases, book = {}, self._book
         for output in outputs.outputs if outputs is not None else ():
             if lease := book.leases.get(output.request_id):

@@ -1,7 +1,7 @@
-"""The users' requests on a worker: how they enter its engine, anew or from their tokens, and how they leave it early.
+"""The users' requests on a worker: how they start or resume from their tokens, and how they are aborted.
 
-Owns those that wait until a migration that was called off writes no more.  For the engine thread, between two steps.
-Those that arrive by a migration: `worker_migration`.
+Owns the requests that wait until a cancelled migration has stopped writing.  For the engine thread, between two steps.
+Requests that arrive by a migration are in `worker/migration.py`.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A request that the reader has made ready for the scheduler (`vllm.v1.request.Request`)."""
+    """A new request that the preparer has made ready for the scheduler (`vllm.v1.request.Request`)."""
 
     request: Any
     lease: int
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """A request that the reader has made ready to go on here."""
+    """A request that the preparer has made ready to resume here from its tokens."""
 
     arrival: Arrival
     snapshot: RequestSnapshot
@@ -36,7 +36,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Requests:
-    """The requests of one engine.  `say` takes what the daemon is told."""
+    """The requests of one engine.  `say` sends a message to the daemon."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Requests:
         self._deferred: list[Resumed] = []
 
     def admit(self, admitted: Admitted) -> None:
-        """It begins here."""
+        """Start a new request."""
         self._book.came(admitted.request.request_id, admitted.lease)
         self._engine.add_request(admitted.request)
 
     def resume(self, resumed: Resumed) -> None:
-        """It goes on here from its tokens, now or as soon as it can."""
+        """Resume a request from its tokens, now or as soon as possible."""
         request = resumed.snapshot.request
-        if self._moves.is_written(request):  # a migration to here that was called off: its blocks are not free yet
+        if self._moves.is_written(request):  # a cancelled migration to this worker: its blocks are not free yet
             self._deferred.append(resumed)
             return
         self._clear(request)
@@ -76,17 +76,17 @@ class Requests:
             self._faults.reach("resumed")
 
     def resume_deferred(self) -> None:
-        """A copy has ended: those that waited for it may go on."""
+        """Resume the requests that waited for a copy that has ended."""
         deferred, self._deferred = self._deferred, []
         for resumed in deferred:
             self.resume(resumed)
 
     def abort(self, abort: wire.AbortRequests) -> None:
-        """Forget them, wherever they stand."""
+        """Abort the requests, whatever their state."""
         self._deferred = [resumed for resumed in self._deferred if resumed.snapshot.request not in abort.requests]
         self._moves.forget(abort.requests)
 
     def _clear(self, request: str) -> None:
-        """Forget what a migration that was called off has left here of the request: it comes again, in another way."""
+        """Drop what a cancelled migration has left of the request, which now arrives in another way."""
         if request in self._book.leases or request in (*self._residency.expected, *self._residency.frozen):
             self._moves.forget([request])

@@ -1,6 +1,6 @@
-"""A worker's first minute: its engine is built, and shown to work.
+"""The start of a worker: build its engine, and prove that it works.
 
-Owns what is done once.  Runs on the worker's main thread, before its loop.
+Owns what happens once.  Runs on the worker's main thread, before its loop.
 """
 
 import ctypes
@@ -28,16 +28,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent is gone, whatever killed it."""
+    """Have the kernel kill this process when its parent ends, however it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(1)
 
 
 def vital(work: Callable[[], None]) -> Callable[[], None]:
-    """A thread's work without which the process would live on and serve nobody: it ends with it.
+    """Wrap the work of a vital thread, so that the process ends if the thread fails.
 
-    The daemon tells the last line of the traceback, and starts another worker.
+    The daemon reports the last line of the traceback, and starts another worker.
     """
 
     def run() -> None:
@@ -51,9 +51,9 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[EngineCore, bytes]":
-    """An engine core of vLLM in this process, with its executor (`uni`), and its ready response for the daemon.
+    """Build vLLM's engine core in this process, with its executor (`uni`); return it and its ready response.
 
-    `tell` hears how far that is.
+    `tell` gets each stage of the progress.
     """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
@@ -75,7 +75,7 @@ def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[E
 
 
 def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[Executor]":
-    """The same executor; it says what vLLM asks of it."""
+    """Return a subclass of the executor that reports each stage of the start."""
 
     class Telling(executor):  # type: ignore[misc]
         def determine_available_memory(self) -> Any:
@@ -94,14 +94,14 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
 
 
 def _remove_rendezvous(engine: "EngineCore") -> None:
-    """Remove the file by which the processes of one engine find each other: here it is one, and vLLM would leave it."""
+    """Remove the file by which an engine's processes find each other: this engine has one, and vLLM leaves the file."""
     place = engine.model_executor.driver_worker.worker.distributed_init_method
     if place.startswith("file://"):
         Path(place.removeprefix("file://")).unlink(missing_ok=True)
 
 
 def warm_up(engine: "EngineCore") -> None:
-    """Produce a real token: readiness means nothing less."""
+    """Produce a real token: only then is the worker ready."""
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
 
@@ -122,12 +122,12 @@ def warm_up(engine: "EngineCore") -> None:
 def ready_of(
     engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float
 ) -> wire.WorkerReady:
-    """What the daemon is told when the worker can be used."""
+    """Return the message that tells the daemon that the worker is ready."""
     config = engine.vllm_config
     kv_cache = engine.scheduler.kv_cache_config
     return wire.WorkerReady(
         pid=os.getpid(),
-        total_blocks=kv_cache.num_blocks - 1,  # vLLM's null block is nobody's
+        total_blocks=kv_cache.num_blocks - 1,  # no request can use vLLM's null block
         block_tokens=config.cache_config.block_size,
         block_bytes=block_bytes,
         kv_handle=shared.handle,
@@ -142,7 +142,7 @@ def ready_of(
 
 
 def block_bytes_of(engine: "EngineCore") -> int:
-    """The bytes of one block of all layers; 0 for a model without a KV cache.
+    """Return the bytes of one block of all layers; 0 for a model without a KV cache.
 
     All layers lie in one allocation, whose size each of vLLM's descriptions names (`KVCacheTensor.size`).
     """
@@ -159,7 +159,7 @@ def _vllm_version() -> str:
 def add_own_request(
     engine: "EngineCore", name: str, token_ids: list[int], parameters: "SamplingParams | PoolingParams"
 ) -> None:
-    """Have the engine compute a prompt of the worker's own, to warm up or to measure; nobody hears of its outputs.
+    """Add a prompt of the worker's own to the engine, to warm up or to measure; its outputs go nowhere.
 
     `parameters` say whether it is for sampling or for pooling; `name` keeps it apart from users' requests.
     """

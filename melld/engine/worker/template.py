@@ -1,4 +1,4 @@
-"""The template process: it has imported what every worker needs, and forks one whenever the daemon asks.
+"""The template process: it has imported what every worker needs, and forks a worker when the daemon asks.
 
 Owns the imports and its children.  It makes no CUDA context and no thread: either would be broken in a child.  It reads
 no model and holds no request.
@@ -6,7 +6,7 @@ no model and holds no request.
     daemon ──SpawnWorker + 2 descriptors──► template ──fork──► worker.main
            ◄──WorkerForked, WorkerExited──┘
 
-The kernel kills the template when the daemon is gone, and the workers when the template is gone, whatever the cause.
+The kernel kills the template when the daemon ends, and the workers when the template ends, whatever the cause.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ IMPORTS_OF_KIND = {
 
 
 def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
-    """Where the process begins, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
+    """Run the template, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon; workers inherit this
     die_with_parent(daemon_pid)
     setproctitle("melld: template of the workers")
@@ -69,32 +69,32 @@ def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     gc.disable()
     preload(device_kind)
     gc.collect()
-    gc.freeze()  # what lives now lives for ever: no child's collector looks at these pages, and so copies them
+    gc.freeze()  # no child's collector then visits, and so copies, these pages
     gc.enable()
     Template(control).serve()
 
 
 def preload(device_kind: str) -> None:
-    """Import all of it, without a CUDA context and without a thread."""
+    """Import what workers need, without a CUDA context and without a thread."""
     for name in (*IMPORTS, *IMPORTS_OF_KIND[device_kind]):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
 
 
 def has_one_thread() -> bool:
-    """Whether a fork of this process takes all of it along: a child has the thread that forked and no other."""
+    """Return True if this process has one thread: a forked child has only the thread that forked."""
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def may_use_gpu() -> bool:
-    """In a child: whether the parent has kept away from CUDA."""
+    """Return True, in a child, if the parent has not initialised CUDA."""
     import torch
 
     return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
 
 
 class Template:
-    """The loop: asks come in, children end, both are told."""
+    """The template's loop: fork on request, and report children that end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -102,7 +102,7 @@ class Template:
         self._children: dict[int, tuple[int, int]] = {}  # descriptor of the child's end: its number and pid
 
     def serve(self) -> None:
-        """Until the daemon closes its end; the children end with this process."""
+        """Serve until the daemon closes its end; the children end with this process."""
         self._selector.register(self._control, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
@@ -130,14 +130,14 @@ class Template:
         self._tell(WorkerForked(number=asked.number, pid=pid))
 
     def _become(self, program: Program, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
-        """In the child; never returns."""
+        """Become the program, in the child; never return."""
         try:
             self._selector.close()
             self._control.close()
             for end in self._children:
                 os.close(end)
             told = msgspec.msgpack.encode(spec)
-            if not is_whole or not may_use_gpu():  # what was imported made a thread or a context: slower, and right
+            if not is_whole or not may_use_gpu():  # an import made a thread or a context: start afresh, slower but safe
                 for descriptor in descriptors:
                     os.set_inheritable(descriptor, True)
                 code = ANEW.format(path=sys.path, program=program)
@@ -157,5 +157,7 @@ class Template:
         self._tell(WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
 
     def _tell(self, message: FromTemplate) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the daemon is gone: so are we, at once
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the daemon is gone, and this process ends with it
             self._control.send(msgspec.msgpack.encode(message))

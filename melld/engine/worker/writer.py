@@ -1,7 +1,7 @@
 """A worker's outbox, and the thread that writes it to the wire.
 
-Owns what has been said and is not written yet.  What is slow about an answer is done here, off the engine's thread:
-vLLM's outputs become bytes only when it is their turn.
+Owns messages that are not written yet.  The slow work is done here, off the engine thread: vLLM's outputs become bytes
+only when it is their turn.
 """
 
 import queue
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
 LAST_WORDS_S = 5.0
-"""How long `finish` waits for the wire."""
+"""Longest wait of `finish` for the wire."""
 
 
 def write_frame(connection: socket.socket, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
-    """Write one frame; returns when the socket has all of it."""
+    """Write one frame; return when the socket has all of it."""
     buffers = encode_frame(message, payload)
     if sum(memoryview(buffer).nbytes for buffer in buffers) < 1 << 16:
         connection.sendall(b"".join(buffers))
@@ -34,7 +34,7 @@ def write_frame(connection: socket.socket, message: msgspec.Struct, payload: Seq
 
 
 class Writer:
-    """The daemon hears of things in the order in which they were said."""
+    """A writer that sends messages to the daemon in the order of `say`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -42,19 +42,19 @@ class Writer:
         self._thread = threading.Thread(target=vital(self._write), name="writer", daemon=True)
 
     def say(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
-        """Put a message into the outbox; any thread may."""
+        """Put a message into the outbox.  Thread-safe."""
         self._outbox.put((message, tuple(payload)))
 
     def report(self, done: wire.StepDone, outputs: "EngineCoreOutputs | None") -> None:
-        """The same for what a step has brought."""
+        """Put a step's report and outputs into the outbox."""
         self._outbox.put((done, () if outputs is None else outputs))
 
     def start(self) -> None:
-        """Begin to write; what was said before comes first."""
+        """Start to write, beginning with earlier messages."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Return when all of it has been written, or when that takes too long."""
+        """Wait until all messages are written, or until it takes too long."""
         self._outbox.put(None)
         self._thread.join(timeout=LAST_WORDS_S)
 

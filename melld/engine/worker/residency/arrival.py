@@ -1,10 +1,10 @@
-"""The destination's half of residency: room is taken for a request, its state is rebuilt there, it decodes on.
+"""The destination's half of residency: reserve blocks for a request, rebuild its state, and let it decode on.
 
 Owns reservations and the requests built for them.  Never copies bytes; never evicts a running request to make room.
 
-A reservation holds real blocks, found first in this worker's own prefix cache (those need no copy), then fresh.  A move
-by tokens takes the same room, and computes what it did not find in the cache.  `prepare` is thread-safe and slow (block
-hashes, grammar); the rest is quick and for the engine thread.
+A reservation holds real blocks: those in this worker's prefix cache, which need no copy, and fresh ones.  A move by
+tokens reserves the same, and computes what is not cached.  `prepare` is thread-safe and slow (block hashes, grammar);
+the rest is quick and for the engine thread.
 """
 
 import copy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Arrival(msgspec.Struct):
-    """A request built for this engine, which its scheduler does not know yet."""
+    """A request built for this engine that its scheduler does not know yet."""
 
     request: Any
     reused_tokens: int = 0
@@ -30,12 +30,12 @@ class Arrival(msgspec.Struct):
 
     @property
     def request_id(self) -> str:
-        """The id that vLLM knows the request by."""
+        """Return vLLM's id of the request."""
         return str(self.request.request_id)
 
 
 def prepare_arrival(engine: "EngineCore", core_request: bytes, output_token_ids: list[int]) -> Arrival:
-    """Build the request with the tokens that it has so far.  Touches no scheduler: for any thread.
+    """Build the request with its tokens so far.  Touches no scheduler, so any thread may call it.
 
     Waits for the grammar of a structured output to be compiled, and has it accept the tokens again.
 
@@ -54,10 +54,10 @@ def prepare_arrival(engine: "EngineCore", core_request: bytes, output_token_ids:
 
 
 def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list[int]) -> None:
-    """Bring the request up to these output tokens, of which it may have the first already.
+    """Extend the request to these output tokens, of which it may already have the first.
 
     Raises:
-        MoveRefused: they do not continue what it has, or its grammar does not accept them.
+        MoveRefused: they do not continue the request's tokens, or its grammar does not accept them.
     """
     request = arrival.request
     known = len(request.output_token_ids)
@@ -67,7 +67,7 @@ def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list
     if not request.use_structured_output:
         request.append_output_token_ids(missing)
         return
-    for token in missing:  # one at a time, as they came: the end of a reasoning part is seen in the token's context
+    for token in missing:  # one at a time, as generated: the end of reasoning is detected from the token's context
         request.append_output_token_ids(token)
         if not engine.structured_output_manager.accept_tokens(request, [token]):
             raise MoveRefused(arrival.request_id, Refusal.GRAMMAR)
@@ -102,7 +102,7 @@ class Arrivals:
         return request_id in self._reserved
 
     def lingers(self, request_id: str) -> bool:
-        """Whether cancelled room of this request is still written into, so that it cannot be reserved anew."""
+        """Return True while a copy writes into cancelled blocks of this request: it cannot be reserved again yet."""
         return request_id in self._given_up
 
     def __iter__(self) -> Any:
@@ -110,24 +110,24 @@ class Arrivals:
 
     @property
     def free_slots(self) -> int:
-        """Places in the running batch that nobody has, and that no reservation counts on."""
+        """Return the slots of the running batch that are neither used nor reserved."""
         scheduler = self._scheduler
         expected = len(self._reserved) + len(self._given_up)
         taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + expected
         return int(scheduler.max_num_active_reqs) - taken
 
     def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
-        """Take room for `token_capacity` tokens (at least for those that the request has).
+        """Reserve blocks for `token_capacity` tokens, and at least for the request's tokens.
 
         Raises:
-            NoRoom: too few free blocks, or no place in the batch; nothing is taken.
+            NoRoom: too few free blocks, or no slot in the batch; nothing is reserved.
         """
         manager, request = self._scheduler.kv_cache_manager, arrival.request
         capacity = self._within_model(max(token_capacity, request.num_tokens))
         if self.free_slots < 1:
             raise self._no_room(arrival, capacity)
         blocks, reused_tokens, _ = manager.get_computed_blocks(request)
-        if partial := reused_tokens % self._scheduler.block_size:  # only whole blocks: nothing to be copied on write
+        if partial := reused_tokens % self._scheduler.block_size:  # only whole blocks: no copy on write
             reused_tokens -= partial
             blocks = manager.truncate_computed_blocks(blocks, reused_tokens)
         taken = manager.allocate_slots(
@@ -144,10 +144,10 @@ class Arrivals:
         return self._reservation(arrival)
 
     def grow(self, request_id: str, token_capacity: int) -> Reservation:
-        """Take more room, for `token_capacity` tokens in all.
+        """Grow the reservation to `token_capacity` tokens in total.
 
         Raises:
-            NoRoom: too few free blocks; what was reserved before still is.
+            NoRoom: too few free blocks; the reservation stays as it was.
         """
         arrival = self._reserved[request_id]
         capacity = self._within_model(token_capacity)
@@ -159,7 +159,7 @@ class Arrivals:
         return self._reservation(arrival)
 
     def attach(self, snapshot: RequestSnapshot, via: Via) -> None:
-        """Let the request decode on from its snapshot, in the room that was reserved for it.
+        """Let the request decode on from its snapshot, in its reserved blocks.
 
         `Via.KV`: every block of the snapshot that was not reused here holds the source's bytes.  `Via.TOKENS`: what was
         not reused is computed again.
@@ -180,13 +180,13 @@ class Arrivals:
         request = arrival.request
         request.num_computed_tokens = valid
         self._scheduler.kv_cache_manager.cache_blocks(request, valid)
-        # With blocks already its own, a look into the prefix cache would find them a second time.
+        # The request has its blocks already; a look into the prefix cache would find them a second time.
         request.skip_reading_prefix_cache |= valid == 0
         _restore(request, snapshot, valid)
         self._enter(request, snapshot)
 
     def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
-        """Queue the request by its tokens alone, without room kept for it: it waits until the scheduler finds some.
+        """Queue the request with its tokens alone and no reservation: it waits until the scheduler has room.
 
         Raises:
             MoveRefused: the snapshot is of another model or does not continue the request.
@@ -197,17 +197,17 @@ class Arrivals:
         self._enter(arrival.request, snapshot)
 
     def copy_began(self, request_id: str) -> None:
-        """Another thread writes into the reserved blocks from now on."""
+        """Record that another thread writes into the reserved blocks from now on."""
         self._written.add(request_id)
 
     def copy_ended(self, request_id: str) -> None:
-        """It does no more.  Room that was cancelled meanwhile is free only now."""
+        """Record that the other thread has stopped, and free the blocks if the reservation was cancelled meanwhile."""
         self._written.discard(request_id)
         if arrival := self._given_up.pop(request_id, None):
             self._scheduler.kv_cache_manager.free(arrival.request)
 
     def cancel(self, request_id: str) -> None:
-        """Give the reserved room back, as soon as nobody writes into it."""
+        """Free the reserved blocks as soon as no copy writes into them."""
         arrival = self._reserved.pop(request_id)
         if request_id in self._written:
             self._given_up[request_id] = arrival
@@ -222,7 +222,7 @@ class Arrivals:
             raise MoveRefused(snapshot.request, Refusal.INCOMPATIBLE)
 
     def _enter(self, request: "Request", snapshot: RequestSnapshot) -> None:
-        """Show the request to the scheduler, and to the runner what the scheduler will not tell it."""
+        """Add the request to the scheduler, and give the runner what the scheduler will not."""
         from vllm.v1.request import RequestStatus
 
         scheduler, request_id = self._scheduler, request.request_id
@@ -230,12 +230,12 @@ class Arrivals:
             request.status = RequestStatus.PREEMPTED
             blocks = scheduler.kv_cache_manager.get_block_ids(request_id)
             self._runner.admit(request, blocks, snapshot.generator_state)
-        # It may have been here before, and left since the last step.
+        # The request may have been here before, and have left since the last step.
         scheduler.finished_req_ids.discard(request_id)
         scheduler.prev_step_scheduled_req_ids.discard(request_id)
         scheduler.requests[request_id] = request
         if request.num_computed_tokens == 0 and request.num_output_tokens:
-            scheduler.waiting.prepend_request(request)  # it was running: not behind those that never have
+            scheduler.waiting.prepend_request(request)  # was running: goes ahead of requests that never have
         else:
             scheduler._enqueue_waiting_request(request)  # noqa: SLF001
 
@@ -255,20 +255,20 @@ class Arrivals:
 
 
 def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -> None:
-    """Carry over what is told to the client once, so that it is told neither twice nor never."""
+    """Carry over what the client gets exactly once."""
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
     from vllm.v1.metrics.stats import PrefillStats
 
     params = request.sampling_params
     if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
-        # Told with the first token.  The V2 runner would collect them again if the prompt is computed again.
+        # Sent with the first token.  The V2 runner would collect them again if the prompt is recomputed.
         request.sampling_params = copy.copy(params)
         request.sampling_params.prompt_logprobs = None
     request.events = [EngineCoreEvent(EngineCoreEventType(kind), at) for kind, at in snapshot.events]
     request.num_preemptions = snapshot.num_preemptions
     if snapshot.prefill_stats is None:
         request.prefill_stats = None
-    elif any(snapshot.prefill_stats):  # a prefill has begun: what it found cached stays what it was
+    elif any(snapshot.prefill_stats):  # a prefill has begun: keep its count of cached tokens
         request.prefill_stats = PrefillStats(**dict(zip(PREFILL_STATS, snapshot.prefill_stats, strict=True)))
         if valid_tokens == 0:
             request.num_preemptions += 1  # the scheduler leaves the statistics of a repeated prefill alone

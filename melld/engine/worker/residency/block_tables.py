@@ -1,12 +1,12 @@
-"""The ledger's facts, read from vLLM's block tables: who holds how many blocks, reported when it changes.
+"""The ledger's facts from vLLM's block tables: the blocks of each request, reported on change.
 
-Owns reading; changes nothing in vLLM.  Runs on the engine thread between two steps, so its price is paid by every
-token: in steady decoding a request is looked at with one length and a few comparisons, and reported only when a block
-was added (about once in `block_size` steps), its phase changed, or its prefill went on.  The tokens of a decoding
-request need no report: whoever reads this sees them pass.
+Owns the reading; never changes vLLM.  Runs on the engine thread between two steps, so every token pays for it: in
+steady decoding a request costs one length and a few comparisons, and is reported only when a block was added (about
+once in `block_size` steps), its phase changed, or its prefill advanced.  The tokens of a decoding request need no
+report: the daemon counts them in the outputs.
 
     used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
-    shared blocks = what the block tables name in all - used: reserved room and requests that are leaving included.
+    shared blocks = sum of all block tables - used, with reservations and departing requests included.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ RequestBlocks = tuple[int, int, int, int, Phase]
 
 
 class BlockReport(msgspec.Struct, frozen=True, array_like=True):
-    """One look at a worker's KV blocks.  `total_blocks` leaves out vLLM's null block, which no request can have."""
+    """The state of a worker's KV blocks.  `total_blocks` excludes vLLM's null block, which no request can have."""
 
     used_blocks: int
     total_blocks: int
@@ -33,7 +33,7 @@ class BlockReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockReporter:
-    """Says what changed in a scheduler's block tables since it was last asked (vllm.v1.core.sched.scheduler)."""
+    """A reporter of changes in a scheduler's block tables since its last report (vllm.v1.core.sched.scheduler)."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
@@ -44,9 +44,9 @@ class BlockReporter:
         self._last: dict[str, RequestBlocks] = {}
 
     def collect(self) -> BlockReport:
-        """The blocks in use now, and every request whose blocks, phase or prefill changed since the last call.
+        """Return the blocks in use, and every request whose blocks, phase or prefill changed since the last call.
 
-        A request that has ended is no longer named; its end was seen in the step's outputs.
+        An ended request is not listed; the step's outputs show its end.
         """
         requests = self._scheduler.requests
         last = self._last
@@ -69,7 +69,7 @@ class BlockReporter:
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
         used_blocks = self._total_blocks - self._pool.get_num_free_blocks()
         named_blocks = sum(sum(map(len, table.values())) for table in self._tables)
-        # Blocks whose table is gone may stay in use until a step in flight has ended.
+        # Blocks without a table may stay in use until a step in flight has ended.
         return BlockReport(used_blocks, self._total_blocks, max(named_blocks - used_blocks, 0), changed)
 
     def forget(self) -> None:
@@ -85,7 +85,7 @@ class BlockReporter:
 
 
 def phase_of(request: "Request") -> Phase:
-    """Where the request stands: nothing computed, a prefill on its way, or one new token a step."""
+    """Return the request's phase: nothing computed, prefill under way, or one new token per step."""
     computed = request.num_computed_tokens
     if computed == 0:
         return Phase.WAITING
@@ -97,7 +97,7 @@ def phase_of(request: "Request") -> Phase:
 
 
 def _unchanged(before: RequestBlocks, request: "Request") -> bool:
-    """Whether a request with as many blocks as before has nothing to tell: it decodes on, or stands where it stood."""
+    """Return True if a request with as many blocks as before needs no report: it decodes on, or has not advanced."""
     if before[4] is Phase.DECODING:
         return bool(request.num_computed_tokens > 0)
     return bool(request.num_computed_tokens == before[1] and request.num_output_tokens == before[3])

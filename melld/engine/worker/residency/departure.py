@@ -1,4 +1,4 @@
-"""The source's half of residency: a request is taken off its scheduler, written down, and given up or put back.
+"""The source's half of residency: take a request off its scheduler, snapshot it, and release it or put it back.
 
 Owns frozen requests: each holds its blocks until `release` or `thaw`.  Never allocates.
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class Stillness(enum.StrEnum):
-    """How far a frozen request has come to rest."""
+    """The state of a frozen request."""
 
     IN_FLIGHT = "in flight"  # a step that was under way still computes for it
-    SETTLED = "settled"  # nothing more will be emitted for it here
-    ENDED = "ended"  # that step's output was its last: it has finished here, in the ordinary way
+    SETTLED = "settled"  # this worker emits nothing more for it
+    ENDED = "ended"  # that step's output was its last: the request has finished here
 
 
 class _Departure(msgspec.Struct):
-    """One frozen request, and where on its queue it stood."""
+    """One frozen request, and its former place in its queue."""
 
     request: Any
     place: int | None
@@ -52,18 +52,18 @@ class Departures:
         return iter(tuple(self._frozen))
 
     def freeze(self, request: "Request") -> None:
-        """Take the request off its queue.  It keeps its blocks; no step that begins from now on computes for it."""
+        """Take the request off its queue.  It keeps its blocks; no later step computes for it."""
         scheduler, request_id = self._scheduler, request.request_id
         self._frozen[request_id] = _Departure(request, _take_off(scheduler, request))
         scheduler._inflight_prefills.discard(request)  # noqa: SLF001
-        # As the scheduler itself does where it forces a request to resume (Scheduler.reset_prefix_cache): should the
-        # request come back before the next step, the runner must be sent its tokens.
+        # As in Scheduler.reset_prefix_cache, where vLLM forces a request to resume: if the request comes back before
+        # the next step, the runner must get its tokens.
         scheduler.prev_step_scheduled_req_ids.discard(request_id)
         if self._runner.holds_slot_while_away:
             scheduler.reset_preempted_req_ids.add(request_id)
 
     def stillness(self, request_id: str) -> Stillness:
-        """Whether the frozen request has come to rest.  Ask after each step until it has; an ended one is forgotten."""
+        """Return the frozen request's state; ask after each step until it has settled.  Forgets an ended request."""
         departure = self._frozen[request_id]
         if departure.settled:
             return Stillness.SETTLED
@@ -73,13 +73,13 @@ class Departures:
             return Stillness.ENDED
         if request.num_in_flight_tokens:
             return Stillness.IN_FLIGHT
-        # From here on the scheduler does not know it: an abort or a stray output finds nothing.
+        # The scheduler forgets it now: an abort or a stray output finds nothing.
         del self._scheduler.requests[request_id]
         departure.settled = True
         return Stillness.SETTLED
 
     def snapshot(self, request_id: str) -> RequestSnapshot:
-        """The settled request, whole."""
+        """Return the complete state of the settled request."""
         request = self._settled(request_id).request
         manager = self._scheduler.kv_cache_manager
         computed = request.num_computed_tokens
@@ -101,7 +101,7 @@ class Departures:
         )
 
     def thaw(self, request_id: str) -> None:
-        """Put the settled request back: it goes on with the next step that has a place for it, its KV in hand."""
+        """Put the settled request back: it continues, with its KV, in the next step that has a slot for it."""
         from vllm.v1.request import RequestStatus
 
         departure = self._settled(request_id)
@@ -109,7 +109,7 @@ class Departures:
         del self._frozen[request_id]
         scheduler.requests[request_id] = request
         if request.status == RequestStatus.RUNNING:
-            # Its place may be another's now.  A preempted request that holds KV is the first to get one.
+            # Its slot may be taken.  A preempted request that holds KV gets the first free one.
             request.status = RequestStatus.PREEMPTED
         if request.num_computed_tokens or departure.place is None:
             scheduler._enqueue_waiting_request(request)  # noqa: SLF001
@@ -117,7 +117,7 @@ class Departures:
             _put_back(scheduler, request, departure.place)
 
     def release(self, request_id: str) -> None:
-        """Give the request up, settled or not: free its blocks and what the runner keeps.  The client hears nothing."""
+        """Drop the request, settled or not, and free its blocks and its runner state.  The client gets no output."""
         departure = self._frozen.pop(request_id)
         self._scheduler.requests.pop(request_id, None)
         self._scheduler.encoder_cache_manager.free(departure.request)
@@ -144,9 +144,9 @@ PREFILL_STATS = (
 
 
 def encode_core_request(request: "Request") -> bytes:
-    """The request as it once entered a scheduler, in vLLM's own encoding (vllm.v1.serial_utils), without its images.
+    """Encode the request as it first entered a scheduler, with vLLM's encoder (vllm.v1.serial_utils), without images.
 
-    The destination has those from the daemon, with which it took room for the request.
+    The daemon sends the images to the destination with the reservation.
     """
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
@@ -176,9 +176,9 @@ def encode_core_request(request: "Request") -> bytes:
 
 
 def _reasoning_ended_at_start(request: "Request") -> bool | None:
-    """What the request came with, as far as it is known: once output has been made, the end may have come with that.
+    """Return the request's original value, as far as it is known: the end may also have come with generated output.
 
-    None has the destination look for the end in the prompt, as vLLM does.
+    With None the destination searches the prompt for the end, as vLLM does.
     """
     structured = request.structured_output_request
     if structured is None or (structured.reasoning_ended and request.num_output_tokens):
@@ -187,7 +187,7 @@ def _reasoning_ended_at_start(request: "Request") -> bool | None:
 
 
 def _take_off(scheduler: "Scheduler", request: "Request") -> int | None:
-    """Remove the request from the queue that it is on; its place there, where the queue is a line (FCFS)."""
+    """Remove the request from its queue, and return its place there if the queue is FCFS."""
     from vllm.v1.request import RequestStatus
 
     if request.status == RequestStatus.RUNNING:
@@ -202,7 +202,7 @@ def _take_off(scheduler: "Scheduler", request: "Request") -> int | None:
 
 
 def _put_back(scheduler: "Scheduler", request: "Request", place: int) -> None:
-    """Return a request that holds nothing to its place in the line."""
+    """Put a request without blocks back to its place in the queue."""
     from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
     line = scheduler.waiting

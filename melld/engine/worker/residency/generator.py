@@ -1,9 +1,8 @@
-"""Sampling generators of the CPU that can take a draw back.
+"""CPU sampling generators that can undo a draw.
 
-Owns a mend of vLLM 0.32.0 on the CPU: its V1 runner samples for every row of a batch, also for a prompt that is only
-part computed, throws that sample away and rewinds the row's generator by `set_offset`, which CPU generators do not
-have: a seeded request with a chunked prompt ended the engine.  Here the row's generator is one that goes back to where
-it stood before the step.  Never used on a GPU.
+Owns a fix of vLLM 0.32.0 on the CPU: its V1 runner samples for every row of a batch, even for a partly computed prompt,
+discards that sample and rewinds the row's generator by `set_offset`, which CPU generators lack: a seeded request with a
+chunked prompt crashed the engine.  This generator returns to its state before the step.  Never used on a GPU.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ class RewindableGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose draws since `mark` are undone by `set_offset`."""
 
     def __new__(cls) -> "RewindableGenerator":
-        """On the CPU, as torch.Generator takes its device on creation."""
+        """Create the generator on the CPU: torch.Generator takes its device on creation."""
         generator: RewindableGenerator = super().__new__(cls, device="cpu")
         return generator
 
@@ -24,11 +23,11 @@ class RewindableGenerator(torch.Generator):  # type: ignore[misc]
         self._marked = self.get_state()
 
     def get_offset(self) -> int:
-        """A number to count back from; `set_offset` knows what is meant."""
+        """Return an offset for the runner to subtract from; `set_offset` ignores the result."""
         return 0
 
     def set_offset(self, offset: int) -> None:  # noqa: ARG002  any offset means: before this step
-        """Go back to the marked state.  `mark` comes before every step whose sample may be thrown away."""
+        """Return to the marked state.  `mark` runs before every step whose sample may be discarded."""
         self.set_state(self._marked)
 
 

@@ -1,6 +1,6 @@
-"""A worker's KV memory as its siblings see it: every tensor of it found, its layout read, its handle made.
+"""A worker's KV memory for its siblings: its tensors, its layout, and its handle.
 
-Owns finding the tensors inside vLLM; the bytes are `migrate/transports`' business.
+Owns the search for the tensors inside vLLM; `migrate/transports` owns the bytes.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,13 @@ class KvMemory:
 
     @property
     def region(self) -> torch.Tensor:
-        """The allocation's bytes (uint8), as it lies now: ask again after it was moved by an export."""
+        """Return the allocation's bytes (uint8) at its present address, which an export may change."""
         tensor = self.tensors[0]
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def kv_cache_tensors(engine: "EngineCore") -> list[torch.Tensor]:
-    """Each tensor object through which the engine reaches its KV cache: the runner's, and the attention layers' own."""
+    """Return each tensor object of the engine's KV cache: the runner's, and those of the attention layers."""
     executor: Any = engine.model_executor
     runner = executor.driver_worker.worker.model_runner
     layers = engine.vllm_config.compilation_config.static_forward_context.values()

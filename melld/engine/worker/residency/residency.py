@@ -1,4 +1,4 @@
-"""Requests taken out of a vLLM worker between two steps, and put into another as if they had always been there.
+"""Detach running requests from a vLLM engine between two steps, and attach them to another.
 
 The only code that detaches and attaches requests inside vLLM; it knows the pinned version (`engine/pin`), and its tests
 say by name which assumption an upgrade breaks.  For the engine thread, between two steps, but for `prepare`.
@@ -42,10 +42,10 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 
 
 class Residency:
-    """Who lives on one engine: the requests that leave, and those that arrive."""
+    """The requests that leave one engine, and those that arrive on it."""
 
     def __init__(self, engine: "EngineCore", block_bytes: int) -> None:
-        """For an engine of this process (uniproc executor, one device).  `block_bytes`: one block of all layers.
+        """Take an engine of this process (uniproc executor, one device).  `block_bytes`: one block of all layers.
 
         Raises:
             WrongEngineVersion: vLLM is not the version that this code knows.
@@ -57,8 +57,8 @@ class Residency:
         self._scheduler: Any = engine.scheduler
         self._block_bytes = block_bytes
         self.name = engine_name(engine)
-        # With steps in flight, one of them may still write to a block that an ended request has given back.  Vital
-        # here, as to vLLM's KV connectors: blocks that are reserved are written to from outside of its stream.
+        # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
+        # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
         runner = runner_of(engine)
         self._departures = Departures(self._scheduler, runner, self.name)
@@ -68,14 +68,14 @@ class Residency:
     # -- both sides -------------------------------------------------------------------------------------------------
 
     def facts(self, request_id: str) -> RequestFacts:
-        """Where the request stands, and which of its blocks can be copied while it decodes on.
+        """Return the request's progress, and which of its blocks can be copied while it decodes on.
 
         Raises:
             MoveRefused: it is not here.
         """
         request = self._known(request_id)
         manager = self._scheduler.kv_cache_manager
-        # Tokens of a step in flight are counted as computed before they are.
+        # vLLM counts the tokens of a step in flight as computed.
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
         held = manager.get_block_ids(request_id)
         full = computed // self._scheduler.block_size
@@ -93,7 +93,7 @@ class Residency:
         )
 
     def refusal(self, request_id: str, via: Via) -> Refusal | None:
-        """Why the request cannot leave this way, or None.  Nothing is touched."""
+        """Return why the request cannot leave this way, or None.  Changes nothing."""
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return Refusal.UNKNOWN
@@ -103,7 +103,7 @@ class Residency:
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End these requests wherever they stand: running, frozen, or only expected.  Unknown ids are ignored."""
+        """Abort these requests: running, frozen, or only expected.  Ignore unknown ids."""
         elsewhere = []
         for request_id in request_ids:
             self._warmers.cancel(request_id)
@@ -118,26 +118,26 @@ class Residency:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Requests that are on their way out and still hold blocks."""
+        """Return the frozen requests, which still hold blocks."""
         return tuple(self._departures)
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """Requests that room is kept for."""
+        """Return the requests with a reservation."""
         return tuple(self._arrivals)
 
     @property
     def has_steps_in_flight(self) -> bool:
-        """Whether the engine must be stepped though its scheduler is idle, for a frozen request to settle."""
+        """Return True if the engine must be stepped with an idle scheduler, for a frozen request to settle."""
         return bool(self._engine.batch_queue)
 
     # -- the source -------------------------------------------------------------------------------------------------
 
     def freeze(self, request_id: str, via: Via) -> Stillness:
-        """Take the request off its queue, its blocks still its own; it emits nothing from a step that begins now.
+        """Take the request off its queue.  It keeps its blocks, and emits nothing from a later step.
 
         Raises:
-            MoveRefused: it cannot leave this way; it runs on.
+            MoveRefused: it cannot leave this way; it continues.
         """
         if reason := self.refusal(request_id, via):
             raise MoveRefused(request_id, reason)
@@ -145,45 +145,45 @@ class Residency:
         return self._departures.stillness(request_id)
 
     def stillness(self, request_id: str) -> Stillness:
-        """Whether the frozen request has come to rest; ask after each step.  One that has ended is frozen no more."""
+        """Return the frozen request's state; ask after each step.  An ended request is no longer frozen."""
         return self._departures.stillness(request_id)
 
     def snapshot(self, request_id: str) -> RequestSnapshot:
-        """The settled request, whole."""
+        """Return the complete state of the settled request."""
         return self._departures.snapshot(request_id)
 
     def thaw(self, request_id: str) -> None:
-        """Put the settled request back: the move is off."""
+        """Put the settled request back, after a cancelled move."""
         self._departures.thaw(request_id)
 
     def release(self, request_id: str) -> None:
-        """Forget the frozen request and free its blocks: the destination has it.  No output is made for it."""
+        """Drop the frozen request and free its blocks: the destination has it.  Emits no output."""
         self._departures.release(request_id)
 
     # -- the destination --------------------------------------------------------------------------------------------
 
     def warm(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
-        """Begin to compute a request's blocks ahead of a move by tokens, in chunks, while it decodes at its source.
+        """Start to compute a request's blocks ahead of a move by tokens, in slices, while it decodes at its source.
 
-        `tokens_per_s`: no faster than so while others run here; 0: no limit.  False where there is nothing to be
-        gained: reserve at once.
+        `tokens_per_s`: the limit while others run here; 0: none.  Returns False if there is nothing to gain: reserve
+        at once.
         """
         return self._warmers.begin(core_request, output_token_ids, tokens_per_s)
 
     def warm_on(self) -> None:
-        """Before each step, and before the engine rests: go on with what `warm` has begun."""
+        """Continue warming; call it before each step, and before the engine goes idle."""
         self._warmers.go_on()
 
     def take_warmed(self, outputs: "EngineCoreOutputs | None") -> list[str]:
-        """After each step: remove what `warm` put into its outputs; the requests that are to be reserved for now."""
+        """Remove warming from a step's outputs, and return the requests to reserve for now; call it after each step."""
         return self._warmers.take(outputs)
 
     def cancel_warm(self, request_id: str) -> None:
-        """Stop computing ahead for this request."""
+        """Stop warming for this request."""
         self._warmers.cancel(request_id)
 
     def prepare(self, core_request: bytes, output_token_ids: list[int]) -> Arrival:
-        """Build a request for `reserve`: slow (hashes, grammar), and the one thing here that any thread may do.
+        """Build a request for `reserve`.  Slow (hashes, grammar), and the only thread-safe method here.
 
         Raises:
             MoveRefused: its grammar cannot be built here.
@@ -191,25 +191,25 @@ class Residency:
         return prepare_arrival(self._engine, core_request, output_token_ids)
 
     def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
-        """Take room for a request that is to come.
+        """Reserve blocks for a request that will arrive.
 
         Raises:
-            NoRoom: too few free blocks, or no place in the batch.
+            NoRoom: too few free blocks, or no slot in the batch.
             MoveRefused: this engine cannot take it.
         """
         self._admissible(arrival)
         return self._arrivals.reserve(arrival, token_capacity)
 
     def grow(self, request_id: str, token_capacity: int) -> Reservation:
-        """Take more room for it, as it grows at the source.
+        """Grow the reservation, as the request grows at the source.
 
         Raises:
-            NoRoom: too few free blocks; what is reserved stays so.
+            NoRoom: too few free blocks; the reservation stays as it was.
         """
         return self._arrivals.grow(request_id, token_capacity)
 
     def attach(self, snapshot: RequestSnapshot, via: Via) -> None:
-        """Let the request go on here, in its reserved room; with `Via.KV`, its blocks' bytes have been copied.
+        """Let the request continue here, in its reserved blocks; with `Via.KV`, their bytes have been copied.
 
         Raises:
             MoveRefused: the snapshot does not fit the reservation or this engine.
@@ -218,7 +218,7 @@ class Residency:
         self._arrivals.attach(snapshot, via)
 
     def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
-        """Let the request go on here by its tokens, when the scheduler finds room for it.
+        """Let the request continue here from its tokens, once the scheduler has room for it.
 
         Raises:
             MoveRefused: this engine cannot take it.
@@ -227,24 +227,24 @@ class Residency:
         self._arrivals.attach_unreserved(arrival, snapshot)
 
     def copy_began(self, request_id: str) -> None:
-        """Another thread is about to write into the reserved blocks: they stay taken until `copy_ended`."""
+        """Record that another thread will write into the reserved blocks: they stay reserved until `copy_ended`."""
         self._arrivals.copy_began(request_id)
 
     def copy_ended(self, request_id: str) -> None:
-        """That thread has done with them, well or not.  To be said once for each `copy_began`."""
+        """Record that that thread has ended, successful or not.  Call it once for each `copy_began`."""
         self._arrivals.copy_ended(request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Give a reservation's room back, as soon as no copy writes into it."""
+        """Free a reservation's blocks as soon as no copy writes into them."""
         self._arrivals.cancel(request_id)
 
     def borrow_scratch(self, blocks: int) -> list[int]:
-        """Free blocks for the trial of a link (`transports.choose.open_best`), fewer if there are not so many."""
+        """Take free blocks for the trial of a link (`transports.choose.open_best`), fewer if fewer are free."""
         pool = self._scheduler.kv_cache_manager.block_pool
         return [block.block_id for block in pool.get_new_blocks(min(blocks, pool.get_num_free_blocks()))]
 
     def return_scratch(self, block_ids: list[int]) -> None:
-        """Give those blocks back; what they held is no use to anybody."""
+        """Free those blocks without caching their content."""
         pool = self._scheduler.kv_cache_manager.block_pool
         pool.free_blocks([pool.blocks[block_id] for block_id in block_ids])
 

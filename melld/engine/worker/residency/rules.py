@@ -1,6 +1,6 @@
-"""What can be carried from one vLLM worker to another, and what an engine must be for that: asked beforehand.
+"""Preconditions of moves: the requests that can move, and the engines that can give or take them.
 
-Owns the refusals.  Changes nothing.
+Owns the refusals.  Never changes anything.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedEngine(MelldError):
-    """The engine was built in a way that requests cannot be taken out of and put into; `why` says in which."""
+    """Requests cannot be detached from, or attached to, an engine built this way; `why` gives the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"this engine cannot give or take running requests: {why}")
@@ -43,7 +43,7 @@ def check_engine(engine: "EngineCore") -> None:
 
 
 def engine_refusal(scheduler: "Scheduler") -> Refusal | None:
-    """What keeps every request of this engine where it is."""
+    """Return why no request of this engine can move, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return Refusal.KV_CONNECTOR
     if scheduler.num_spec_tokens or scheduler.vllm_config.speculative_config is not None:
@@ -54,7 +54,7 @@ def engine_refusal(scheduler: "Scheduler") -> Refusal | None:
 
 
 def kv_refusal(scheduler: "Scheduler") -> Refusal | None:
-    """What keeps KV blocks of this engine where they are: blocks that do not hold plain full attention."""
+    """Return why KV blocks of this engine cannot be copied, or None: some do not hold plain full attention."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -65,7 +65,7 @@ def kv_refusal(scheduler: "Scheduler") -> Refusal | None:
 
 
 def request_refusal(request: "Request", via: Via) -> Refusal | None:
-    """What keeps this request where it is, whatever its engine."""
+    """Return why this request cannot move from any engine, or None."""
     from vllm.v1.request import RequestStatus
 
     if request.pooling_params is not None or request.sampling_params is None:
@@ -83,7 +83,7 @@ def request_refusal(request: "Request", via: Via) -> Refusal | None:
 
 
 def lora_refusal(engine: "EngineCore", request: "Request") -> Refusal | None:
-    """What keeps this request from coming here: an adapter that this engine does not have."""
+    """Return why this request cannot arrive here, or None: its adapter is missing on this engine."""
     if request.lora_request is None:
         return None
     if engine.vllm_config.lora_config is None:
@@ -92,7 +92,7 @@ def lora_refusal(engine: "EngineCore", request: "Request") -> Refusal | None:
 
 
 def engine_name(engine: "EngineCore") -> str:
-    """A digest of all that must be equal on two workers for a request's KV to mean the same on both."""
+    """Return a digest of all that must be equal on two workers for a request's KV to mean the same on both."""
     config = engine.vllm_config
     scheduler: Any = engine.scheduler
     words: tuple[Any, ...] = (

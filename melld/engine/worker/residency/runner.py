@@ -1,4 +1,4 @@
-"""The model runner's share of a request: what each of vLLM's two runners keeps, and how it is told of an arrival.
+"""The model runner's state of a request: what each of vLLM's two runners keeps, and what it needs on arrival.
 
 Owns the only lines that touch a runner.  Never touches the scheduler.
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What `Residency` asks of a model runner."""
+    """Interface that `Residency` needs of a model runner."""
 
     holds_slot_while_away: bool
-    """Whether a request that is taken off must be reported as preempted, for its slot to be given to another."""
+    """True if a detached request must be reported as preempted, to free its slot."""
 
     def generator_state(self, request_id: str) -> bytes | None:
-        """The state of the request's sampling generator, if this runner keeps one for it."""
+        """Return the state of the request's sampling generator, if this runner keeps one for it."""
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
-        """Let the runner know a request that the scheduler will present as resumed."""
+        """Add a request to the runner that the scheduler will present as resumed."""
 
 
 class RunnerV1:
@@ -43,14 +43,14 @@ class RunnerV1:
             make_generators_rewindable(runner)
 
     def generator_state(self, request_id: str) -> bytes | None:
-        """See `Runner`.  Empty for a request that is not seeded, or has never run here."""
+        """Return the state, empty for a request that is not seeded or has never run here."""
         state = self._runner.requests.get(request_id)
         if state is None or state.generator is None:
             return None
         return bytes(state.generator.get_state().numpy().tobytes())
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
-        """See `Runner`."""
+        """Add a request to the runner."""
         from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
         state = CachedRequestState(
@@ -76,7 +76,7 @@ class RunnerV1:
             return None
         device = self._runner.device
         generator = RewindableGenerator() if device.type == "cpu" else torch.Generator(device=device)
-        if state is None:  # the tokens alone survived: the draws so far are known by their number
+        if state is None:  # only the tokens survived: their number is the number of draws
             generator.manual_seed(params.seed)
             skip_draws(generator, request.num_output_tokens)
         else:
@@ -90,15 +90,15 @@ class RunnerV2:
     holds_slot_while_away = True
 
     def generator_state(self, request_id: str) -> bytes | None:  # noqa: ARG002
-        """None: the draws of this runner depend on seed and position alone."""
+        """Return None: the draws of this runner depend on seed and position alone."""
         return None
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
-        """Nothing to do: the scheduler's output carries all tokens of a request that comes back."""
+        """Do nothing: the scheduler's output carries all tokens of a request that comes back."""
 
 
 def skip_draws(generator: torch.Generator, draws: int) -> None:
-    """Bring a fresh generator to where it stands after `draws` sampled tokens.
+    """Advance a fresh generator to its state after `draws` sampled tokens.
 
     The CPU sampler draws one integer a token (vllm.v1.sample.ops.topk_topp_sampler, `forward_cpu`); a draw of a CUDA
     generator is four steps of its offset (as the runner counts them when it takes one back).
@@ -111,7 +111,7 @@ def skip_draws(generator: torch.Generator, draws: int) -> None:
 
 
 def runner_of(engine: "EngineCore") -> Runner:
-    """The adapter for the runner inside this engine (uniproc executor)."""
+    """Return the adapter for the runner inside this engine (uniproc executor)."""
     scheduler: Any = engine.scheduler
     executor: Any = engine.model_executor
     return RunnerV2() if scheduler.use_v2_model_runner else RunnerV1(executor.driver_worker.worker.model_runner)

@@ -1,10 +1,10 @@
-"""Live moves by tokens: the destination computes what the request has so far while the source still decodes.
+"""Live moves by tokens: the destination computes the request's tokens while the source still decodes.
 
 Owns shadow requests.  A shadow has the first tokens of the request as its prompt, ends after one token that nobody is
-told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: a request is
-computed in slices, each as long as the other requests of this worker may be held up.  Where `reserve` then finds all
-blocks, what is left to compute after the freeze is the last block and the tokens since, however long the request is.
-A request that is paced (`migrate/pacing`) has its next slice when that is due, or when nobody else is to be computed.
+told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: slices, each as
+long as the other requests of this worker may be delayed.  If `reserve` then finds all blocks, only the last block and
+the tokens since remain to compute after the freeze, however long the request is.  A paced request (`migrate/pacing`)
+gets its next slice when that is due, or when no other request runs.
 
     warm ──► slice, slice, ... among the others' steps ──► take_warmed ──► reserve (at once: nothing evicts between)
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 SLICE_S = 0.04
-"""How long one slice should hold up the requests that decode here."""
+"""Time by which one slice may delay the requests that decode here."""
 FIRST_SLICE_TOKENS = 128
 MAX_SLICE_TOKENS = 8192
 
 
 class _Warming(msgspec.Struct):
-    """A request that is computed for: its full blocks' tokens, and how many of them are in hand or under way."""
+    """A request being warmed: the tokens of its full blocks, and how many of them are computed or under way."""
 
     original: Any
     tokens: list[int]
@@ -37,7 +37,7 @@ class _Warming(msgspec.Struct):
     slice_tokens: int = 0
     slice_began_s: float = 0.0
     is_between: bool = True
-    """No slice is under way: the next one has yet to begin."""
+    """True if no slice is under way."""
 
 
 class Warmers:
@@ -53,9 +53,9 @@ class Warmers:
         return bool(self._warming)
 
     def begin(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
-        """Start to compute the request's full blocks, no faster than so (0: no limit) beside others.
+        """Start to compute the request's full blocks, at most `tokens_per_s` (0: no limit) beside others.
 
-        False where there is nothing to gain (no prefix cache, no full block), and for a request with images.
+        Returns False if there is nothing to gain (no prefix cache, no full block), and for a request with images.
         """
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.serial_utils import MsgpackDecoder
@@ -70,14 +70,14 @@ class Warmers:
         pace = SlicePace(tokens_per_s, int(self._scheduler.block_size))
         warming = _Warming(original, tokens[:full], pace)
         warming.begun_tokens = self._cached_tokens(warming)
-        if warming.begun_tokens + self._scheduler.block_size >= full:  # the last block is computed in any case
+        if warming.begun_tokens + self._scheduler.block_size >= full:  # the last block is recomputed in any case
             return False
         self._warming[original.request_id] = warming
         self._next_slice(warming)
         return True
 
     def take(self, outputs: "EngineCoreOutputs | None") -> list[str]:
-        """Remove the shadows' outputs from a step's; the requests whose blocks are in the prefix cache now."""
+        """Remove the shadows' outputs from a step's; return the requests whose blocks are now in the prefix cache."""
         if outputs is None or not self._warming:
             return []
         done, others = [], []
@@ -97,19 +97,19 @@ class Warmers:
         return done
 
     def go_on(self) -> None:
-        """Before each step, and before the engine rests: begin the slices that are due."""
+        """Start the slices that are due; call it before each step, and before the engine goes idle."""
         for warming in self._warming.values():
             is_due = warming.is_between and time.monotonic() >= warming.pace.due_s
             if is_due or (warming.is_between and not self._scheduler.has_unfinished_requests()):
                 self._next_slice(warming)
 
     def cancel(self, request_id: str) -> None:
-        """Stop to compute for this request, if it is being computed for."""
+        """Stop warming for this request, if it is being warmed."""
         if self._warming.pop(request_id, None) is not None:
             self._engine.abort_requests([request_id + WARM_SUFFIX])
 
     def _next_slice(self, warming: _Warming) -> None:
-        """Add a shadow with so many more tokens; those of the one before are in the prefix cache."""
+        """Add a shadow with one more slice of tokens; those of the last one are in the prefix cache."""
         wanted = warming.pace.slice_tokens(self._slice_tokens)
         warming.slice_tokens = min(wanted, len(warming.tokens) - warming.begun_tokens)
         warming.is_between = False
@@ -135,9 +135,9 @@ class Warmers:
         return int(tokens) // int(self._scheduler.block_size) * int(self._scheduler.block_size)
 
     def _adapt(self, ended: _Warming) -> None:
-        """The next slice as long as this one's pace allows; whole blocks, for those are what is kept.
+        """Size the next slice by this one's pace, in whole blocks, as only those stay cached.
 
-        A step has its own cost beside a slice's: one that was cut short says nothing of what a longer one would take.
+        A step has its own cost beside a slice's, so a short last slice says nothing about a longer one.
         """
         block = int(self._scheduler.block_size)
         pace = ended.slice_tokens / max(time.monotonic() - ended.slice_began_s, 1e-6)
