@@ -1,8 +1,8 @@
-"""Who a request is from, and what its call has asked for, on the way through vLLM's serving classes.
+"""The client of a request and the limits of its call, carried through vLLM's serving classes.
 
 Owns one context variable.  vLLM's classes carry no such field from the HTTP request to the engine client, and the tasks
-that they start inherit the context of the call.  It is set for one call and put back, so that the next call on the same
-connection (and so in the same task) begins without it.  A client is a short name for an API key, never the key.
+that they start inherit the call's context.  The variable is set for one call and reset, so that the next call on the
+same connection (and so in the same task) starts without it.  A client is a short name for an API key, never the key.
 """
 
 import asyncio
@@ -13,34 +13,34 @@ from contextvars import ContextVar
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 CALLS_AT_ONCE = 16
-"""So many calls may each have all the logprobs of prompts that one call may have."""
+"""Calls that may each use one call's full limit of prompt logprobs at the same time."""
 
 
 class LogprobAccount:
-    """Counts the logprobs of prompts that calls in flight have asked for: all of an answer lies in memory at once."""
+    """The count of prompt logprobs that calls in flight asked for, limited because memory holds each answer whole."""
 
     def __init__(self) -> None:
         self.in_flight = 0
 
 
 class Caller:
-    """One call: whose it is, and what the fleet has admitted of it."""
+    """One call: its client, and what the fleet has admitted of it."""
 
     def __init__(self, client: str, account: LogprobAccount, max_prompt_logprobs: int) -> None:
         self.client = client
-        """Empty where nobody asks for keys."""
+        """Empty if no API keys are set."""
         self.admitted = asyncio.Event()
-        """Set when a request of it has been admitted."""
+        """True once one of its requests has been admitted."""
         self._account = account
         self._max_prompt_logprobs = max_prompt_logprobs
         self._prompt_logprobs = 0
 
     def take_prompt_logprobs(self, count: int) -> None:
-        """Count those of one more request of the call.
+        """Count the prompt logprobs of one more request of the call.
 
         Raises:
-            TooManyPromptLogprobs: for one call.
-            TooManyPromptLogprobsNow: beside the other calls.
+            TooManyPromptLogprobs: more than one call may have.
+            TooManyPromptLogprobsNow: more than the other calls leave at present.
         """
         most = self._max_prompt_logprobs
         if self._prompt_logprobs + count > most:
@@ -51,7 +51,7 @@ class Caller:
         self._account.in_flight += count
 
     def end(self) -> None:
-        """Give back what it has taken."""
+        """Release what the call has taken."""
         self._account.in_flight -= self._prompt_logprobs
         self._prompt_logprobs = 0
 
@@ -61,7 +61,7 @@ _CALLER: ContextVar[Caller] = ContextVar("melld_caller")
 
 @contextmanager
 def called_by(called: Caller) -> Iterator[Caller]:
-    """What is admitted in this context, and in tasks begun in it, is of this call."""
+    """Attribute requests admitted in this context, and in tasks started in it, to this call."""
     token = _CALLER.set(called)
     try:
         yield called
@@ -71,9 +71,9 @@ def called_by(called: Caller) -> Iterator[Caller]:
 
 
 def caller() -> Caller:
-    """Return the call that a request being admitted is of.
+    """Return the call of the request that is being admitted.
 
     Raises:
-        LookupError: outside of any.
+        LookupError: outside any call.
     """
     return _CALLER.get()

@@ -1,6 +1,6 @@
 """vLLM's encoding of requests and outputs, for the fleet.
 
-Made before vLLM is imported, and used when it is: the fleet's first request or output comes from it.
+The codec exists before vLLM is imported; the fleet first uses it for a request or output, which vLLM makes.
 """
 
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class EngineCodec:
-    """See `engine.fleet.ports.Codec`."""
+    """vLLM's implementation of `engine.fleet.ports.Codec`."""
 
     @functools.cached_property
     def _encoder(self) -> Any:
@@ -26,7 +26,7 @@ class EngineCodec:
         return MsgpackDecoder(EngineCoreOutputs)
 
     def encode_request(self, core_request: Any) -> bytes:
-        """Return the request, whole: tensors, which vLLM would keep apart from the rest, lie within."""
+        """Return the request with its tensors inline, which vLLM would keep in separate buffers."""
         [encoded] = self._encoder.encode(core_request)
         return bytes(encoded)
 

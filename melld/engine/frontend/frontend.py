@@ -44,20 +44,20 @@ from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import MelldError
 
-# vLLM copies each tensor out of the frame that it came in; torch warns because nobody may write to a frame.
+# vLLM copies each tensor out of its frame; torch warns because a frame is read-only.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 GENERATES: tuple[SupportedTask, ...] = ("generate",)
 
 
 class _Resources:
-    """What `AsyncLLM` asks its client's resources: a fleet is never dead, its workers come back."""
+    """The resources that `AsyncLLM` reads from its client: a fleet is never dead, as its workers restart."""
 
     engine_dead = False
 
 
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """The fleet as the one engine that `AsyncLLM` knows."""
+    """The fleet, presented to `AsyncLLM` as one engine."""
 
     def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...], vocabulary: int) -> None:
         self._fleet = fleet
@@ -67,21 +67,27 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self.engine_ranks_managed = list(range(len(fleet.places)))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing: the daemon ends the workers."""
+        """Do nothing: the daemon stops the workers."""
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """What the model can do, as the workers have said."""
+        """Return the model's tasks, as the workers reported them."""
         return self._supported_tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Raises `RequestTooLarge` for one that fits no worker, `QueueFull` when too many wait, and see `Caller`."""
+        """Submit a request.
+
+        Raises:
+            RequestTooLarge: the request fits no worker.
+            QueueFull: too many requests wait.
+            TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
+        """
         called = caller()
         called.take_prompt_logprobs(self._prompt_logprobs(request))
         self._fleet.admit(request, called.client)
         called.admitted.set()
 
     def _prompt_logprobs(self, request: EngineCoreRequest) -> int:
-        """Count the logprobs of the prompt: of each token its own, and the most likely ones'."""
+        """Count the logprobs of the prompt: for each token its own, and those of the most likely tokens."""
         params = request.sampling_params
         if params is None or params.prompt_logprobs is None:
             return 0
@@ -89,49 +95,49 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         return len(request.prompt_token_ids or ()) * (most_likely + 1)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Frees the requests at once."""
+        """Abort the requests at once."""
         self._fleet.abort(request_ids)
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """The next step's outputs of any worker."""
+        """Return the outputs of the next step of any worker."""
         outputs: EngineCoreOutputs = await self._fleet.outputs.get()
         return outputs
 
     async def reset_prefix_cache_async(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """On every worker; True when all could."""
+        """Reset the cache on every worker; return True if all succeeded."""
         return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
 
     async def reset_mm_cache_async(self) -> None:
-        """On every worker."""
+        """Reset the cache on every worker."""
         await self._fleet.call_all("reset_mm_cache")
 
     async def reset_encoder_cache_async(self) -> None:
-        """On every worker."""
+        """Reset the cache on every worker."""
         await self._fleet.call_all("reset_encoder_cache")
 
     async def is_sleeping_async(self) -> bool:
-        """Never as a whole: a sleeping worker is woken by an arrival."""
+        """Return False: a request wakes a sleeping worker, so the fleet never sleeps as a whole."""
         return False
 
     async def is_scheduler_paused_async(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
 class OutputsStopped(MelldError):
-    """An error of vLLM's ended its reading of outputs, which it does not begin again: no request would be answered."""
+    """vLLM stopped reading outputs after an error and will not start again: no request would be answered."""
 
     def __init__(self) -> None:
-        super().__init__("vLLM has stopped to read the workers' outputs, its log says why")
+        super().__init__("vLLM has stopped reading the workers' outputs: see its error in the log")
 
 
 class Frontend(AsyncLLM):  # type: ignore[misc]
-    """`AsyncLLM` over a fleet.  A request that is refused leaves nothing behind in its output processor.
+    """`AsyncLLM` over a fleet.  A refused request leaves nothing behind in its output processor.
 
-    What a client wants its output constrained to reaches no compiler in this process: `judges` rule on it, whichever
-    field it came in, and `input_processor` takes it as it then is.
+    No client's constraint reaches a compiler in this process: `judges` check it, whichever field it came in, and
+    `input_processor` takes the result as it is.
     """
 
     def __init__(self, judges: Judges, failures: Failures, **arguments: Any) -> None:
@@ -161,17 +167,17 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             raise
 
     async def learn_token_texts(self) -> None:
-        """Have log-probabilities told with texts that are known, soon after the start all of them."""
+        """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""
         if self.tokenizer is not None:
             texts = TokenTexts(convert_ids_list_to_tokens)
             logprobs.convert_ids_list_to_tokens = texts
             await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:
-        """Wait for as long as vLLM takes the workers' outputs.
+        """Wait while vLLM reads the workers' outputs.
 
         Raises:
-            OutputsStopped: it has ended, having told why in its log and to the calls under way.
+            OutputsStopped: vLLM has stopped, after reporting the error in its log and to the calls in flight.
         """
         self._run_output_handler()
         assert self.output_handler is not None
@@ -179,7 +185,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         raise OutputsStopped
 
     async def fail_requests(self) -> None:
-        """Raise the error of each request that fails where its outputs are read, for ever."""
+        """Raise each failed request's error where its outputs are read, without end."""
         while True:
             request, error = await self._failures.get()
             state = self.output_processor.request_states.get(request)
@@ -188,22 +194,22 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
-    """The same configuration as the workers', built from the same words.  Slow (it reads the model's files)."""
+    """Build the same configuration as the workers', from the same settings.  Slow: it reads the model's files."""
     named = engine_arguments | {SERVED_MODEL_NAME: list(config.model.names)}  # the label of vLLM's metrics
     return engine_config(async_engine_args(config.model.path, named))
 
 
 def _look_only(sampling_params: SamplingParams) -> None:
-    """Stand in for vLLM's validation where it would run a compiler on the event loop.
+    """Replace vLLM's validation, which would run a compiler on the event loop.
 
-    That is while it parses a request, and where it asks whether a constraint can be joined with that of tools: no is
-    always safe, the constraint then stands alone.
+    vLLM calls it while it parses a request, and to ask if a constraint can be joined with that of tools.  To refuse is
+    always safe: the constraint then stands alone.
     """
     params = sampling_params.structured_outputs
     if params is None:
         return
     if params.grammar is not None and grammar_is_likely_lark(params.grammar):
-        raise VLLMValidationError("a Lark grammar is not joined with tools")
+        raise VLLMValidationError("a Lark grammar cannot be combined with tools")
     check_json_nesting(params.json)
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
@@ -211,7 +217,7 @@ def _look_only(sampling_params: SamplingParams) -> None:
 
 
 def make_frontend(fleet: Fleet, template: Template, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
-    """The engine client for vLLM's serving classes.  The workers must be ready; needs a running event loop."""
+    """Make the engine client for vLLM's serving classes.  Needs ready workers and a running event loop."""
     spec = next(iter(fleet.places.values())).slot.spec
     judges = Judges(template, spec, constraint_cpu_s)
     ready = next(iter(fleet.ready.values()))
@@ -232,7 +238,7 @@ def make_frontend(fleet: Fleet, template: Template, vllm_config: VllmConfig, con
 
 
 async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, arguments: Namespace) -> None:
-    """Build all that serves, over a client of nobody's, and drop it: raises what vLLM would raise in earnest."""
+    """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
     tasks = GENERATES if vllm_config.model_config.runner_type == "generate" else ()
     with _client_made_by(client):
         frontend = AsyncLLM(
@@ -246,7 +252,7 @@ async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, a
 
 @contextlib.contextmanager
 def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
-    """`AsyncLLM` makes its client with a static method: the one place where ours can take its room."""
+    """Replace the client that `AsyncLLM` makes, through the static method that makes it."""
     made_by_vllm = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
@@ -256,7 +262,7 @@ def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
 
 
 def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:
-    """What the workers settled when they started (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
+    """Apply what the workers settled at their start (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
     first = responses[0]
     vllm_config.model_config.max_model_len = min(response.max_model_len for response in responses)
     cache = vllm_config.cache_config
@@ -269,7 +275,7 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 
 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
-    """The namespace that `vllm serve` would have had for its API; raises what vLLM raises for bad values."""
+    """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
@@ -279,7 +285,7 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Names
 
 
 async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
-    """vLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
+    """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
     return state

@@ -1,7 +1,7 @@
-"""One judge as the daemon sees it: its birth from the template, its wire, its end.
+"""The daemon's side of one judge: its start from the template, its wire, its end.
 
-Owns one process and one socket.  `melld.engine.worker.judge` is what runs in it.  What it prints goes
-nowhere: it may hold what a client has written.
+Owns one process and one socket.  The process runs `melld.engine.worker.judge`.  Its output is discarded, as it may
+contain a client's text.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verd
 
 
 class JudgeProcess(asyncio.Protocol):
-    """`on_ready`, `on_verdict` and `on_end` are called on the event loop; nothing comes after `on_end(exit_code)`."""
+    """One judge.  Calls `on_ready`, `on_verdict` and, last, `on_end(exit_code)` on the event loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class JudgeProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def start(self, template: Template, spec: wire.WorkerSpec) -> None:
-        """Have the process made.  Returns at once; `on_ready` or `on_end` follows."""
+        """Start the process and return at once; `on_ready` or `on_end` follows."""
         ours, theirs = socket.socketpair()
         silence = os.open(os.devnull, os.O_WRONLY)
         self._template = template
@@ -44,12 +44,12 @@ class JudgeProcess(asyncio.Protocol):
         self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
 
     def ask(self, constraint: bytes, cpu_s: float) -> None:
-        """Hand it a constraint; `on_verdict` or `on_end` follows."""
+        """Send a constraint; `on_verdict` or `on_end` follows."""
         assert self._transport is not None
         self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._template.kill(self._birth)
 
     def data_received(self, data: bytes) -> None:

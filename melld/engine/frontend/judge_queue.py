@@ -1,8 +1,8 @@
-"""Who is next: constraints that wait for a judge, fairly among clients.
+"""A fair queue of constraints that wait for a judge.
 
 Pure.  Clients take turns, and each has one constraint at a judge at a time, so that nobody's heavy constraints keep
-others' from the second judge.  Within a client: first come, first served.  What is known to be good needs no judge, but
-a worker compiles it all the same: beyond its allowance a client waits for a judge with that too.
+others' from the second judge.  Within a client: first come, first served.  A known good constraint needs no judge,
+but a worker still compiles it: beyond its allowance a client queues for a judge with these too.
 """
 
 from typing import Generic, TypeVar
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class JudgeQueue(Generic[Item]):
-    """Items by client."""
+    """The waiting items by client."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Item, None]] = {}
@@ -19,15 +19,15 @@ class JudgeQueue(Generic[Item]):
 
     @property
     def ready(self) -> int:
-        """How many items `take` would give, one after the other."""
+        """Return the number of items that `take` would return in a row."""
         return len(self._waiting.keys() - self._busy)
 
     def add(self, client: str, item: Item) -> None:
-        """Put it behind its client's others."""
+        """Append an item to its client's queue."""
         self._waiting.setdefault(client, {})[item] = None
 
     def take(self) -> tuple[str, Item] | None:
-        """The next whose client has none at a judge; its client then has, until `done`."""
+        """Take the next item of a client without one at a judge; the client then has one there until `done`."""
         for client, items in self._waiting.items():
             if client in self._busy:
                 continue
@@ -40,11 +40,11 @@ class JudgeQueue(Generic[Item]):
         return None
 
     def done(self, client: str) -> None:
-        """The client's item has left its judge."""
+        """Record that the client's item has left its judge."""
         self._busy.discard(client)
 
     def remove(self, client: str, item: Item) -> None:
-        """Drop an item that still waits; nothing if it does not."""
+        """Drop an item if it still waits."""
         items = self._waiting.get(client, {})
         items.pop(item, None)
         if not items:
@@ -56,14 +56,14 @@ ALLOWED_SHARE = 0.25
 
 
 class Allowance:
-    """The compiling, in seconds, that each client may have workers do without a turn at a judge."""
+    """The seconds of compilation on workers that each client may use without a turn at a judge."""
 
     def __init__(self, burst_s: float) -> None:
         self._burst_s = burst_s
         self._spent: dict[str, tuple[float, float]] = {}
 
     def spend(self, client: str, cost_s: float, now_s: float) -> bool:
-        """Whether the client may; what it has spent comes back at a quarter of the time that passes."""
+        """Spend `cost_s` and return True if the client has it left; it regains a quarter of the time that passes."""
         if cost_s <= CHEAP_S:
             return True
         spent_s, at_s = self._spent.get(client, (0.0, now_s))

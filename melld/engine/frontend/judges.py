@@ -1,6 +1,6 @@
-"""The judges: constraints on outputs are compiled in processes that may be killed, before a worker hears of them.
+"""The judges: processes that compile output constraints before a worker does, and that may be killed.
 
-Owns the judges, who waits for them, and what they have said of late.  A judge is started when it is first needed.
+Owns the judges, the queue for them, and their recent rulings.  A judge is started when it is first needed.
 
     constraint ─► known? ─► queue, fair among clients ─► judge ─► verdict        over budget, or client gone ─► killed
 """
@@ -23,20 +23,20 @@ from melld.errors import ConstraintRefused, NoJudge
 log = logging.getLogger("melld.judges")
 SEATS = 2
 WALL_FACTOR = 10
-"""A judge that has had so many times its CPU time by the clock is stuck, or has hardly run."""
+"""Wall-clock limit of a judge, as a multiple of its CPU time: beyond it, the judge is stuck or has hardly run."""
 MAX_FAILED_STARTS = 3
 MAX_KNOWN_BYTES = 16 << 20
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """A verdict and what it hands on."""
+    """A verdict, and the constraint as a worker must compile it."""
 
     verdict: Verdict
     constraint: bytes = b""
 
 
 class _Case:
-    """A constraint, and how many calls wait for the ruling."""
+    """A constraint, and the number of calls that wait for its ruling."""
 
     def __init__(self, client: str, digest: bytes, constraint: bytes) -> None:
         self.client = client
@@ -46,13 +46,13 @@ class _Case:
         self.waiting = 0
         self.is_overdue = False
         self.deaths = 0
-        """How many judges have been killed by others while they had it."""
+        """Judges that were killed from outside while they had it."""
         self.judge: JudgeProcess | None = None
         self.deadline: asyncio.TimerHandle | None = None
 
 
 class Judges:
-    """All judges of a daemon; `spec` is a worker's, so that both compile alike.  On the event loop."""
+    """All judges of a daemon; `spec` is a worker's, so that both compile alike.  For the event loop."""
 
     def __init__(self, template: Template, spec: wire.WorkerSpec, cpu_s: float) -> None:
         self._template = template
@@ -66,15 +66,15 @@ class Judges:
         self._starting: set[asyncio.Task[None]] = set()
         self._failed_starts = 0
         self._all_ended: asyncio.Future[None] | None = None
-        """There once they are being closed."""
+        """Set once `close` has begun."""
         self._known: collections.OrderedDict[bytes, Ruling] = collections.OrderedDict()
         self._known_bytes = 0
 
     async def judge(self, constraint: bytes, client: str) -> bytes:
-        """The constraint as a worker must compile it.
+        """Return the constraint as a worker must compile it.
 
         Raises:
-            ConstraintRefused: it is none, or it cannot be compiled within the budget.
+            ConstraintRefused: it is invalid, or cannot be compiled within the budget.
             NoJudge: no process could be started to judge it.
         """
         digest = hashlib.sha256(constraint).digest()
@@ -89,7 +89,7 @@ class Judges:
         return ruling.constraint
 
     async def close(self) -> None:
-        """End all judges; returns when they are gone.  Nobody may wait for a ruling any more."""
+        """Kill all judges, and return once they are gone.  No call may wait for a ruling any more."""
         self._all_ended = asyncio.get_running_loop().create_future()
         await asyncio.gather(*self._starting)
         for judge in self._judges:
@@ -124,7 +124,7 @@ class Judges:
     # -- judges -----------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Hand out what waits; start a judge where one more is needed."""
+        """Hand out waiting constraints; start a judge if one more is needed."""
         while self._idle and (taken := self._queue.take()) is not None:
             _, case = taken
             judge = case.judge = self._idle.pop()
@@ -149,7 +149,7 @@ class Judges:
         try:
             await judge.start(self._template, self._spec)
         except OSError as error:  # no descriptor is left
-            log.warning("a judge of constraints could not be started: %s", error)
+            log.warning("cannot start a judge of output constraints: %s", error)
             self._ended(judge, 1)
 
     def _ready(self, judge: JudgeProcess) -> None:
@@ -159,7 +159,7 @@ class Judges:
 
     def _ruled(self, judge: JudgeProcess, verdict: Verdict, payload: list[bytes]) -> None:
         case = self._judges[judge]
-        if case is None or case.ruling.done() or case.is_overdue:  # it has been killed, and ends in a moment
+        if case is None or case.ruling.done() or case.is_overdue:  # the judge has been killed, and ends in a moment
             return
         self._leave(judge)
         self._judges[judge] = None
@@ -182,7 +182,7 @@ class Judges:
         self._dispatch()
 
     def _died_of(self, case: _Case, exit_code: int | None) -> None:
-        """Blame the constraint, but not for the first death by others' hands: the template's, or a kill."""
+        """Blame the constraint for the judge's death, unless it is the first from outside (template or kill)."""
         killed_by_others = exit_code in (None, -signal.SIGKILL) and not case.is_overdue
         case.deaths += killed_by_others
         if killed_by_others and case.deaths == 1 and not case.ruling.done():
@@ -219,7 +219,7 @@ class Judges:
         if self._failed_starts < MAX_FAILED_STARTS:
             return
         self._failed_starts = 0
-        log.error("no judge of constraints can be started: requests that wait for one fail")
+        log.error("cannot start any judge of output constraints: failing the requests that wait for one")
         while (taken := self._queue.take()) is not None:
             client, case = taken
             self._queue.done(client)

@@ -1,6 +1,6 @@
-"""Have vLLM build its configuration and its front end without a worker, so that what it refuses is told at once.
+"""A rehearsal of vLLM's configuration and front end without a worker, to report at once what vLLM refuses.
 
-Owns the one line that a user reads instead of vLLM's traceback.  Starts nothing and touches no device.
+Owns the one line that a user reads instead of vLLM's traceback.  Never starts anything or touches a device.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LONGEST_REASON = 400
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
-    """vLLM's configuration and its serving arguments, with which a front end could be built.  Takes seconds.
+    """Return vLLM's configuration and serving arguments after building a front end with them.  Takes seconds.
 
     Raises:
         ConfigError: vLLM refuses an option, or the model's files.
@@ -45,22 +45,22 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
-    """An engine that never says anything."""
+    """An engine without outputs."""
 
     engine_ranks_managed = (0,)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
     async def get_output_async(self) -> NoReturn:
-        """None comes."""
+        """Wait without end."""
         await asyncio.Event().wait()
         raise AssertionError
 
 
 @contextlib.contextmanager
 def told_in_one_line(config: Config) -> Iterator[None]:
-    """Raise what vLLM refuses as a `ConfigError` that names the key; the traceback is for `--log-level debug`."""
+    """Convert vLLM's error to a `ConfigError` that names the key, and log the traceback at level debug."""
     try:
         yield
     except MelldError:
@@ -71,7 +71,7 @@ def told_in_one_line(config: Config) -> Iterator[None]:
 
 
 def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
-    """One line about the option, of those given, that the error is about."""
+    """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"
@@ -82,7 +82,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
 
 
 def _said(error: Exception) -> tuple[str, str]:
-    """The field that pydantic names, if it was pydantic, and the words."""
+    """Return the field of a pydantic error, else "", and the message."""
     if isinstance(error, TemplateError):
         return "chat_template", f"is no Jinja template: {error}"
     if isinstance(error, ValidationError):
@@ -94,7 +94,7 @@ def _said(error: Exception) -> tuple[str, str]:
 
 
 def _key(field: str, words: str, options: Mapping[str, Any]) -> str | None:
-    """The option whose value is quoted, else the one that is named first, else whose value is named, else the only."""
+    """Return the option whose value is quoted, else the first named, else one whose value is named, else the only."""
     if field in options:
         return field
     for key, value in options.items():

@@ -1,7 +1,7 @@
 """Check a client's JSON schema before anything compiles it.
 
 Pure, and linear in the schema.  A reference that leads only to references (`{"$ref": "#"}`) describes no text, and a
-compiler that follows it never ends or overflows its stack; a reference to nowhere or to another document cannot be
+compiler that follows it loops or overflows its stack; a reference to nowhere or to another document cannot be
 compiled.  A schema that is recursive in the ordinary way (a tree whose children are trees) passes.
 """
 
@@ -13,7 +13,7 @@ from melld.errors import InvalidSchema, TooManyValues
 
 MAX_VALUES = 20_000
 JOINT_VALUES = 4
-"""What following one reference, or one list of alternatives, counts for."""
+"""Cost of following one reference or one list of alternatives."""
 MAX_REFERENCE_CHARACTERS = 1024
 _MISSING = object()
 # Keywords whose schemas apply to the same text as the schema that holds them: following them consumes nothing.
@@ -22,7 +22,7 @@ _JOINTS = frozenset({"$ref", *_IN_PLACE})
 
 
 class Budget:
-    """Cap the objects and lists that the guards visit in one request, so that none holds its thread for long."""
+    """A cap on the objects and lists that the guards visit in one request, so that none holds its thread for long."""
 
     def __init__(self, values: int = MAX_VALUES) -> None:
         self._values = values
@@ -40,7 +40,7 @@ class Budget:
 
 
 def check_schema(schema: object, param: str, budget: Budget) -> None:
-    """Refuse a JSON schema that is none, or whose references lead in a circle or to nowhere.
+    """Refuse a schema that is no JSON object, or whose references lead in a circle or to nowhere.
 
     Raises:
         InvalidSchema: with the reason.
@@ -49,7 +49,7 @@ def check_schema(schema: object, param: str, budget: Budget) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise InvalidSchema("a JSON schema is an object", param)
+        raise InvalidSchema("a JSON schema must be an object", param)
     _Check(schema, param, budget).run()
 
 
@@ -66,12 +66,12 @@ class _Check:
         self._settled: set[int] = set()
 
     def run(self) -> None:
-        """Follow what applies in the place of every object.  An enum's value, which is data, is followed as well."""
+        """Follow the in-place references of every object, including those in an enum's value, which is data."""
         for node in self._joints:
             self._follow(node)
 
     def _follow(self, start: dict[str, Any]) -> None:
-        """Walk depth first, without recursion, what applies in the place of `start`; an ancestor met is a circle."""
+        """Walk the schemas that apply in place of `start`, depth first, without recursion; refuse a circle."""
         path: list[int] = []
         on_path: set[int] = set()
         waiting: list[tuple[dict[str, Any], bool]] = [(start, True)]

@@ -1,4 +1,4 @@
-"""How a message lies on the socket: frames, between the daemon and a worker.
+"""Framing of messages on the socket between the daemon and a worker.
 
 Owns the framing, without I/O and without the messages (`wire`).  A frame is a head (a message, as MessagePack) and any
 number of payload buffers.
@@ -20,17 +20,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The buffers to write, in order, for `message` and its payload."""
+    """Return the buffers to write, in order, for `message` and its payload."""
     head = _encoder.encode(message)
     lengths = [len(head), *(memoryview(buffer).nbytes for buffer in payload)]
     return [struct.pack(f"<I{len(lengths)}I", len(lengths), *lengths), head, *payload]
 
 
 class FrameDecoder:
-    """Bytes in, frames out: (head, payload buffers).  Knows nothing of sockets.
+    """A decoder from bytes to frames (head, payload buffers), without sockets.
 
     Raises:
-        msgspec.ValidationError: a head that is none of the expected messages.
+        msgspec.ValidationError: a head is none of the expected messages.
         ValueError: a frame larger than any that is ever sent: the stream is out of step.
     """
 
@@ -39,7 +39,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: Buffer) -> Iterator[tuple[Any, list[bytes]]]:
-        """Every frame that is complete once `data` has come."""
+        """Yield every frame that `data` completes."""
         buffer = self._buffer
         buffer += data
         position = 0
@@ -59,7 +59,7 @@ class FrameDecoder:
 
 
 def _part_lengths(buffer: bytearray, position: int) -> tuple[int, ...] | None:
-    """The lengths of the parts of the frame at `position`, or None while they have not come in full."""
+    """Return the lengths of the parts of the frame at `position`, or None while they are incomplete."""
     if len(buffer) - position < 4:
         return None
     (count,) = _COUNT.unpack_from(buffer, position)

@@ -1,10 +1,10 @@
-"""Daemon <-> worker: what is said.
+"""Messages between daemon and worker.
 
-Owns the messages, without I/O; `frames` has how they lie on the socket.  Some come with payload buffers, which only
+Owns the messages, without I/O; `frames` owns their framing.  Some come with payload buffers, which only
 vLLM's own encoder and decoder read (`EngineCoreRequest`, `EngineCoreOutputs`).
 
-The wire is one end each of a socket pair that the daemon made for this very process: nobody else can write to it, and
-its end of file is the other side's death.
+The wire is a socket pair that the daemon made for this process alone: nobody else can write to it, and end of file
+means that the other side has ended.
 """
 
 from typing import Any
@@ -16,16 +16,16 @@ from melld.migrate.snapshot import Phase
 
 
 class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker copies KV from its siblings (`[migration]`)."""
+    """A worker's rules for copying KV from its siblings (`[migration]`)."""
 
     checksum: bool = False
-    """Whether what has arrived is compared with what was to be read."""
+    """True to compare checksums of both sides after a copy."""
     bytes_per_s: float | None = None
-    """The most over one link in a second; None: no limit."""
+    """Limit of bytes per second over one link; None: no limit."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a worker process is told at its birth."""
+    """Everything that a worker process gets at its start."""
 
     worker: str
     model_path: str
@@ -37,7 +37,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
     parent_pid: int = 0
-    """The process that it must not outlive: the template, which must not outlive the daemon."""
+    """The process that the worker must not outlive: the template, which must not outlive the daemon."""
     copy_rules: CopyRules = CopyRules()
 
 
@@ -49,21 +49,21 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(Message, frozen=True, tag=True):
-    """Run this request.  Payload: vLLM's `EngineCoreRequest`.  `lease` marks every output that it gives here."""
+    """Run this request.  Payload: vLLM's `EngineCoreRequest`.  `lease` marks each of its outputs from this worker."""
 
     request: str
     lease: int
 
 
 class ResumeRequest(Message, frozen=True, tag=True):
-    """Go on with a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log."""
+    """Resume a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log."""
 
     request: str
     lease: int
 
 
 class AbortRequests(Message, frozen=True, tag=True):
-    """Free these requests at once; nothing more is wanted of them.  Unknown ones are ignored."""
+    """Abort these requests and free their blocks at once.  Unknown ids are ignored."""
 
     requests: list[str]
 
@@ -77,13 +77,13 @@ class CallUtility(Message, frozen=True, tag=True):
 
 
 WANTED = "the worker was wanted"
-"""Why a measurement was given up: requests come first."""
+"""Reason of an aborted measurement: requests come first."""
 
 
 class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
-    """How much foreign prefill is bearable while `batch` requests decode?  One `UtilityDone` of `PrefillMeasured`.
+    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of `PrefillMeasured`.
 
-    `share`: by how much the median step may become longer.  `seconds`: begin nothing more after so long.
+    `share`: the allowed growth of the median step.  `seconds`: start no further trial after this time.
     """
 
     call: int
@@ -93,33 +93,33 @@ class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
 
 
 class MeasureLink(Message, frozen=True, tag=True, kw_only=True):
-    """Copy blocks of this sibling for so long, into blocks that nobody holds.  One `UtilityDone` of `LinkMeasured`."""
+    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of `LinkMeasured`."""
 
     call: int
     peer: str
     blocks: int
-    """How many the sibling has."""
+    """Number of the sibling's blocks."""
     seconds: float
 
 
 class OpenLink(Message, frozen=True, tag=True):
-    """Open this sibling's KV memory, for copies from there to here.  Payload: its `WorkerReady.kv_handle`."""
+    """Open this sibling's KV memory, for copies to this worker.  Payload: its `WorkerReady.kv_handle`."""
 
     peer: str
 
 
 class CloseLink(Message, frozen=True, tag=True):
-    """That sibling's process is gone: give its KV memory up, which is not free for others before."""
+    """Unmap the KV memory of a sibling whose process has ended; until then it is not free for others."""
 
     peer: str
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Are you there, and do you step?  Answered by an I/O thread with a `Pong`."""
+    """Ask for the worker's progress.  An I/O thread answers with a `Pong`."""
 
 
 class StopWorker(Message, frozen=True, tag=True):
-    """End in good order: requests still here are forgotten."""
+    """Stop in good order, and drop the remaining requests."""
 
 
 # -- worker to daemon ------------------------------------------------------------------------------------------------
@@ -141,16 +141,16 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     ready_response: bytes
     """vLLM's `EngineCoreReadyResponse`, which syncs what was settled at start into the daemon's `VllmConfig`."""
     kv_handle: bytes = b""
-    """How a sibling finds its KV memory (`migrate/transports`); empty where it cannot be shared."""
+    """Handle of its KV memory for siblings (`migrate/transports`); empty if it cannot be shared."""
     kv_failure: str = ""
-    """Why it cannot; its requests move by their tokens."""
+    """Why it cannot be shared; its requests then move by recomputing tokens."""
 
 
 class StepDone(Message, frozen=True, tag=True):
-    """What has changed, mostly by one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
+    """Changes since the last report, mostly of one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
 
     step: int
-    """Counts these messages."""
+    """Consecutive number of the report."""
     step_s: float
     used_blocks: int
     total_blocks: int
@@ -161,11 +161,11 @@ class StepDone(Message, frozen=True, tag=True):
     gone: list[str]
     """Requests that this worker no longer holds, since the last such message."""
     shared_blocks: int = 0
-    """By how many `used_blocks` is smaller than the sum of all block tables: a shared block is used once."""
+    """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
 
 
 class RequestTaken(Message, frozen=True, tag=True):
-    """The worker has read a `ResumeRequest`, and is about to go on with it: should it die now, that may be why."""
+    """The worker has read a `ResumeRequest` and is about to run it: if it dies now, the request may be the cause."""
 
     request: str
     lease: int
@@ -180,7 +180,7 @@ class UtilityDone(Message, frozen=True, tag=True):
 
 
 class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """So many tokens of prefill in so many seconds; `step_s` is a step without them, 0 where nobody decoded."""
+    """Tokens of prefill in a number of seconds; `step_s` is a step without them, 0 without decoding requests."""
 
     tokens: float
     seconds: float
@@ -188,14 +188,14 @@ class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """So many bytes came in so many seconds."""
+    """Bytes copied in a number of seconds."""
 
     nbytes: int
     seconds: float
 
 
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
-    """Copies from that sibling are possible, or `failure` says why not."""
+    """The link from that sibling is open, or `failure` says why not."""
 
     peer: str
     transport: str = ""
@@ -204,7 +204,7 @@ class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
 
 
 class Pong(Message, frozen=True, tag=True):
-    """`steps` ended so far; `busy_s` since the step that runs now began, 0 when none does; `requests` held."""
+    """Answer to a `Ping`: `steps` so far, `busy_s` since the start of the running step (0: none), `requests` held."""
 
     steps: int
     busy_s: float
@@ -212,20 +212,20 @@ class Pong(Message, frozen=True, tag=True):
 
 
 class RequestRejected(Message, frozen=True, tag=True):
-    """The engine could not take the request; it is not there."""
+    """The engine refused the request and does not hold it."""
 
     request: str
     reason: str
 
 
 class WorkerLoading(Message, frozen=True, tag=True):
-    """How far the worker is on its way to `WorkerReady`, in words for people."""
+    """Progress towards `WorkerReady`, as text."""
 
     stage: str
 
 
 class WorkerFailed(Message, frozen=True, tag=True):
-    """The worker is about to end because of this."""
+    """The worker is about to exit because of this error."""
 
     reason: str
     traceback: str

@@ -1,4 +1,4 @@
-"""Daemon <-> template process: what is said, one message a packet.
+"""Messages between daemon and template process, one per packet.
 
 Owns the messages.  `SpawnWorker` travels with two descriptors: the worker's end of its wire, and the pipe for what it
 prints.
@@ -20,18 +20,18 @@ class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
     spec: wire.WorkerSpec
     program: Program = "main"
-    """What the child becomes: the module `melld.engine.worker.<program>` whose `main` it runs."""
+    """The program to run: `main` of the module `melld.engine.worker.<program>`."""
 
 
 class WorkerForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It is there.  Until `WorkerExited` its process id is nobody else's."""
+    """The worker was forked.  Its process id is not reused before `WorkerExited`."""
 
     number: int
     pid: int
 
 
 class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It is gone.  `exit_code` is negative for a signal."""
+    """The worker has exited.  `exit_code` is negative for a signal."""
 
     number: int
     exit_code: int
