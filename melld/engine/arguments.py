@@ -1,6 +1,6 @@
-"""vLLM's engine arguments for a device: one rule for the daemon's processors and for every worker.
+"""vLLM's engine arguments for a device, the same for the daemon's processors and for every worker.
 
-Both sides build the same `VllmConfig` from the same words; nothing is pickled from one to the other.
+Both sides build the same `VllmConfig` from the same settings; nothing is pickled from one to the other.
 """
 
 import datetime
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-# What a CPU worker needs to start in seconds and run on one core (the user's own words win): no bfloat16, whose
+# Settings for a CPU worker to start in seconds and run on one core (the user's settings win): no bfloat16, whose
 # instructions can be illegal where AMX is advertised but not usable; no compilation; small blocks; the longest context
 # that its KV cache has room for.
 CPU_ARGUMENTS: dict[str, Any] = {
@@ -34,31 +34,31 @@ CPU_ENVIRONMENT = {
     # worker grows by in its first hours.  vLLM's layers keep the 32 that each used last besides.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
-# Where vLLM's engine runs the request's every step, one process a device, and tells nobody about it.
+# One process per device, and no usage reports.
 COMMON_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
-    # numpy's BLAS would start its threads in the template, and a process with threads cannot be forked whole.
+    # numpy's BLAS would start threads in the template, and a fork copies only the calling thread.
     "OPENBLAS_NUM_THREADS": "1",
 }
 
 
 ASYNC_SCHEDULING_SEEN_EXACT: datetime.date | None = None
-"""The day on which `make gpu-check` saw moved requests to be exact with it on a GPU; None: not yet.  It is off until
-then, and vLLM's default from then on.  `make gpu-check` says when it may be set."""
+"""The day on which `make gpu-check` first found moved requests exact with async scheduling on a GPU; None: not yet.
+Until then async scheduling is off, afterwards vLLM's default applies.  `make gpu-check` says when to set it."""
 
-# torch's allocator maps expandable segments with CUDA's virtual memory calls; CUDA IPC has no handles of those.
+# torch's allocator maps expandable segments with CUDA's virtual memory calls, for which CUDA IPC has no handles.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-# vLLM's front end sends an image to its engine once and then only the image's hash.  Here any worker may be next, so
-# every request brings its images along: what vLLM does by itself where several front ends share an engine.
+# vLLM's front end sends an image to its engine once, and then only its hash.  Here any worker may get the next request,
+# so every request carries its images, as in vLLM when several front ends share an engine.
 IMAGES_TRAVEL_WHOLE = {"_api_process_count": 2}
 
 
 def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
-    """The keyword arguments of `AsyncEngineArgs` for one worker on a device of this kind.
+    """Return the keyword arguments of `AsyncEngineArgs` for one worker on a device of this kind.
 
     Raises:
         ConfigError: `[model.vllm]` names an option that melld refuses, or one that vLLM lacks.
@@ -72,12 +72,12 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
     elif ASYNC_SCHEDULING_SEEN_EXACT is None:
-        arguments["async_scheduling"] = False  # a step is scheduled when the last one has ended
+        arguments["async_scheduling"] = False  # schedule a step only after the last one has ended
     return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
 
 
 def async_scheduling_told(config: Config, device_kind: str) -> str:
-    """For people: whether a worker on a device of this kind schedules steps ahead, and why not."""
+    """Return a text: whether a worker on a device of this kind uses async scheduling, and why."""
     if device_kind == "cpu":
         return "off (vLLM has none on a CPU)"
     seen = ASYNC_SCHEDULING_SEEN_EXACT
@@ -87,7 +87,7 @@ def async_scheduling_told(config: Config, device_kind: str) -> str:
 
 
 def without_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torch's allocator that ask for expandable segments, with them off: KV memory is shared."""
+    """Return torch's allocator variables with expandable segments off, because KV memory is shared by CUDA IPC."""
     asking = {name: environment.get(name, "") for name in ALLOCATOR_VARIABLES}
     return {
         name: ",".join(
@@ -100,16 +100,17 @@ def without_expandable_segments(environment: Mapping[str, str]) -> dict[str, str
 
 
 def async_engine_args(model_path: str, arguments: dict[str, Any]) -> "AsyncEngineArgs":
-    """What vLLM makes its configuration from.  Imports vLLM."""
+    """Return the arguments from which vLLM builds its configuration.  Imports vLLM."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return AsyncEngineArgs(model=model_path, **arguments)
 
 
 def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
-    """vLLM's configuration, on both sides with the defaults of `vllm serve`.  Slow: it reads the model's files.
+    """Build vLLM's configuration with the defaults of `vllm serve`.  Slow: it reads the model's files.
 
-    Tokens a step and requests at once depend on who asks (`vllm.engine.arg_utils.EngineArgs.get_batch_defaults`).
+    vLLM's defaults of tokens per step and requests at once depend on the caller
+    (`vllm.engine.arg_utils.EngineArgs.get_batch_defaults`).
     """
     from vllm.usage.usage_lib import UsageContext
 
@@ -119,10 +120,10 @@ def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
 
 
 def import_parsers(option: str, file: str) -> None:
-    """Make the parsers in a file of the operator's known to this process: vLLM's launcher does so, which is not used.
+    """Import the operator's file of parsers into this process, as vLLM's launcher, which is not used here, would do.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: the file cannot be imported.
     """
     from vllm.utils.import_utils import import_plugin
 

@@ -1,6 +1,6 @@
-"""Have vLLM look at a model once: it keeps what it finds, and a later start is seconds shorter.
+"""A first look of vLLM at a model: vLLM caches what it finds, which makes a later start seconds shorter.
 
-Run by `make setup`.  Not needed: a daemon that starts without it does the same.
+`make setup` runs it.  Optional: a daemon that starts without it does the same.
 """
 
 import os

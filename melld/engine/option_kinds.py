@@ -1,6 +1,6 @@
-"""What kind of value each option of `vllm serve` takes.
+"""The type of each option of `vllm serve`.
 
-Read from vLLM's source and not imported, which would take seconds.
+Reads vLLM's source, as an import would take seconds.
 """
 
 import ast
@@ -15,7 +15,7 @@ SOURCES = (
 
 
 def option_kinds() -> Mapping[str, str]:
-    """The annotation of each option, such as `int | None`, by the option's name; empty where there is no vLLM."""
+    """Return the annotation of each option, such as `int | None`, by name; empty if vLLM is not installed."""
     if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:
         return {}
     kinds: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The one place that pins vLLM's version for the code; pyproject.toml repeats it for pip (a test holds them equal)."""
+"""The pinned version of vLLM; pyproject.toml repeats it for pip, and a test holds them equal."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -8,7 +8,7 @@ VLLM_VERSION = "0.32.0"
 
 
 class WrongEngineVersion(MelldError):
-    """vLLM is missing, or is not the version that melld knows the insides of."""
+    """vLLM is missing, or is not the pinned version."""
 
 
 def check_vllm_version() -> None:

@@ -1,7 +1,7 @@
-"""Every option of `vllm serve`, and what melld does with it: carries it out, or refuses it with the reason.
+"""Every option of `vllm serve`, as supported or refused with a reason.
 
-Pure names, so that a configuration is judged before vLLM is imported.  A test holds them against the pinned vLLM's own
-parser: what a new version brings is decided here before it is taken.
+Names only, so that a configuration can be checked before vLLM is imported.  A test compares them with the parser of the
+pinned vLLM: an option of a new version must be decided here first.
 """
 
 import re
@@ -122,7 +122,7 @@ REFUSED_OPTIONS = {name: reason for reason, names in _REASONS.items() for name i
 
 
 def check_option(name: str) -> None:
-    """Raise `ConfigError` for an option that would do nothing here, or harm, and for one that vLLM lacks."""
+    """Raise `ConfigError` for an option that melld does not support or that vLLM lacks."""
     if name in REFUSED_OPTIONS:
         raise ConfigError(f"[model.vllm] {name}", REFUSED_OPTIONS[name])
     known = FRONTEND_OPTIONS | ENGINE_OPTIONS
@@ -131,7 +131,7 @@ def check_option(name: str) -> None:
 
 
 def option_behind(reason: str, options: Mapping[str, Any]) -> str | None:
-    """The option, of those given, that a worker's reason not to start names, or whose value it names."""
+    """Return the given option that a worker's failure to start names, or whose value it names."""
     plain = {key.replace("-", "_"): value for key, value in options.items()}
     if (named := named_option(reason, plain)) is not None:
         return named
@@ -140,7 +140,7 @@ def option_behind(reason: str, options: Mapping[str, Any]) -> str | None:
 
 
 def named_option(words: str, options: Mapping[str, Any]) -> str | None:
-    """The option that is named first."""
+    """Return the given option that `words` names first."""
     plain = re.sub(r"\W", "_", words.lower())
     named = [(plain.index(key), -len(key), key) for key in options if key in plain]
     return min(named)[2] if named else None
