@@ -285,7 +285,7 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Names
 
 
 async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
-    """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `_responses`, `anthropic_serving_messages`, ..."""
+    """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
     return state
