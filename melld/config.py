@@ -73,7 +73,14 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The largest `n` of a request."""
     max_prompt_logprobs: Positive = 10_000
     """The most prompt tokens times (logprobs + 1) of one call; all calls together may have sixteen times as many.
-    Each thousand takes half a megabyte and stops all streams for about five milliseconds."""
+    Each thousand takes half a megabyte."""
+    max_repeated_prompt_tokens: Positive = 1_000_000
+    """The most prompt tokens times `n`: each choice is a request of its own."""
+    max_message_parts: Positive = 3000
+    """The most messages of one call, together with their parts and tool calls.  A thousand stop all streams for about
+    ten milliseconds."""
+    max_tool_arguments: Positive = 1 << 19
+    """The most characters in the arguments of all tool calls of a conversation."""
     max_stop_strings: Positive = 64
     """The most stop strings in one call."""
     max_json_depth: Positive = 64

@@ -89,6 +89,20 @@ class TooManyPromptLogprobs(MelldError):
         )
 
 
+class PromptRepeatedTooOften(MelldError):
+    """A long prompt with many choices: each of them is a request with the whole prompt."""
+
+    status = 400
+    code = "prompt_repeated_too_often"
+    param = "n"
+
+    def __init__(self, tokens: int, choices: int, allowed: int) -> None:
+        super().__init__(
+            f"a prompt of {tokens} tokens with n = {choices} makes {tokens * choices} tokens; "
+            f"one call may have {allowed}: ask for fewer choices"
+        )
+
+
 class TooManyPromptLogprobsNow(MelldError):
     """Other calls hold all the prompt logprobs that may be in flight."""
 

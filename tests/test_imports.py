@@ -37,7 +37,7 @@ D  decisions.file
 D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
 D  engine.fleet.*
 D  engine.frontend.*
-V  engine.frontend.token_texts  engine.frontend.frontend
+V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.frontend
 V  engine.frontend.rehearsal
 D  driver.*
 V  api.*

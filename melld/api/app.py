@@ -23,7 +23,18 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import Answer, Dialect, Refusal
-from melld.api.calls import CALLS, Call, Result, forwarded, give_up, handler_of, make_messages_honest, perform, trust_of
+from melld.api.calls import (
+    CALLS,
+    Call,
+    Result,
+    forwarded,
+    give_up,
+    handler_of,
+    is_stream,
+    make_messages_honest,
+    perform,
+    trust_of,
+)
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import read_body
@@ -32,6 +43,7 @@ from melld.api.guards.request import Trust, check_request, check_request_id
 from melld.api.guards.work import asked_priority, check_work
 from melld.api.http_metrics import HttpMetrics
 from melld.api.keys import Keys, presented_key
+from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.off_loop import OffLoop
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
@@ -39,6 +51,7 @@ from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.config import ServerConfig
 from melld.control.status import DaemonStatus
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
+from melld.engine.frontend.turns import Turns
 
 log = logging.getLogger("melld.api")
 
@@ -118,6 +131,7 @@ class Api:
         self._trust: Trust = trust_of(context.state)
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
+        self._turns = Turns()
         self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,
@@ -126,6 +140,7 @@ class Api:
         )
         make_streams_raise(context.state)
         make_messages_honest(context.state)
+        make_logprobs_late(context.state)
 
     @property
     def state(self) -> State:
@@ -227,8 +242,9 @@ class Api:
 
     @contextlib.contextmanager
     def _called_by(self, client: str) -> Iterator[None]:
-        most = self._context.config().max_prompt_logprobs
-        with self.admission.call(client), called_by(Caller(client, self._logprobs, most)):
+        config = self._context.config()
+        made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens)
+        with self.admission.call(client), called_by(made):
             yield
 
     def _least_priority(self) -> int | None:
@@ -248,8 +264,8 @@ class Api:
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config(), self._least_priority())
-        work = perform(call, self._context.state, parsed, vllm_request)
-        if getattr(parsed, "stream", False):
+        work = perform(call, self._context.state, parsed, vllm_request, LongAnswer(self._turns))
+        if is_stream(parsed):
             return await self._stream(exchange, work)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
         return web.Response(body=(await work).body, headers=headers)

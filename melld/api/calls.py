@@ -31,6 +31,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from melld.api.answers import Dialect, Refusal
 from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
+from melld.api.long_answers import LongAnswer
 from melld.api.parsing import check_bites, patient
 from melld.api.streams import begun
 from melld.config import ServerConfig
@@ -182,7 +183,12 @@ def handler_of(call: Call, serving: State) -> Any:
     return handler
 
 
-async def perform(call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest) -> Result:
+def is_stream(parsed: BaseModel) -> bool:
+    """Whether the request asks for a stream of events."""
+    return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
+
+
+async def perform(call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer) -> Result:
     """Have vLLM serve a parsed request.
 
     Raises:
@@ -190,11 +196,11 @@ async def perform(call: Call, serving: State, parsed: BaseModel, request: Forwar
     """
     handler = handler_of(call, serving)
     serve = getattr(handler, call.method) if call.method else handler
-    result = await serve(parsed, request)
+    result = await (serve(parsed, request) if is_stream(parsed) else long.ask(serve(parsed, request)))
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
     if isinstance(result, BaseModel):
-        return Result(result.model_dump_json(**call.dump).encode())
+        return Result(await long.encode(result, call.dump))
     if isinstance(result, Response):
         return Result(bytes(result.body))
     return Result(stream=await begun(result, call.dialect))

@@ -1,51 +1,118 @@
-"""The API over serving classes that refuse everything, and a watch over its loop.  A program: `python -m`.
+"""The API over vLLM's own serving classes and a worker that answers at once, and a watch over its loop.
 
-Prints its URL; then, for each line that it reads, the longest time between two ticks of the loop since the last one.
-The time is the process's own on the processor, so that a busy machine does not count: what holds the loop up is either
-the loop's own work or another thread that holds the interpreter's lock, and both take it.
+A program, `python -m`, with a model's directory.  It prints its URL; then, for each line that it reads, the longest
+time between two ticks of the loop since the last one, as far as the process and not a busy machine is its reason: what
+holds the loop up is either the loop's own work or another thread that holds the interpreter's lock.
 """
 
 import asyncio
 import socket
 import sys
 import time
-from argparse import Namespace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import torch
 from prometheus_client import CollectorRegistry
-from starlette.datastructures import State
-from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from melld.api.app import ApiContext, start_api
-from melld.api.calls import CALLS
 from melld.api.keys import Keys
-from melld.config import ServerConfig
+from melld.config import Config, DevicesConfig, ModelConfig, ServerConfig
+from melld.engine.arguments import engine_arguments
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.frontend.codec import EngineCodec
+from melld.engine.frontend.frontend import (
+    frontend_over,
+    serving_arguments,
+    serving_state,
+    vllm_config_of,
+)
+from melld.engine.frontend.judges import Judges
 
 TICK_S = 0.001
+STEP = 8
+"""Tokens in a step: as many as a worker makes in some tens of milliseconds."""
+PART_OF_A_CHARACTER = 200
+"""The token whose log-probability takes vLLM longest to tell."""
+VLLM = {"max_model_len": 32768, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 
 
-class Refuses:
-    """Stands where vLLM's serving classes do."""
+class Worker:
+    """Stands where the fleet does: every request has its tokens, and log-probabilities, as soon as it is admitted."""
 
-    def __getattr__(self, name: str) -> Any:
-        return self
+    def __init__(self) -> None:
+        self.places = {0: None}
+        self.failures: asyncio.Queue[object] = asyncio.Queue()
+        self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.codec = EngineCodec()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, *_: Any) -> ErrorResponse:
-        return ErrorResponse(error=ErrorInfo(message="not here", type="BadRequestError", code=418))
+    def admit(self, request: EngineCoreRequest, _client: str) -> None:
+        self.codec.encode_request(request)
+        task = asyncio.create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def abort(self, _requests: list[str]) -> None:
+        """It has answered already."""
+
+    async def _answer(self, request: EngineCoreRequest) -> None:
+        params = request.sampling_params
+        assert params is not None
+        assert request.prompt_token_ids is not None
+        left, prompt = params.max_tokens or 1, None
+        if params.prompt_logprobs is not None:
+            prompt = LogprobsTensors(
+                *map(torch.from_numpy, _logprobs(len(request.prompt_token_ids) - 1, params.prompt_logprobs))
+            )
+        while left > 0:
+            count = min(left, STEP)
+            left -= count
+            output = EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[PART_OF_A_CHARACTER] * count,
+                new_logprobs=None
+                if params.logprobs is None
+                else LogprobsLists(*_logprobs(count, params.logprobs), None),
+                new_prompt_logprobs_tensors=prompt,
+                finish_reason=None if left else FinishReason.LENGTH,
+            )
+            prompt = None
+            self.outputs.put_nowait(EngineCoreOutputs(outputs=[output]))
+            await asyncio.sleep(0)
+
+
+def _logprobs(positions: int, most_likely: int) -> tuple[Any, Any, Any]:
+    tokens = np.arange(PART_OF_A_CHARACTER, PART_OF_A_CHARACTER + most_likely + 1)
+    values = np.full((positions, most_likely + 1), -1.5, dtype=np.float32)
+    return np.tile(tokens, (positions, 1)), values, np.ones(positions, dtype=np.int64)
 
 
 class Watch:
-    """Ticks, and keeps the longest time between two ticks."""
+    """Ticks, and keeps the longest time between two ticks.
+
+    What the loop's thread waits for a processor is the machine's doing and does not count, nor does more than all
+    threads of the process have worked: one may hold the interpreter's lock and wait for a processor.
+    """
 
     def __init__(self) -> None:
         self._worst_s = 0.0
-        self._last_s = time.process_time()
+        self._schedule = Path("/proc/thread-self/schedstat").open(encoding="ascii")  # noqa: SIM115
 
     async def run(self) -> None:
         while True:
+            passed_s, worked_s = self._passed_s(), time.process_time()
             await asyncio.sleep(TICK_S)
-            now_s = time.process_time()
-            self._worst_s, self._last_s = max(self._worst_s, now_s - self._last_s), now_s
+            held_s = min(self._passed_s() - passed_s, time.process_time() - worked_s)
+            self._worst_s = max(self._worst_s, held_s)
+
+    def _passed_s(self) -> float:
+        """The time, without what this thread has waited for a processor (the second number, in nanoseconds)."""
+        self._schedule.seek(0)
+        return time.monotonic() - int(self._schedule.read().split()[1]) / 1e9
 
     def read(self) -> float:
         """The longest since the last time; what has held the loop up to now counts too."""
@@ -55,23 +122,20 @@ class Watch:
         return worst_s
 
 
-def serving() -> State:
-    state = State()
-    state.args = Namespace()
-    for name in {call.serving for call in CALLS.values()}:
-        setattr(state, name, Refuses())
-    return state
-
-
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-async def main() -> None:
+async def main(model: str) -> None:
+    config = Config(model=ModelConfig(path=model, name="m", vllm=VLLM), devices=DevicesConfig())
+    engine = engine_arguments(config, "cpu")
+    vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+    frontend = frontend_over(cast("Fleet", Worker()), ("generate",), cast("Judges", None), vllm_config)
+    await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
     context = ApiContext(
-        state=serving(),
+        state=await serving_state(frontend, arguments),
         config=ServerConfig,
         keys=Keys,
         why_not_ready=lambda: None,
@@ -92,4 +156,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

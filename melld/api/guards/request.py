@@ -57,6 +57,8 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
         _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
     if not trust.local_media:
         _check_media(body.get("messages", body.get("input")), budget)
+    for name in ("messages", "input"):
+        _check_history(body.get(name), name, limits)
     _check_tool_choice(body)
     _check_constraints(body, limits.max_constraint_bytes)
     for schema in _tool_schemas(body.get("tools"), budget):
@@ -108,6 +110,25 @@ def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: 
             raise _bad(f"messages.{index}.role", f"role is one of {', '.join(sorted(roles))}")
         if not isinstance(message.get("content"), str | list | None):
             raise _bad(f"messages.{index}.content", "content is a string or a list of parts")
+
+
+def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
+    """No conversation is so long that vLLM holds the event loop while it goes through it."""
+    if not isinstance(entries, list) or not entries or isinstance(entries[0], int):  # numbers: a prompt's tokens
+        return
+    objects = [one for one in entries if isinstance(one, dict)]
+    calls = [call for one in objects for call in _listed(one.get("tool_calls"))]
+    count = len(objects) + len(calls) + sum(len(_listed(one.get("content"))) for one in objects)
+    if count > limits.max_message_parts:
+        raise _bad(name, f"{name} holds at most {limits.max_message_parts} messages, parts and tool calls, not {count}")
+    arguments = [_inside(call, "arguments") for call in (*objects, *(_inside(call, "function") for call in calls))]
+    characters = sum(len(one) for one in arguments if isinstance(one, str))
+    if characters > limits.max_tool_arguments:
+        raise _bad(name, f"the arguments of tool calls have at most {limits.max_tool_arguments} characters together")
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _check_media(messages: object, budget: Budget) -> None:

@@ -15,6 +15,11 @@ from melld.config import ServerConfig
 _INTEGER = TypeAdapter(int)
 # Beyond these a score is no number any more, and the worker or the beam search fails.
 _RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}
+# vLLM goes through these for each prompt of a call, on the event loop: together some 30 ms at most.
+_FOR_EACH_PROMPT = {"logit_bias": 30_000, "stop_token_ids": 500_000}
+MAX_BAD_WORDS_CHARACTERS = 20_000
+MAX_CHARACTERS_IN_STRINGS = 100_000
+"""Of a text whose tokens are to be told as strings."""
 
 
 def asked_priority(body: dict[str, Any]) -> int:
@@ -45,6 +50,11 @@ def check_work(request: BaseModel, limits: ServerConfig, least_priority: int | N
         words = _field(request, name)
         if isinstance(words, list) and len(words) > limits.max_stop_strings:
             raise _bad(name, f"{name} holds at most {limits.max_stop_strings} strings")
+    if sum(map(len, _field(request, "bad_words") or ())) > MAX_BAD_WORDS_CHARACTERS:
+        raise _bad("bad_words", f"bad_words holds at most {MAX_BAD_WORDS_CHARACTERS} characters")
+    text = _field(request, "prompt")
+    if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
+        raise _bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
 
 
 def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
@@ -58,6 +68,9 @@ def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
         raise _bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
     if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
         raise _bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
+    for name, most in _FOR_EACH_PROMPT.items():
+        if len(_field(request, name) or ()) * prompts > most:
+            raise _bad(name, f"{name} has at most {most} entries in one call, counted for each of its prompts")
 
 
 def _count_prompts(value: Any) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
+from melld.errors import PromptRepeatedTooOften, TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 CALLS_AT_ONCE = 16
 """Calls that may each use one call's full limit of prompt logprobs at the same time."""
@@ -26,14 +26,28 @@ class LogprobAccount:
 class Caller:
     """One call: its client, and what the fleet has admitted of it."""
 
-    def __init__(self, client: str, account: LogprobAccount, max_prompt_logprobs: int) -> None:
+    def __init__(
+        self, client: str, account: LogprobAccount, max_prompt_logprobs: int, max_repeated_prompt_tokens: int = 1 << 20
+    ) -> None:
         self.client = client
         """Empty if no API keys are set."""
         self.admitted = asyncio.Event()
         """True once one of its requests has been admitted."""
+        self.line = asyncio.Lock()
+        """Held by the one of its requests that is being admitted: calls take turns, however many prompts they have."""
         self._account = account
         self._max_prompt_logprobs = max_prompt_logprobs
+        self._max_repeated_prompt_tokens = max_repeated_prompt_tokens
         self._prompt_logprobs = 0
+
+    def check_repeated(self, prompt_tokens: int, choices: int) -> None:
+        """Refuse a long prompt with many choices.
+
+        Raises:
+            PromptRepeatedTooOften: more tokens than may be.
+        """
+        if choices > 1 and prompt_tokens * choices > self._max_repeated_prompt_tokens:
+            raise PromptRepeatedTooOften(prompt_tokens, choices, self._max_repeated_prompt_tokens)
 
     def take_prompt_logprobs(self, count: int) -> None:
         """Count the prompt logprobs of one more request of the call.

@@ -19,6 +19,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.exceptions import VLLMValidationError
+from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tasks import SupportedTask
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
@@ -40,7 +41,9 @@ from melld.engine.fleet.fleet import Failures, Fleet
 from melld.engine.fleet.template import Template
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
+from melld.engine.frontend.turns import Turns
 from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import MelldError
 
@@ -59,11 +62,20 @@ class _Resources:
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """The fleet, presented to `AsyncLLM` as one engine."""
 
-    def __init__(self, fleet: Fleet, supported_tasks: tuple[str, ...], vocabulary: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        supported_tasks: tuple[str, ...],
+        vocabulary: int,
+        prompt_logprobs: PromptLogprobs,
+        turns: Turns,
+    ) -> None:
         self._fleet = fleet
+        self._turns = turns
         self._supported_tasks = supported_tasks
         self._vocabulary = vocabulary
         self.resources = _Resources()
+        self._prompt_logprobs = prompt_logprobs
         self.engine_ranks_managed = list(range(len(fleet.places)))
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -82,11 +94,12 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
             TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
         """
         called = caller()
-        called.take_prompt_logprobs(self._prompt_logprobs(request))
+        await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
+        called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         self._fleet.admit(request, called.client)
         called.admitted.set()
 
-    def _prompt_logprobs(self, request: EngineCoreRequest) -> int:
+    def _count_prompt_logprobs(self, request: EngineCoreRequest) -> int:
         """Count the logprobs of the prompt: for each token its own, and those of the most likely tokens."""
         params = request.sampling_params
         if params is None or params.prompt_logprobs is None:
@@ -100,8 +113,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Return the outputs of the next step of any worker."""
-        outputs: EngineCoreOutputs = await self._fleet.outputs.get()
-        return outputs
+        return self._prompt_logprobs.sift(await self._fleet.outputs.get())
 
     async def reset_prefix_cache_async(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -140,24 +152,37 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     `input_processor` takes the result as it is.
     """
 
-    def __init__(self, judges: Judges, failures: Failures, **arguments: Any) -> None:
+    def __init__(
+        self, judges: Judges, failures: Failures, turns: Turns, states: dict[str, Any], **arguments: Any
+    ) -> None:
+        """`states` will be those of the requests, by their names."""
         super().__init__(**arguments)
+        self.output_processor.request_states = states
         self.judges = judges
+        self._turns = turns
         self._failures = failures
         self.input_processor.structured_outputs_config = None
+        # Of the log-probabilities of an answer, lists of numbers are kept: a million objects would stop the loop
+        # whenever they are looked through for garbage.
+        logprobs.create_sample_logprobs = lambda _flat: FlatLogprobs()
         backend_xgrammar.validate_xgrammar_grammar = _look_only
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
-        """See `AsyncLLM`.
+        """See `AsyncLLM`.  The prompts of one call come in one after the other, the loop turning between two.
 
         Raises:
             ConstraintRefused: the output cannot be constrained as `params` say.
+            PromptRepeatedTooOften: it is too long for so many choices.
         """
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             ruled = await self.judges.judge(msgspec.msgpack.encode(params.structured_outputs), caller().client)
             params = copy.copy(params)
             params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
-        return await super().add_request(request_id, prompt, params, *arguments, **more)
+        if isinstance(prompt, dict) and isinstance(params, SamplingParams):
+            caller().check_repeated(len(prompt.get("prompt_token_ids") or ()), params.n)
+        async with caller().line:
+            await self._turns.mine()
+            return await super().add_request(request_id, prompt, params, *arguments, **more)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
         try:
@@ -225,11 +250,20 @@ def make_frontend(fleet: Fleet, template: Template, vllm_config: VllmConfig, con
         vllm_config,
         [msgspec.msgpack.decode(r.ready_response, type=EngineCoreReadyResponse) for r in fleet.ready.values()],
     )
-    client = FleetClient(fleet, tuple(ready.supported_tasks), vllm_config.model_config.get_vocab_size())
+    return frontend_over(fleet, tuple(ready.supported_tasks), judges, vllm_config)
+
+
+def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_config: VllmConfig) -> Frontend:
+    """Join vLLM's processors and the fleet."""
+    turns, states = Turns(), dict[str, Any]()
+    prompt_logprobs = PromptLogprobs(states, fleet.outputs.put_nowait, turns)
+    client = FleetClient(fleet, tasks, vllm_config.model_config.get_vocab_size(), prompt_logprobs, turns)
     with _client_made_by(client):
         return Frontend(
             judges,
             fleet.failures,
+            turns,
+            states,
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
             log_stats=True,

@@ -220,3 +220,29 @@ def test_both_clients_ways_to_send_a_key() -> None:
     assert presented_key("Basic a", "b") == "b"
     assert presented_key(None, "b") == "b"
     assert presented_key("Bearer ", None) is None
+
+
+class TestHistory:
+    """A conversation is as long as one call may have it, whichever API's words it is written in."""
+
+    LIMITS = ServerConfig(max_message_parts=6, max_tool_arguments=5)
+    CALL: dict[str, Any] = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}  # noqa: RUF012
+    PARTS: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}] * 2}  # noqa: RUF012
+
+    @pytest.mark.parametrize("name", ["messages", "input"])
+    def test_messages_parts_and_calls_count_together(self, name: str) -> None:
+        """One message of a thousand parts is as long as a thousand messages."""
+        plain = {"role": "user", "content": "a"}
+        assert refusal(check_request, {name: [plain, self.CALL, self.PARTS]}, self.LIMITS, Trust()) is None
+        assert refused_param(check_request, {name: [plain, plain, self.CALL, self.PARTS]}, self.LIMITS, Trust()) == name
+
+    @pytest.mark.parametrize("name", ["messages", "input"])
+    def test_arguments_count_together(self, name: str) -> None:
+        """They are parsed again for each answer."""
+        assert refusal(check_request, {name: [self.CALL, self.CALL]}, self.LIMITS, Trust()) is None
+        assert refused_param(check_request, {name: [self.CALL] * 3}, self.LIMITS, Trust()) == name
+
+    def test_what_responses_call_a_function_call_counts_too(self) -> None:
+        """Its arguments stand in the entry itself."""
+        call = {"type": "function_call", "name": "f", "arguments": "{1234}"}
+        assert refused_param(check_request, {"input": [call]}, self.LIMITS, Trust()) == "input"

@@ -1,0 +1,195 @@
+"""Long answers in pieces: no log-probabilities, embeddings or choices, however many, hold the event loop.
+
+vLLM makes an answer's log-probabilities in one go, and pydantic the JSON of all of it.  Here the log-probabilities of
+an answer that is no stream are left out until it has been built, and made a stretch at a time; then lists that are long
+are left out of the JSON, and put in a stretch at a time.  What comes of it is what vLLM's own way gives, byte for byte.
+"""
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+from openai.types.responses.response_output_text import Logprob as ResponsesLogprob
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.datastructures import State
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
+from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs
+
+from melld.engine.frontend.turns import Turns
+
+PIECE = 500
+"""Values that are made, or written, in one turn of the loop: one to three milliseconds."""
+
+
+class Unmade(msgspec.Struct, frozen=True):
+    """Log-probabilities that are to be made."""
+
+    stands_in: BaseModel
+    """What is in their place, or the one item of the list that is."""
+    make: Callable[..., Any]
+    arguments: dict[str, Any]
+    source: str
+    """The argument that has vLLM's log-probabilities, by token."""
+
+
+_UNMADE: ContextVar[dict[int, Unmade] | None] = ContextVar("melld_unmade", default=None)
+
+
+def make_logprobs_late(serving: State) -> None:
+    """Have vLLM's serving classes leave out long log-probabilities, for `LongAnswer` to make."""
+    for name, method, source, empty in (
+        ("openai_serving_chat", "_create_chat_logprobs", "top_logprobs", ChatCompletionLogProbs),
+        ("openai_serving_completion", "_create_completion_logprobs", "top_logprobs", CompletionLogProbs),
+        ("openai_serving_responses", "_create_response_logprobs", "logprobs", None),
+    ):
+        handler = getattr(serving, name, None)
+        if hasattr(handler, method):
+            setattr(handler, method, _late(getattr(handler, method), source, empty))
+
+
+def _late(make: Callable[..., Any], source: str, empty: Callable[[], BaseModel] | None) -> Callable[..., Any]:
+    def make_or_leave(**arguments: Any) -> Any:
+        unmade = _UNMADE.get()
+        if unmade is None or len(arguments["token_ids"]) * _width(arguments[source]) <= PIECE:
+            return make(**arguments)
+        stands_in = ResponsesLogprob.model_construct() if empty is None else empty()
+        unmade[id(stands_in)] = Unmade(stands_in, make, arguments, source)
+        return [stands_in] if empty is None else stands_in
+
+    return make_or_leave
+
+
+def _width(logprobs: Any) -> int:
+    """Return how many log-probabilities there are for one token."""
+    return 1 + len(logprobs[-1] or ()) if logprobs else 1
+
+
+class LongAnswer:
+    """One answer of vLLM's that is no stream."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._unmade: dict[int, Unmade] = {}
+
+    async def ask(self, serve: Awaitable[Any]) -> Any:
+        """Return what vLLM's method returns, long log-probabilities apart."""
+        token = _UNMADE.set(self._unmade)
+        try:
+            return await serve
+        finally:
+            _UNMADE.reset(token)
+
+    async def encode(self, answer: BaseModel, dump: dict[str, Any]) -> bytes:
+        """Return what `model_dump_json` with these arguments would, had nothing been left out."""
+        return b"".join([piece async for piece in self._written(answer, dump)])
+
+    async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
+        await self._turns.mine()
+        mark, left_out = secrets.token_hex(16), list[Any]()
+        short = self._shortened(model, mark, left_out)
+        texts = re.split(f'"{mark}([0-9]+)"', short.model_dump_json(warnings=not left_out, **dump))
+        yield texts[0].encode()
+        for index, text in zip(texts[1::2], texts[2::2], strict=True):
+            value = left_out[int(index)]
+            pieces = self._late_json(value, dump) if isinstance(value, Unmade) else self._list_json(value, dump)
+            async for piece in pieces:
+                yield piece
+            yield text.encode()
+
+    async def _list_json(self, values: list[Any], dump: dict[str, Any]) -> AsyncIterator[bytes]:
+        separator = b"["
+        for stretch in self._stretches(values):
+            yield separator
+            separator = b","
+            if len(stretch) == 1 and isinstance(stretch[0], BaseModel):
+                async for piece in self._written(stretch[0], dump):
+                    yield piece
+            else:
+                await self._turns.mine()
+                yield _inner_json(stretch, dump)
+        yield b"]"
+
+    async def _late_json(self, unmade: Unmade, dump: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Make and write one stretch after the other: what has been written is not kept as objects."""
+        tokens, logprobs = unmade.arguments["token_ids"], unmade.arguments[unmade.source]
+        step = max(1, PIECE // _width(logprobs))
+        written: dict[str, list[bytes]] = {}
+        begun: dict[str, Any] = {}
+        for start in range(0, len(tokens), step):
+            await self._turns.mine()
+            stretch = {"token_ids": tokens[start : start + step], unmade.source: logprobs[start : start + step]}
+            made = unmade.make(**unmade.arguments | stretch | begun)
+            if isinstance(made, CompletionLogProbs):
+                begun = {"initial_text_offset": made.text_offset[-1] + len(made.tokens[-1])}
+            lists = (
+                {"": made}
+                if isinstance(made, list)
+                else {name: getattr(made, name) for name in type(made).model_fields}
+            )
+            for name, values in lists.items():
+                written.setdefault(name, []).append(_inner_json(values, dump))
+        opening = b"{"
+        for name, pieces in written.items():
+            if name:
+                yield opening + to_json(name) + b":"
+            for index, piece in enumerate(pieces):
+                yield b"," if index else b"["
+                yield piece
+            yield b"]"
+            opening = b","
+        if "" not in written:
+            yield b"}"
+
+    def _shortened(self, model: BaseModel, mark: str, left_out: list[Any]) -> BaseModel:
+        """Return the model with marks in the place of what is long, which goes to `left_out`."""
+        changed: dict[str, Any] = {}
+        for name in type(model).model_fields:
+            value = getattr(model, name)
+            first = value[0] if isinstance(value, list) and value else value
+            unmade = self._unmade.get(id(first))
+            if unmade is None and self._weight(value) <= PIECE:
+                continue
+            if isinstance(value, BaseModel) and unmade is None:
+                changed[name] = self._shortened(value, mark, left_out)
+            elif isinstance(value, list) or unmade is not None:
+                changed[name] = f"{mark}{len(left_out)}"
+                left_out.append(value if unmade is None else unmade)
+        return model.model_copy(update=changed) if changed else model
+
+    def _stretches(self, values: list[Any]) -> Iterator[list[Any]]:
+        """The values, together as far as they make a piece."""
+        start, weight = 0, 0
+        for index, value in enumerate(values):
+            more = self._weight(value)
+            if index > start and weight + more > PIECE:
+                yield values[start:index]
+                start, weight = index, 0
+            weight += more
+        yield values[start:]
+
+    def _weight(self, value: Any) -> int:
+        """Count the values in it, or some more than a piece holds."""
+        if id(value) in self._unmade:
+            return PIECE + 1
+        inner: Iterator[Any]
+        if isinstance(value, BaseModel):
+            inner = iter(value.__dict__.values())
+        elif isinstance(value, list):
+            inner = iter(value)
+        else:
+            return 1 + (len(value) if isinstance(value, dict) else 0)
+        weight = 1
+        for one in inner:
+            weight += self._weight(one)
+            if weight > PIECE:
+                break
+        return weight
+
+
+def _inner_json(values: list[Any], dump: dict[str, Any]) -> bytes:
+    """Return the JSON of a list without its brackets."""
+    return to_json(values, inf_nan_mode="null", **{"by_alias": False} | dump)[1:-1]

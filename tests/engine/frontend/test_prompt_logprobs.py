@@ -1,0 +1,118 @@
+"""Log-probabilities of prompts, taken in piece by piece: the same as vLLM's own way, in the same order of outputs."""
+
+import asyncio
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from melld.engine.frontend.turns import Turns
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's imports give several
+    from vllm.logprobs import create_prompt_logprobs
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+    from vllm.v1.outputs import LogprobsTensors
+
+    from melld.engine.frontend.prompt_logprobs import PromptLogprobs
+
+ALTERNATIVES = 3
+POSITIONS = 50
+
+
+def processor() -> LogprobsProcessor:
+    return LogprobsProcessor(
+        tokenizer=None,
+        logprobs=None,
+        prompt_logprobs=create_prompt_logprobs(flat_logprobs=False),
+        cumulative_logprob=None,
+        num_logprobs=None,
+        num_prompt_logprobs=ALTERNATIVES - 1,
+    )
+
+
+def tensors(positions: int = POSITIONS) -> LogprobsTensors:
+    values = torch.arange(positions * ALTERNATIVES).reshape(positions, ALTERNATIVES)
+    return LogprobsTensors(values, -values.float(), torch.arange(positions))
+
+
+def output(request: str, token: int, logprobs: LogprobsTensors | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=request, new_token_ids=[token], new_prompt_logprobs_tensors=logprobs)
+
+
+class Held:
+    """A `PromptLogprobs` with small pieces, and what it gives back."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Any] = {"long": SimpleNamespace(logprobs_processor=processor())}
+        self.back: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.logprobs = PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
+
+    def sift(self, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
+        return told(self.logprobs.sift(EngineCoreOutputs(engine_index=3, outputs=list(outputs), timestamp=7.0)))
+
+
+def told(step: EngineCoreOutputs) -> list[tuple[str, list[int]]]:
+    return [(one.request_id, one.new_token_ids) for one in step.outputs]
+
+
+def test_pieces_are_what_the_whole_is() -> None:
+    """Nobody sees that it was cut."""
+    whole = processor()
+    whole._update_prompt_logprobs(tensors())
+
+    async def main() -> EngineCoreOutputs:
+        held = Held()
+        assert held.sift(output("long", 1, tensors())) == []
+        back = await held.back.get()
+        assert held.states["long"].logprobs_processor.prompt_logprobs == whole.prompt_logprobs
+        return back
+
+    back = asyncio.run(main())
+    assert (back.engine_index, back.timestamp) == (3, 7.0)
+    assert back.outputs[0].new_prompt_logprobs_tensors is None
+
+
+def test_others_go_ahead_and_its_own_tokens_wait_in_their_order() -> None:
+    """One client's log-probabilities are no pause for the rest, and no token passes another of its stream."""
+
+    async def main() -> None:
+        held = Held()
+        assert held.sift(output("a", 1), output("long", 2, tensors()), output("b", 3)) == [("a", [1]), ("b", [3])]
+        assert held.sift(output("long", 4), output("a", 5)) == [("a", [5])]
+        back = await held.back.get()
+        assert told(back) == [("long", [2]), ("long", [4])]
+        assert told(held.logprobs.sift(back)) == [("long", [2]), ("long", [4])]
+        assert held.sift(output("long", 6)) == [("long", [6])]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_the_rest_is_left_when_the_request_is_aborted(turns: int) -> None:
+    """Nobody waits for it, and nothing of it is kept."""
+
+    async def main() -> None:
+        held = Held()
+        held.sift(output("long", 1, tensors()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        del held.states["long"]
+        assert told(await held.back.get()) == [("long", [1])]
+        assert held.sift(output("long", 2)) == [("long", [2])]
+
+    asyncio.run(main())
+
+
+def test_a_short_prompt_is_not_held_back() -> None:
+    """Few log-probabilities are vLLM's to take in."""
+
+    async def main() -> None:
+        short = output("long", 1, tensors(2))
+        assert Held().sift(short) == [("long", [1])]
+        assert short.new_prompt_logprobs_tensors is not None
+
+    asyncio.run(main())
