@@ -169,6 +169,8 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """A worker whose median step takes longer is full: it gets no more requests.  Default: no limit."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file for every decision and the facts behind it: docs/decision-log.md."""
+    stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    """How many ended requests `melld why` remembers: the latest.  Some KiB each."""
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):

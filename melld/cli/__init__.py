@@ -28,6 +28,7 @@ class SubCommand(NamedTuple):
 COMMANDS: Mapping[str, SubCommand] = {
     "serve": SubCommand("melld.cli.serve", "serve a model until told to stop"),
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live (also: ps)"),
+    "why": SubCommand("melld.cli.why", "tell what happened to a request, when, and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
     "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),

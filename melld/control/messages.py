@@ -45,6 +45,12 @@ class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None: copy its KV if possible, else recompute from its tokens."""
 
 
+class AskStory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tell a request's story.  Answered by `melld.decisions.stories.Story`."""
+
+    request: str
+
+
 class AlreadyThere(msgspec.Struct, frozen=True, kw_only=True):
     """The request already runs on that worker: no move was needed."""
 

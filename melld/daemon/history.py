@@ -1,6 +1,6 @@
-"""What has been decided and why, as far as it still matters, and what packing has saved.
+"""When and why workers were woken or put to sleep, and what packing has saved.
 
-Owns the last reasons of each worker and each move, and the shadow of best fit.  Hears every event and decision.
+Owns the last reason of each worker, and the shadow of best fit.  Hears every event and decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,6 @@ from melld.daemon.shadow import AwakeSeconds, Shadow
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.scheduler import Scheduler
-from melld.scheduler.state import RequestState
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -28,8 +27,6 @@ class History:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.switched: dict[WorkerId, Because] = {}
         """When each worker was last woken or put to sleep."""
-        self.moving: dict[RequestId, Because] = {}
-        """Moves that are not over, in the order in which they were decided on."""
         self._cluster = scheduler.cluster
         self._clock = clock
         self._awake = AwakeSeconds()
@@ -39,25 +36,13 @@ class History:
         self, event: events.AnyEvent, commands: Sequence[events.AnyCommand], _routes: Mapping[RequestId, str]
     ) -> None:
         """Note an event and what was decided on it."""
-        match event:
-            case events.MoveCommitted() | events.MoveAborted() | events.RequestFinished():
-                self._forget_ended(event.request)
-            case events.WorkerDown():
-                self.switched.pop(event.worker, None)
+        if isinstance(event, events.WorkerDown):
+            self.switched.pop(event.worker, None)
         for command in commands:
-            match command:
-                case events.ActivateWorker() | events.RetireWorker():
-                    self.switched[command.worker] = Because(event.at_s, command.reason)
-                case events.MoveRequest():
-                    self.moving[command.request] = Because(event.at_s, command.reason)
+            if isinstance(command, events.ActivateWorker | events.RetireWorker):
+                self.switched[command.worker] = Because(event.at_s, command.reason)
         self._awake.note(self._cluster)
         self._shadow.hear(event)
-
-    def _forget_ended(self, name: RequestId) -> None:
-        """Drop a move that is over; a late word of an earlier one ends nothing."""
-        request = self._cluster.requests.get(name)
-        if request is None or request.state is not RequestState.MOVING:
-            self.moving.pop(name, None)
 
     @property
     def worker_seconds_awake(self) -> float:

@@ -20,7 +20,13 @@ from melld.scheduler.policies.fit import BestFit
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Worker
 
-REAL_ALONE = (events.MoveCommitted, events.MoveAborted, events.MoveAsked, events.RequestPreempted)
+REAL_ALONE = (
+    events.MoveCommitted,
+    events.MoveAborted,
+    events.MoveAsked,
+    events.RequestPreempted,
+    events.RequestResumed,
+)
 
 
 class AwakeSeconds:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from melld.control import status
 from melld.control.status import LinkStatus, MoveStatus, MovingState
 from melld.daemon.history import History
+from melld.decisions.records import Record
+from melld.decisions.stories import Stories
 from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
@@ -23,12 +25,19 @@ class Why:
     """The reasons for what the daemon's workers and moves do."""
 
     def __init__(
-        self, scheduler: Scheduler, driver: Driver, history: History, idle: IdleWorkers, clock: Callable[[], float]
+        self,
+        scheduler: Scheduler,
+        driver: Driver,
+        history: History,
+        stories: Stories,
+        idle: IdleWorkers,
+        clock: Callable[[], float],
     ) -> None:
         self._cluster: ClusterView = scheduler.cluster
         self._retire_after_s = scheduler.settings.retire_after_s
         self._driver = driver
         self._history = history
+        self._stories = stories
         self._idle_workers = idle
         self._clock = clock
 
@@ -83,28 +92,25 @@ class Why:
 
     def moves(self) -> tuple[MoveStatus, ...]:
         """Those that the scheduler has decided on and that are not over, in the order in which it did."""
-        requests = self._cluster.requests
-        moving = [requests[name] for name in self._history.moving if name in requests]
-        return tuple(
-            self._move(request.id, request.worker.id, request.destination.id, request.kv_bytes)
-            for request in moving
-            if request.state is RequestState.MOVING and request.worker and request.destination
-        )
+        moving = [request for request in self._cluster.requests.values() if request.state is RequestState.MOVING]
+        moving.sort(key=lambda request: request.moved_s)
+        decided = [(self._stories.move_of(request.id), request.kv_bytes) for request in moving]
+        return tuple(self._move(move, kv_bytes) for move, kv_bytes in decided if move is not None)
 
-    def _move(self, request: RequestId, source: WorkerId, destination: WorkerId, kv_bytes: int) -> MoveStatus:
-        because = self._history.moving[request]
+    def _move(self, decided: Record, kv_bytes: int) -> MoveStatus:
+        request = RequestId(decided["request"])
         waits = self._driver.why_deferred(request)
         migration = self._driver.migration_of(request)
         return MoveStatus(
             request=request,
-            source=source,
-            destination=destination,
+            source=decided["source"],
+            destination=decided["destination"],
             state=MovingState.DEFERRED if waits else MovingState.RUNNING,
             via=None if waits or migration is None else str(migration.via),
             kv_bytes=kv_bytes,
-            cause=because.cause,
+            cause=decided["cause"],
             deferred_because=waits,
-            age_s=round(max(self._clock() - because.at_s, 0.0), 3),
+            age_s=round(max(self._clock() - decided["at"], 0.0), 3),
         )
 
     def links(self) -> tuple[LinkStatus, ...]:

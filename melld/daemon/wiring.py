@@ -16,7 +16,7 @@ import prometheus_client
 
 from melld import __version__
 from melld.config import Config, SchedulerConfig
-from melld.control.messages import AlreadyThere, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
+from melld.control.messages import AlreadyThere, AskStory, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
 from melld.control.server import Operation
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, make_slots
@@ -26,9 +26,11 @@ from melld.daemon.preflight import scheduler_settings
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.decisions.file import DecisionLogFile
+from melld.decisions.recorder import recording
 from melld.decisions.records import header_record
+from melld.decisions.stories import Stories, Story
 from melld.driver.boundaries import BoundaryKeeper
-from melld.driver.driver import Driver, Tap
+from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
@@ -58,6 +60,7 @@ class Parts(NamedTuple):
     watch: Watch
     metrics: Metrics
     decisions: DecisionLogFile | None
+    stories: Stories
 
 
 def make_parts(config: Config, url: str, condition: Condition) -> Parts:
@@ -78,7 +81,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock)
     decisions = _open_decision_log(settings, scheduler, condition)
-    taps: list[Tap] = [history.heard, *([decisions.take] if decisions is not None else [])]
+    stories = Stories(settings.stories_kept)
+    taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
     # The fleet and its driver know each other: the fleet asks for the driver once its first worker says something.
     fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, itl_target_s)
@@ -92,11 +96,11 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     links = nvml.links([gpu.uuid for gpu in gpus])
     limits = boundary_settings(config, slots, gpus, links, os.environ)
     boundaries = BoundaryKeeper(fleet, planner, limits, clock)
-    why = Why(scheduler, driver, history, idle, clock)
+    why = Why(scheduler, driver, history, stories, idle, clock)
     identity = _identity(config, slots[0].spec.device_kind, url, clock())
     watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
     metrics = Metrics(watch, driver.line, fleet.reports)
-    return Parts(template, fleet, driver, idle, boundaries, watch, metrics, decisions)
+    return Parts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
 
 
 def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Identity:
@@ -124,7 +128,7 @@ def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, conditio
 
 
 def operations_of(parts: Parts) -> Mapping[str, Operation]:
-    """What `melld migrate`, `profile`, `drain` and `resume` ask for."""
+    """What `melld migrate`, `profile`, `drain`, `resume` and `why` ask for."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         return await parts.driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
@@ -138,7 +142,11 @@ def operations_of(parts: Parts) -> Mapping[str, Operation]:
     async def resume(asked: Resume) -> Resumed:
         return await parts.driver.drains.resume(WorkerId(asked.worker))
 
+    async def why(asked: AskStory) -> Story:
+        return parts.stories.story(asked.request)
+
     return {
+        "why": Operation(AskStory, why),
         "migrate": Operation(Migrate, migrate),
         "profile": Operation(Profile, profile),
         "drain": Operation(Drain, drain),

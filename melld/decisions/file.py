@@ -3,34 +3,23 @@
 Owns the file and the thread.  Never decides what a record says (`recorder` does), and never delays serving: if the file
 cannot be written, the log ends and one warning says so.
 
-    driver ──event, commands──► take ──every tenth of a second──► thread: Recorder, JSON, write
+    driver ──► Recorder ──records of one event──► take ──every tenth of a second──► thread: JSON, write
 """
 
 import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
-from melld.decisions.recorder import Recorder
 from melld.decisions.records import Record, encode
-from melld.ids import RequestId
-from melld.scheduler.events import AnyCommand, AnyEvent
 
 FLUSH_S = 0.1
 MOST_BEHIND = 200_000
-"""Most events that may wait for a slow disk: about a hundred megabytes."""
+"""Most records that may wait for a slow disk: about a hundred megabytes."""
 CLOSE_DEADLINE_S = 5.0
-
-
-class Taken(NamedTuple):
-    """An event, the decisions on it, and the ways of the moves among them."""
-
-    event: AnyEvent
-    commands: Sequence[AnyCommand]
-    ways: Mapping[RequestId, str]
 
 
 class DecisionLogFile:
@@ -41,11 +30,11 @@ class DecisionLogFile:
         self._path = path
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._taken: list[Taken] = []
+        self._taken: list[Record] = []
         self._given = 0
         self._written = 0
         self._ended = False
-        self._batches: queue.SimpleQueue[list[Taken] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[Record] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         try:
             if path.is_file() and path.stat().st_size:
@@ -57,13 +46,13 @@ class DecisionLogFile:
         self._thread = threading.Thread(target=self._write, args=(file, header), name="decision log", daemon=True)
         self._thread.start()
 
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str]) -> None:
-        """Log the event and its commands, within `FLUSH_S` and the time that the disk takes."""
+    def take(self, records: Sequence[Record]) -> None:
+        """Log the records of one event, within `FLUSH_S` and the time that the disk takes."""
         if self._ended:
             return
         if not self._taken:
             self._loop.call_later(FLUSH_S, self.flush)
-        self._taken.append(Taken(event, commands, ways))
+        self._taken.extend(records)
 
     def flush(self) -> None:
         """Hand the collected events to the thread."""
@@ -92,7 +81,6 @@ class DecisionLogFile:
     # -- in the thread ----------------------------------------------------------------------------------------------
 
     def _write(self, file: IO[bytes], header: Record) -> None:
-        recorder = Recorder()
         lines = [encode(header)]
         try:
             with file:
@@ -102,7 +90,7 @@ class DecisionLogFile:
                     batch = self._batches.get()
                     if batch is None:
                         return
-                    lines = [encode(record) for taken in batch for record in recorder.take(*taken)]
+                    lines = [encode(record) for record in batch]
                     self._written += len(batch)
         except OSError as error:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for the reason

@@ -5,9 +5,9 @@ Events that the scheduler ignores (the late end of a move, the end of an unknown
 records alone hold all that the scheduler acted upon.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from melld.decisions.records import Record, decision_record, epoch_record, fact_records, preempted_record, slots_record
+from melld.decisions.records import Record, decision_record, epoch_record, fact_records, slots_record, worker_record
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
@@ -45,9 +45,9 @@ class Recorder:
                     return []
                 self._worker.pop(event.request, None)
                 self._destination.pop(event.request, None)
-            case events.RequestPreempted():
+            case events.RequestPreempted() | events.RequestResumed():
                 worker = self._worker.get(event.request)
-                return [] if worker is None else [preempted_record(event, worker)]
+                return [] if worker is None else [worker_record(event, worker)]
             case events.MoveCommitted() | events.MoveAborted():
                 if not self._end_move(event):
                     return []
@@ -99,3 +99,15 @@ class Recorder:
             case events.RefuseRequest() | events.ShedRequest():
                 self._kv_bytes.pop(command.request, None)
         return decision_record(at_s, command)
+
+
+def recording(*keepers: Callable[[Sequence[Record]], None]) -> Callable[..., None]:
+    """Return a tap for the driver: it makes the records of each event once, and gives them to all keepers."""
+    recorder = Recorder()
+
+    def heard(event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str]) -> None:
+        records = recorder.take(event, commands, ways)
+        for keep in keepers:
+            keep(records)
+
+    return heard

@@ -24,6 +24,7 @@ A daemon's log also has the other events of its scheduler; none of them changes 
     epoch     a re-planning period begins
     ask       request, destination: an operator wants it there
     drain     worker;  resume  worker
+    resumed   request, worker, pause_s: its client gets tokens again, this long after the last one
     wake      worker, wake_s: seconds to wake it; 0 while its process is warm
 
 `step` is the id of an event: records of one step are one event and the decisions on it.  `cause_step` of a fact is the
@@ -43,6 +44,7 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 Record = dict[str, Any]
 _encoder = msgspec.json.Encoder()
+DECISIONS = frozenset({"place", "queue", "move", "activate", "retire"})
 
 
 def encode(record: Record) -> bytes:
@@ -107,9 +109,17 @@ def epoch_record(event: events.EpochStarted) -> Record:
     return _fact(event, "epoch", {})
 
 
-def preempted_record(event: events.RequestPreempted, worker: WorkerId) -> Record:
-    """Return the record of a preemption by the worker itself."""
-    return _fact(event, "preempt", {"request": event.request, "worker": worker})
+def worker_record(event: events.RequestPreempted | events.RequestResumed, worker: WorkerId) -> Record:
+    """Return the record of a preemption by the worker, or of a request's first tokens after a pause."""
+    rest: Record = {"request": event.request, "worker": worker}
+    if isinstance(event, events.RequestResumed):
+        return _fact(event, "resumed", {**rest, "pause_s": event.pause_s})
+    return _fact(event, "preempt", rest)
+
+
+def is_decision(record: Record) -> bool:
+    """Return True if the record is a decision of the scheduler, not a fact."""
+    return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
 
 
 def _fact(event: AnyEvent, kind: str, rest: Record) -> Record:

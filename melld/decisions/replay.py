@@ -13,15 +13,13 @@ from typing import Any
 
 import msgspec
 
-from melld.decisions.records import Record, decision_record
+from melld.decisions.records import Record, decision_record, is_decision
 from melld.errors import IllegalTransition, MelldError
 from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-
-DECISIONS = frozenset({"place", "queue", "move", "activate", "retire"})
 
 
 class UnusableLog(MelldError):
@@ -93,11 +91,6 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
     return Replayed(policy, read[0], happened, decisions, None)
 
 
-def is_decision(record: Record) -> bool:
-    """Return True if the record is a decision of the scheduler, not a fact."""
-    return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
-
-
 def as_event(facts: list[Record]) -> AnyEvent:
     """Return the event that the facts of one step record.
 
@@ -125,6 +118,8 @@ def _event_of(facts: list[Record]) -> AnyEvent:
             return events.RequestFinished(at_s, request)
         case "preempt":
             return events.RequestPreempted(at_s, request)
+        case "resumed":
+            return events.RequestResumed(at_s, request, fact["pause_s"])
         case "moved" if fact["outcome"] == "committed":
             return events.MoveCommitted(at_s, request)
         case "moved":

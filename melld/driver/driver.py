@@ -278,7 +278,7 @@ class Driver:
             case events.PlaceRequest():
                 self.line.goes_on(command.request)
                 if command.request in self._fleet.live:
-                    self._fleet.place(command.request, command.worker)
+                    self._fleet.place(command.request, command.worker, command.cause)
             case events.QueueRequest():
                 self.line.waits(command.request)
             case events.ShedRequest():

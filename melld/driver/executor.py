@@ -229,7 +229,7 @@ class Executor:
     def _commit(self, move: Move, lease: int) -> None:
         """Change the owner in the fleet and in the scheduler together: nothing can come between."""
         wish, via = move.migration.wish, str(move.migration.via)
-        self._fleet.hand_over(wish.request, wish.destination, lease)
+        self._fleet.hand_over(wish.request, wish.destination, lease, wish.cause)
         self._fleet.tell(
             events.MoveCommitted(
                 self._clock(), request=wish.request, destination=wish.destination, via=via, cause=wish.cause

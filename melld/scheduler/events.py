@@ -67,6 +67,13 @@ class RequestPreempted(Event, frozen=True, tag=True, gc=False):
     request: RequestId
 
 
+class RequestResumed(Event, frozen=True, tag=True, gc=False):
+    """The request's client sees tokens again, `pause_s` after the last one: it was moved, or had lost its worker."""
+
+    request: RequestId
+    pause_s: float
+
+
 class WorkerUp(Event, frozen=True, tag=True, gc=False):
     """A worker may be used and activated.  `slots`: the most requests that it runs at once.
 
@@ -236,6 +243,7 @@ AnyEvent = (
     | RequestsGrew
     | RequestFinished
     | RequestPreempted
+    | RequestResumed
     | WorkerUp
     | WorkerSteadied
     | WorkerDown

@@ -46,7 +46,8 @@ class Scheduler:
             events.RequestArrived: self._arrived,
             events.RequestsGrew: self._grew,
             events.RequestFinished: self._finished,
-            events.RequestPreempted: self._preempted,
+            events.RequestPreempted: self._noted,
+            events.RequestResumed: self._noted,
             events.WorkerUp: self._worker_up,
             events.WorkerSteadied: self._worker_steadied,
             events.WorkerDown: self._worker_down,
@@ -157,8 +158,8 @@ class Scheduler:
         if self.cluster.waiting.requests:
             self._serve_waiting()
 
-    def _preempted(self, event: events.RequestPreempted) -> None:
-        """Do nothing: the request still counts in full, because it needs the bytes again to continue."""
+    def _noted(self, event: events.RequestPreempted | events.RequestResumed) -> None:
+        """Do nothing: a preempted request still counts in full, because it needs the bytes again to continue."""
 
     def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
         request = self.cluster.requests.get(event.request)

@@ -5,7 +5,7 @@ Owns the sink; never changes what it records.
 
 from collections.abc import Callable
 
-from melld.decisions.records import Record, decision_record, fact_records, preempted_record
+from melld.decisions.records import Record, decision_record, fact_records, worker_record
 from melld.migrate.snapshot import Via
 from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, PlaceRequest, RequestPreempted
 from melld.simulator.fleet import SimulatedFleet
@@ -26,7 +26,7 @@ class Journal:
         """Record a fact."""
         if isinstance(event, RequestPreempted):
             worker = self._fleet.names[self._fleet.runs[event.request].worker]
-            self._sink(preempted_record(event, worker))
+            self._sink(worker_record(event, worker))
             return
         for record in fact_records(event):
             self._sink(record)

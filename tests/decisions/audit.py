@@ -164,6 +164,11 @@ class Auditor:
     def on_ask(self, record: Record) -> None:
         self.expect(record, "request" in record, "asks for nothing")
 
+    def on_resumed(self, record: Record) -> None:
+        """Its client sees tokens again."""
+        self.expect(record, self.owner.get(str(record["request"])) == record["worker"], "does not run there")
+        self.expect(record, float(record["pause_s"]) >= 0.0, "a pause that ends before it began")  # type: ignore[arg-type]
+
     def on_wake(self, record: Record) -> None:
         """How long it takes to wake it."""
         if str(record["worker"]) not in self.capacity:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from melld.decisions.recorder import Recorder
-from melld.decisions.records import Record, decision_record, encode, header_record
-from melld.decisions.replay import Choice, Replayed, UnusableLog, as_event, is_decision, replay
+from melld.decisions.records import Record, decision_record, encode, header_record, is_decision
+from melld.decisions.replay import Choice, Replayed, UnusableLog, as_event, replay
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
 from tests.scheduler.driving import scheduler_with
@@ -123,6 +123,7 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
     e.MoveAsked(7.0, "r2", "w1"),
     e.MoveAborted(8.0, "r2", "lost"),
     e.RequestPreempted(9.0, "r1"),
+    e.RequestResumed(9.5, "r1", 0.25),
     e.WorkerCapacityChanged(10.0, "w1", 900),
     e.WorkerSlotsChanged(11.0, "w1", 3),
     e.WorkerDraining(12.0, "w0"),

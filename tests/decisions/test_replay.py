@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melld.decisions.records import decision_record, encode
-from melld.decisions.replay import Choice, UnusableLog, is_decision, replay
+from melld.decisions.records import decision_record, encode, is_decision
+from melld.decisions.replay import Choice, UnusableLog, replay
 from melld.scheduler import events
 from melld.scheduler.policies.names import POLICIES
 from melld.simulator.settings import SimulatorSettings

@@ -5,10 +5,13 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from melld.cli import main
+from melld.decisions.stories import Happened, Story
 from tests.decisions.audit import Auditor
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
@@ -16,9 +19,22 @@ from tests.serve.daemon_process import DaemonProcess
 STREAMS = 14
 
 
+class Life(NamedTuple):
+    """A daemon that has lived: its log, the request that was to be moved, and what `melld why` said of that one."""
+
+    log: Path
+    request: str
+    story: bytes
+
+
 @pytest.fixture(scope="module")
-def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a daemon's whole life: load, moves of the policy's and the operator's, a worker's death, its stop."""
+def log(life: Life) -> Path:
+    return life.log
+
+
+@pytest.fixture(scope="module")
+def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    """A daemon's whole life: load, moves of the policy's and the operator's, a worker's death, its stop."""
     path = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
     flags = ["--device", "cpu:3", "--kv-bytes", "8MiB", "--set", 'scheduler.policy="mell-plus"']
     flags += ["--set", f'scheduler.decision_log="{path}"', "--set", "idle.sleep_after_s=0.5"]
@@ -38,8 +54,10 @@ def log(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert [answer.error for answer in answers] == [None] * STREAMS
         operator.wait_idle()
         operator._wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
+        why = daemon.melld("why", last["request"], "--json")
+        assert (why.returncode, why.stderr) == (0, "")
         assert daemon.stop() == 0
-    return path
+    return Life(path, last["request"], why.stdout.encode())
 
 
 def test_an_outsider_finds_no_fault(log: Path) -> None:
@@ -71,6 +89,19 @@ def test_the_daemons_decisions_are_made_again(log: Path, capsys: pytest.CaptureF
         kinds = [json.loads(line)["kind"] for line in lines]
     assert (told["policy"], told["difference"]) == ("mell-plus", None)
     assert (told["records"], told["decisions"]) == (len(kinds), sum(kind in decisions for kind in kinds))
+
+
+def test_the_daemon_and_its_log_tell_the_same_story(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
+    """What happened to a stream can be asked while the daemon runs, and read when it is gone."""
+    assert main(["why", life.request, "--log", str(life.log), "--json"]) == 0
+    story = msgspec.json.decode(capsys.readouterr().out, type=Story)
+    assert msgspec.json.decode(life.story, type=Story) == story
+    happened = [line.what for line in story.lines]
+    assert (happened[0], happened[-1], story.ended) == (Happened.ARRIVED, Happened.FINISHED, True)
+    assert {Happened.PLACED, Happened.MOVE_BEGAN, Happened.RESUMED} <= set(happened)
+    assert "operator" in [line.reason for line in story.lines]
+    pauses_s = [line.pause_s for line in story.lines if line.what is Happened.RESUMED]
+    assert all(pause_s is not None and 0 < pause_s < 60 for pause_s in pauses_s)
 
 
 def test_another_policy_would_have_decided_otherwise(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

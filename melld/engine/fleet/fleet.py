@@ -29,7 +29,7 @@ from melld.engine.fleet.template import Template
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import MAX_FRAME_BYTES, Buffer
 from melld.errors import InputTooLarge, MelldError, RequestTooLarge, UnknownWorker
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.migrate.messages import MoveMessage
 from melld.scheduler import events
@@ -177,15 +177,15 @@ class Fleet:
         if (facts := self.workers.get(worker)) is not None:
             self.ledger.reserve(worker, request, facts.geometry.blocks_for_tokens(tokens))
 
-    def hand_over(self, request: RequestId, worker: WorkerId, lease: int) -> None:
-        """The request is that worker's from now on, under this lease: the commit of a migration."""
-        self.live[request].hand_over(worker, lease)
+    def hand_over(self, request: RequestId, worker: WorkerId, lease: int, cause: EventId = NO_EVENT) -> None:
+        """Make the request that worker's from now on, under this lease: the commit of a migration."""
+        self.live[request].hand_over(worker, lease, cause)
         self._dispatch.acquit(request)
 
-    def place(self, request: RequestId, worker: WorkerId) -> None:
+    def place(self, request: RequestId, worker: WorkerId, cause: EventId = NO_EVENT) -> None:
         """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
         live = self.live[request]
-        live.worker = worker
+        live.worker, live.cause = worker, cause
         if self.is_ready(worker):
             self._dispatch.give(live, worker)
             return
@@ -335,6 +335,8 @@ class Fleet:
         reported = self.reports.take(worker, done, outputs, self._clock())
         for request, gap_s in reported.gaps_s.items():
             self._listener().executor.went_on(request, gap_s)
+            cause = self.live[request].cause
+            self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
             self._dispatch.acquit(request)
         for request in reported.finished:

@@ -58,7 +58,7 @@ class Reported(msgspec.Struct, frozen=True):
     acquitted: list[RequestId] = []
     """They have made enough tokens since the death of a worker."""
     gaps_s: dict[RequestId, float] = {}
-    """Those that had been handed over: how long after the last output before."""
+    """Those that were handed over or lost their worker: how long after the last output before."""
 
 
 class Reports:
@@ -124,9 +124,9 @@ class Reports:
                 self.dropped_outputs += 1
                 continue
             kept.append(output)
-            if live.was_handed_over:
-                live.was_handed_over = False
-                reported.gaps_s[live.request] = now_s - live.last_output_s
+            if live.is_interrupted:
+                live.is_interrupted = False
+                reported.gaps_s[live.request] = now_s - (live.last_output_s or live.arrived_s)
             live.last_output_s = now_s
             if output.new_token_ids:
                 new_tokens[live.request] = len(output.new_token_ids)

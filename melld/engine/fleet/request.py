@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from melld.errors import MelldError
-from melld.ids import RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
 
 MAX_DEATHS = 2
@@ -57,8 +57,10 @@ class Live(msgspec.Struct):
     """Leases that have been given out: also those that never became valid are never given again."""
     moves: int = 0
     last_output_s: float = 0.0
-    was_handed_over: bool = False
-    """Since its last output."""
+    is_interrupted: bool = False
+    """Since its last output it was handed over, or lost its worker."""
+    cause: EventId = NO_EVENT
+    """The event on which was decided where it is now."""
     worker: WorkerId | None = None
     output_token_ids: list[int] = []
     deaths: int = 0
@@ -92,16 +94,17 @@ class Live(msgspec.Struct):
         self.leases += 1
         return self.leases
 
-    def hand_over(self, worker: WorkerId, lease: int) -> None:
-        """It is that worker's from now on, under this lease."""
-        self.worker, self.lease = worker, lease
+    def hand_over(self, worker: WorkerId, lease: int, cause: EventId = NO_EVENT) -> None:
+        """Make it that worker's from now on, under this lease."""
+        self.worker, self.lease, self.cause = worker, lease, cause
         self.moves += 1
-        self.taken = self.was_handed_over = True
+        self.taken = self.is_interrupted = True
 
     def leave_worker(self) -> None:
         """It is nobody's until it is placed again."""
         self.worker = None
         self.lease = self.new_lease()
+        self.is_interrupted |= bool(self.output_token_ids)
 
     def lose_worker(self, is_suspect: bool, from_outside: bool = False) -> None:
         """Its worker is gone; a suspect, unless it had not been taken there, bears this death too."""

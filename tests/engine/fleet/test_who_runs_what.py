@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from melld.control.status import WorkerState
+from melld.decisions.stories import Happened
 from melld.ids import RequestId, WorkerId
 from melld.migrate.table import MoveState
 from melld.scheduler.events import MoveAsked
@@ -85,6 +87,41 @@ def test_a_request_whose_destination_dies_before_the_source_has_let_go_comes_to_
         request, source, destination = await handed_over(daemon)
         daemon.worker(destination).die()
         assert where(daemon, request) == source
+
+    on_a_daemon(2, story)
+
+
+def test_the_story_of_a_request_that_moved_and_lost_its_worker_is_told() -> None:
+    """`melld why` says who moved it, where it was when its worker died, and how long its client saw nothing."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        request, source, destination = await handed_over(daemon)
+        await daemon.flush()
+        daemon.worker(destination).step()
+        await daemon.flush()
+        daemon.worker(destination).die()
+        await asyncio.sleep(0.5)
+        await daemon.flush()
+        daemon.worker(source).step()
+        await daemon.flush()
+        lines = daemon.stories.story(request).lines
+        told = [(line.what, line.source, line.worker) for line in lines]
+        assert told == [
+            (Happened.ARRIVED, "", ""),
+            (Happened.PLACED, "", source),
+            (Happened.MOVE_BEGAN, source, destination),
+            (Happened.MOVED, source, destination),
+            (Happened.RESUMED, "", destination),
+            (Happened.DISPLACED, destination, ""),
+            (Happened.PLACED, "", source),
+            (Happened.RESUMED, "", source),
+        ]
+        assert [line.reason for line in lines if line.reason] == ["arrival", "operator", "room"]
+        began, moved, resumed = lines[2:5]
+        assert (moved.cause, resumed.cause) == (began.event, began.event)
+        assert (lines[6].event, lines[7].cause) == (lines[5].event, lines[5].event)
+        assert lines[7].pause_s is not None
+        assert lines[7].pause_s == pytest.approx(0.5)
 
     on_a_daemon(2, story)
 

@@ -5,7 +5,7 @@ the wires carry moves when the history says so.  `disagreements` holds what each
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
-from melld.decisions.recorder import Recorder
-from melld.decisions.records import header_record
+from melld.decisions.recorder import recording
+from melld.decisions.records import Record, header_record
+from melld.decisions.stories import Happened, Stories, Story
 from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
@@ -29,7 +30,6 @@ from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.table import MoveState
-from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -40,6 +40,12 @@ from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualTemplate, Vir
 
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
 SOON_STEADY = HealthConfig(steady_after_s=1.0)
+
+
+def where_told(story: Story) -> str:
+    """The worker that the request is on by its story; empty while it waits."""
+    moving = (Happened.QUEUED, Happened.MOVE_BEGAN)
+    return next((line.worker for line in reversed(story.lines) if line.what not in moving), "")
 
 
 class LoudDriver(Driver):
@@ -68,13 +74,14 @@ class VirtualDaemon:
         scheduler = Scheduler(POLICIES[policy], settings)
         self.cluster = scheduler.cluster
         self.auditor = Auditor()
-        self._recorder = Recorder()
+        self.stories = Stories(kept=1000)
+        taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
         template: Any = self.template
         self.fleet = Fleet(slots, template, VirtualCodec(), lambda: self.driver, loop.time, health)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries().for_epochs_of(0.1))
-        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, [self._record], loop.time, 0.1)
+        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1)
         self.drains = self.driver.drains
         self.idle = IdleWorkers(self.fleet, self.cluster, REST, loop.time)
         self.clients: dict[RequestId, list[int]] = {}
@@ -84,8 +91,8 @@ class VirtualDaemon:
         self.left: set[RequestId] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    def _record(self, event: AnyEvent, commands: Sequence[AnyCommand], routes: Mapping[RequestId, str]) -> None:
-        for record in self._recorder.take(event, commands, routes):
+    def _audit(self, records: Sequence[Record]) -> None:
+        for record in records:
             self.auditor.feed(record)
 
     async def start(self) -> Self:
@@ -260,6 +267,7 @@ class VirtualDaemon:
         self.cluster.check()
         self.fleet.ledger.check()
         found = [*self._of_requests(), *self._of_moves(), *self._of_notes(), *self._of_workers(), *self._of_drains()]
+        found += self._of_stories()
         return found + self.auditor.faults
 
     def _of_requests(self) -> Iterator[str]:
@@ -292,6 +300,18 @@ class VirtualDaemon:
             for request in place.held:
                 if request in live and live[request].worker != worker:
                     yield f"{request} is held for {worker}, and runs on {live[request].worker}"
+
+    def _of_stories(self) -> Iterator[str]:
+        """What `melld why` would tell, against what is."""
+        for request, known in self.cluster.requests.items():
+            told = self.stories.story(request)
+            there, told_there = known.worker.id if known.worker is not None else "", where_told(told)
+            if told.ended or there != told_there:
+                yield f"{request} is on {there!r}, its story says {told_there!r}: {told}"
+        for request in self.clients.keys() - self.cluster.requests.keys():
+            told = self.stories.story(request)
+            if not told.ended or told.lines[-1].what not in (Happened.FINISHED, Happened.SENT_AWAY):
+                yield f"{request} has ended, its story says {told}"
 
     def _of_moves(self) -> Iterator[str]:
         waiting = self.driver.moves.planner.waiting

@@ -1,0 +1,100 @@
+"""`melld why`: a request's story, from the daemon or from a decision log.
+
+Owns the question and the words.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from melld.cli import DONE, FAILED
+from melld.cli.asking import ask
+from melld.cli.config_flags import add_daemon_flags
+from melld.control.messages import AskStory
+from melld.decisions.records import Record
+from melld.decisions.stories import Happened, Line, Story, stories_of
+from melld.errors import UnknownRequest
+from melld.printable import printable, printable_all
+from melld.scheduler.reasons import Reason
+
+_REASONS = frozenset(Reason)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = (
+        "Tell what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
+        "seconds since it arrived; #N is the event on which it happened, `step` in the decision log."
+    )
+    parser.epilog = "Exit codes: 0 told, 1 the request is not known, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument("request", metavar="REQUEST", help="its id, or a part of it; also one that ended of late")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log, instead of asking the daemon")
+    parser.add_argument("--json", action="store_true", help="print the story as JSON")
+    add_daemon_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, or read, and tell; the exit code."""
+    if arguments.log is None:
+        return ask("why", arguments, (AskStory(request=arguments.request), None), Story, in_words)
+    try:
+        with arguments.log.open("rb") as file:
+            story = stories_of(_records(file)).story(arguments.request)
+    except (OSError, msgspec.MsgspecError, LookupError, UnknownRequest) as error:
+        print(f"melld why: {printable(str(error))}", file=sys.stderr)
+        return FAILED
+    text = msgspec.json.encode(printable_all(msgspec.to_builtins(story)))
+    told = msgspec.json.decode(text, type=Story)
+    print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(told))
+    return DONE
+
+
+def _records(file: Iterator[bytes]) -> Iterator[Record]:
+    """The log's records; a last line that is cut off is passed over."""
+    for line in file:
+        if line.endswith(b"\n"):
+            yield msgspec.json.decode(line, type=Record)
+
+
+def in_words(story: Story) -> str:
+    """The story for people."""
+    end_s = story.lines[-1].at_s if story.lines else 0.0
+    head = f"{story.request}: {'ended' if story.ended else 'told so far,'} {end_s:.3f} s after it arrived"
+    lines = [f"{line.at_s:10.3f} s  {_what(line)}  ({_event(line)})" for line in story.lines]
+    if story.left_out:
+        lines.insert(1, f"{'':10}    {story.left_out} lines are not kept")
+    return "\n".join([head, *lines])
+
+
+def _what(line: Line) -> str:
+    way = f"{line.source} -> {line.worker}"
+    by = f" by {line.via}" if line.via else ""
+    took = f" in {line.took_s:.3f} s" if line.took_s is not None else ""
+    match line.what:
+        case Happened.PLACED:
+            return f"placed on {line.worker}: {_sentence(line.reason)}"
+        case Happened.MOVE_BEGAN:
+            return f"move {way}{by} decided: {_sentence(line.reason)}"
+        case Happened.MOVED:
+            return f"moved {way}{by}{took}"
+        case Happened.MOVE_CANCELLED:
+            return f"move cancelled after {line.took_s or 0:.3f} s, it stays on {line.worker}: {_sentence(line.reason)}"
+        case Happened.DISPLACED:
+            return f"displaced: {line.source} is gone, its tokens so far are kept"
+        case Happened.PREEMPTED:
+            return f"preempted: {line.worker} ran out of blocks"
+        case Happened.RESUMED:
+            return f"goes on, on {line.worker}: its client saw no token for {(line.pause_s or 0) * 1e3:.1f} ms"
+    return f"{line.what}{': ' if line.reason else ''}{_sentence(line.reason)}"
+
+
+def _sentence(reason: str) -> str:
+    return Reason(reason).sentence if reason in _REASONS else reason
+
+
+def _event(line: Line) -> str:
+    cause = f", brought about by #{line.cause}" if line.cause else ""
+    return f"#{line.event} {line.event_in_words}{cause}"
