@@ -227,7 +227,8 @@ class WantedMoves:
     def _call_off(self, deferred: Deferred, why: str) -> None:
         """The scheduler counts it on both workers until it hears of this."""
         wanted = deferred.wanted
-        log.info("the move of %s %s -> %s is off: %s", wanted.request, wanted.source, wanted.destination, why)
+        way = wanted.request, wanted.source, wanted.destination, wanted.cause
+        log.info("move of %s (%s -> %s, event #%d) cancelled: %s", *way, why)
         self._forget(deferred, why)
         self._tell(
             events.MoveAborted(

@@ -6,6 +6,7 @@ Owns the words and the buckets.  Changes nothing.
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from melld.ids import EventId
 from melld.migrate.migration import Migration
 from melld.migrate.snapshot import Via
 from melld.migrate.table import Outcome
@@ -18,6 +19,8 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
 
     move: int
     request: str
+    cause: EventId
+    """The event on which it was decided: `step` in the decision log."""
     source: str
     destination: str
     via: Via
@@ -40,9 +43,9 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
         gap = "" if self.gap_s is None else f", gap {self.gap_s * 1e3:.1f} ms"
         why = f" ({self.reason})" if self.reason else ""
         return (
-            f"move {self.move} of {self.request} {self.source} -> {self.destination} via {self.via}: "
-            f"{self.outcome}{why}; {self.rounds} rounds, {self.blocks} blocks, {self.copied_bytes} bytes "
-            f"in {self.copy_s * 1e3:.2f} ms{gap}; {'; '.join(self.story)}"
+            f"move {self.move} of {self.request} ({self.source} -> {self.destination} via {self.via}, "
+            f"event #{self.cause}): {self.outcome}{why}; {self.rounds} rounds, {self.blocks} blocks, "
+            f"{self.copied_bytes} bytes in {self.copy_s * 1e3:.2f} ms{gap}; {'; '.join(self.story)}"
         )
 
 
@@ -53,6 +56,7 @@ def report_of(migration: Migration, gap_s: float | None) -> MoveReport:
     return MoveReport(
         move=wish.move,
         request=wish.request,
+        cause=wish.cause,
         source=wish.source,
         destination=wish.destination,
         via=migration.via,

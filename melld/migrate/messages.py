@@ -7,6 +7,7 @@ late and duplicate answers are recognised.
 
 import msgspec
 
+from melld.ids import NO_EVENT, EventId
 from melld.migrate.snapshot import Via
 
 BlockIds = tuple[tuple[int, ...], ...]
@@ -14,11 +15,15 @@ BlockIds = tuple[tuple[int, ...], ...]
 
 
 class MoveMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Message about command `number` of the migration `move` of `request`."""
+    """Message about command `number` of the migration `move` of `request`.
+
+    `cause`: the event on which the move was decided, in commands and in their answers.
+    """
 
     move: int
     number: int
     request: str
+    cause: EventId = NO_EVENT
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -232,7 +232,12 @@ class Migration:
 
     def _command(self) -> say.MoveCommand:
         wish, described = self.wish, self._described
-        names: dict[str, Any] = {"move": wish.move, "number": self.number, "request": wish.request}
+        names: dict[str, Any] = {
+            "move": wish.move,
+            "number": self.number,
+            "request": wish.request,
+            "cause": wish.cause,
+        }
         match self.state:
             case MoveState.LOOKING | MoveState.CHECKING:
                 return say.DescribeRequest(**names)

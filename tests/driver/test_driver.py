@@ -11,6 +11,7 @@ from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
+from melld.migrate.messages import DescribeRequest
 from melld.scheduler import events
 from tests.serve.offline_daemon import W0, W2, OfflineDaemon, OfflineFleet
 
@@ -101,6 +102,8 @@ async def test_events_are_numbered_and_name_their_cause() -> None:
     (arrived, placed), (asked, moves), (_epoch, _), (aborted, _), (finished, _) = told
     assert [event.id - arrived.id for event, _ in told] == [0, 1, 2, 3, 4]
     assert {command.cause for command in placed} == {arrived.id}
+    sent = {type(one): one.cause for _, one in daemon.fleet.sent if hasattr(one, "cause")}
+    assert sent == {wire.AddRequest: arrived.id, DescribeRequest: asked.id}
     assert {command.cause for command in moves} == {asked.id}
     assert (arrived.cause, asked.cause, aborted.cause, finished.cause) == (0, 0, asked.id, 0)
 

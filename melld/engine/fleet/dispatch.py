@@ -98,7 +98,8 @@ class Dispatch:
     def _begin(self, live: Live, worker: WorkerId) -> None:
         live.taken = live.lease == 0
         if live.is_new:
-            self._send(worker, wire.AddRequest(request=live.request, lease=live.lease), [live.core_request])
+            add = wire.AddRequest(request=live.request, lease=live.lease, cause=live.cause)
+            self._send(worker, add, [live.core_request])
         else:
-            resume = wire.ResumeRequest(request=live.request, lease=live.lease)
+            resume = wire.ResumeRequest(request=live.request, lease=live.lease, cause=live.cause)
             self._send(worker, resume, [live.snapshot().encode()])

@@ -279,7 +279,8 @@ class Fleet:
             case wire.RequestTaken():
                 self._dispatch.taken(message)
             case wire.RequestRejected():
-                log.error("%s rejected request %s: %s", slot.worker, message.request, message.reason)
+                rejected = slot.worker, message.request, message.cause, message.reason
+                log.error("%s rejected request %s, placed there on event #%d: %s", *rejected)
                 self._fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from melld.ids import NO_EVENT, EventId
 from melld.migrate.messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
 
@@ -49,17 +50,25 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(Message, frozen=True, tag=True):
-    """Run this request.  Payload: vLLM's `EngineCoreRequest`.  `lease` marks each of its outputs from this worker."""
+    """Run this request.  Payload: vLLM's `EngineCoreRequest`.  `lease` marks each of its outputs from this worker.
+
+    `cause`: the event on which it was placed here.
+    """
 
     request: str
     lease: int
+    cause: EventId = NO_EVENT
 
 
 class ResumeRequest(Message, frozen=True, tag=True):
-    """Resume a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log."""
+    """Resume a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log.
+
+    `cause`: the event on which it was placed here.
+    """
 
     request: str
     lease: int
+    cause: EventId = NO_EVENT
 
 
 class AbortRequests(Message, frozen=True, tag=True):
@@ -212,10 +221,11 @@ class Pong(Message, frozen=True, tag=True):
 
 
 class RequestRejected(Message, frozen=True, tag=True):
-    """The engine refused the request and does not hold it."""
+    """The engine refused the request and does not hold it.  `cause`: as in the message that it answers."""
 
     request: str
     reason: str
+    cause: EventId = NO_EVENT
 
 
 class WorkerLoading(Message, frozen=True, tag=True):

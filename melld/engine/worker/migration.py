@@ -279,4 +279,4 @@ def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
 
 
 def _names(command: Any) -> dict[str, Any]:
-    return {"move": command.move, "number": command.number, "request": command.request}
+    return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}

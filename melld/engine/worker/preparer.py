@@ -51,7 +51,7 @@ class Preparer:
                 match message:
                     case wire.AddRequest() | wire.ResumeRequest():
                         reason = f"{type(error).__name__}: {error}"
-                        self._answer(wire.RequestRejected(request=message.request, reason=reason))
+                        self._answer(wire.RequestRejected(request=message.request, reason=reason, cause=message.cause))
                     case say.ReserveBlocks() | say.WarmRequest() | say.AttachRequest():
                         self._answer(refusal(message, error))
                     case _:
@@ -66,7 +66,7 @@ class Preparer:
                 self._answer(wire.RequestTaken(request=message.request, lease=message.lease))
                 snapshot = RequestSnapshot.decode(payload[0])
                 arrival = self._residency.prepare(snapshot.core_request, snapshot.output_token_ids)
-                return Resumed(arrival, snapshot, message.lease)
+                return Resumed(arrival, snapshot, message.lease, message.cause)
             case say.ReserveBlocks() | say.WarmRequest():
                 tokens = msgspec.msgpack.decode(payload[1], type=list[int])
                 return Expected(message, self._residency.prepare(payload[0], tokens), payload[0], tokens)

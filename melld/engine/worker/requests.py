@@ -14,6 +14,7 @@ from melld.engine.worker.faults import FaultPoints
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.residency import Arrival, Residency
+from melld.ids import EventId
 from melld.migrate.snapshot import MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Resumed(msgspec.Struct, frozen=True):
     arrival: Arrival
     snapshot: RequestSnapshot
     lease: int
+    cause: EventId
 
 
 class Requests:
@@ -70,7 +72,7 @@ class Requests:
         try:
             self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
         except MoveRefused as error:
-            self._say(wire.RequestRejected(request=request, reason=str(error)))
+            self._say(wire.RequestRejected(request=request, reason=str(error), cause=resumed.cause))
         else:
             self._book.came(request, resumed.lease)
             self._faults.reach("resumed")

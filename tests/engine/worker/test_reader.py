@@ -100,8 +100,8 @@ def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -
         raise RuntimeError("no such grammar")
 
     wired = wired_to(refuse)
-    wired.send(wire.AddRequest(request="r1", lease=1), b"no request")
-    rejected = wire.RequestRejected(request="r1", reason="RuntimeError: no such grammar")
+    wired.send(wire.AddRequest(request="r1", lease=1, cause=7), b"no request")
+    rejected = wire.RequestRejected(request="r1", reason="RuntimeError: no such grammar", cause=7)
     assert wired.said.get(timeout=DEADLINE_S) == rejected
     wired.send(wire.ResumeRequest(request="r2", lease=1), b"no request")
     assert isinstance(wired.said.get(timeout=DEADLINE_S), wire.RequestTaken)
@@ -117,11 +117,11 @@ def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
         raise ValueError("not like this")
 
     wired = wired_to(fail)
-    reserve = say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1)
+    reserve = say.ReserveBlocks(move=1, number=1, request="r1", cause=7, token_capacity=1)
     wired.send(reserve, b"", msgspec.msgpack.encode([7]))
     failed = wired.said.get(timeout=DEADLINE_S)
     assert isinstance(failed, say.CommandFailed)
-    assert failed.reason == "not like this"
+    assert (failed.reason, failed.cause) == ("not like this", 7)
     attach = say.AttachRequest(move=1, number=2, request="r1", source="w0", via=Via.KV, lease=1)
     wired.send(attach, b"no snapshot")
     assert wired.said.get(timeout=DEADLINE_S).number == 2
