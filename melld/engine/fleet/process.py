@@ -4,7 +4,6 @@ Owns one process, one socket and one pipe.  Knows the frames, not what they mean
 """
 
 import asyncio
-import collections
 import logging
 import os
 import re
@@ -20,7 +19,6 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
 log = logging.getLogger("melld.worker")
-MAX_LOG_LINES = 40
 PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
 """A bar as tqdm draws it: vLLM's and Hugging Face's, of what they load, download or compile."""
 
@@ -60,7 +58,6 @@ class WorkerProcess:
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
         self._lines = Lines(self._printed)
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
         self._fate = Fate()
@@ -71,16 +68,13 @@ class WorkerProcess:
         Must run on the daemon's main thread: the kernel ties the template's life to the thread that made it.
         """
         ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
-        loop = asyncio.get_running_loop()
+        write_end = self._lines.open()
         try:
             self._birth = self._template.spawn(self.spec, (theirs.fileno(), write_end), self._forked, self._exited)
         finally:
             theirs.close()
             os.close(write_end)
-        os.set_blocking(read_end, False)
-        self._log = os.fdopen(read_end, "rb", 0)
-        await loop.connect_read_pipe(lambda: self._lines, self._log)
+        loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
@@ -131,7 +125,6 @@ class WorkerProcess:
             self._on_message(message, payload)
 
     def _printed(self, line: str) -> None:
-        self._last_lines.append(line)
         if (progress := PROGRESS.match(line)) is not None:
             self._progress = f"{progress[1]} {progress[2]} %"
         log.debug("%s: %s", self.spec.worker, line)
@@ -143,7 +136,7 @@ class WorkerProcess:
     def _exited(self, exit_code: int | None, cause: str) -> None:
         if self._transport is not None:
             self._transport.close()
-        self._lines.read_rest(self._log)
+        self._lines.read_rest()
         self._ended.set()
         from_outside = self._fate.is_from_outside(exit_code)
         reason = cause or self._reason(exit_code)
@@ -152,7 +145,7 @@ class WorkerProcess:
     def _reason(self, exit_code: int | None) -> str:
         if self._failure is not None:
             return self._failure.reason.splitlines()[0]
-        return end_in_words(exit_code, self._fate.killer, self._last_lines)
+        return end_in_words(exit_code, self._fate.killer, self._lines.last)
 
 
 class _Wire(asyncio.Protocol):

@@ -7,7 +7,6 @@ Owns that process and the births that it was asked for.  Knows nothing of what a
 import asyncio
 import collections
 import contextlib
-import io
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program,
 
 log = logging.getLogger("melld.template")
 MAX_LOG_LINES = 40
+"""How many of the last lines that a process printed are kept."""
 ENDING_S = 0.2
 """How long a process may take from closing its wire to its end."""
 BEGIN = (
@@ -58,7 +58,6 @@ class Template:
         self._numbers = 0
         self._fate = Fate()
         self._lines = Lines(self._printed)
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +69,8 @@ class Template:
         if self._process is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, write_end = os.pipe()
+        self._lines = Lines(self._printed)
+        write_end = self._lines.open()
         with theirs:
             code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter
@@ -85,13 +85,7 @@ class Template:
         ours.setblocking(False)
         self._control = ours
         self._fate = Fate()
-        self._last_lines.clear()
-        os.set_blocking(read_end, False)
-        self._lines, self._log = Lines(self._printed), os.fdopen(read_end, "rb", 0)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ours, self._readable)
-        reading = loop.create_task(loop.connect_read_pipe(lambda: self._lines, self._log), name="template's log")
-        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        asyncio.get_running_loop().add_reader(ours, self._readable)
 
     def spawn(
         self,
@@ -171,7 +165,7 @@ class Template:
         self._process = self._control = None
         births, self._births = self._births, {}
         self._unwanted.clear()
-        cause = f"its template process {end_in_words(code, self._fate.killer, self._last_lines)}"
+        cause = f"its template process {end_in_words(code, self._fate.killer, self._lines.last)}"
         if births:
             log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
         for birth in births.values():
@@ -187,11 +181,10 @@ class Template:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._lines.read_rest(self._log)
+        self._lines.read_rest()
         return code
 
     def _printed(self, line: str) -> None:
-        self._last_lines.append(line)
         log.debug("template: %s", line)
 
 
@@ -202,11 +195,22 @@ def _kill(pid: int) -> None:
 
 
 class Lines(asyncio.Protocol):
-    """What a process prints, line by line."""
+    """What a process prints, line by line: whatever it is, its libraries and a dying interpreter included."""
 
     def __init__(self, printed: Callable[[str], None]) -> None:
+        self.last: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
         self._printed = printed
         self._rest = b""
+
+    def open(self) -> int:
+        """The descriptor for the process to print to; whoever calls closes it when the process has it."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._pipe = os.fdopen(read_end, "rb", 0)
+        loop = asyncio.get_running_loop()
+        self._reading = loop.create_task(loop.connect_read_pipe(lambda: self, self._pipe), name="what a process prints")
+        self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return write_end
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -214,11 +218,12 @@ class Lines(asyncio.Protocol):
         self._rest = self._rest[-4096:]
         for line in lines:
             if text := line.decode(errors="replace").strip():
+                self.last.append(text)
                 self._printed(text)
 
-    def read_rest(self, pipe: io.FileIO) -> None:
+    def read_rest(self) -> None:
         """Read what is left: the process has ended, and its last line says why."""
         with contextlib.suppress(OSError, ValueError):  # for now there is no more; or the pipe is closed
-            while data := os.read(pipe.fileno(), 1 << 16):
+            while data := os.read(self._pipe.fileno(), 1 << 16):
                 self.data_received(data)
         self.data_received(b"\n")

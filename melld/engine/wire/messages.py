@@ -37,8 +37,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_arguments: dict[str, Any] = {}
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
-    parent_pid: int = 0
-    """The process that the worker must not outlive: the template, which must not outlive the daemon."""
     copy_rules: CopyRules = CopyRules()
 
 

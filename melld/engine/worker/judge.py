@@ -24,7 +24,6 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder
 from melld.engine.wire.judge import MEMORY_BYTES, JudgeConstraint, JudgeReady, Verdict
 from melld.engine.worker.grammars import GrammarBackends
-from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.writer import write_frame
 from melld.errors import MelldError
 
@@ -34,16 +33,10 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 18
 
 
-def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
-    """Run a judge, forked from the template as a worker is (`worker.main`); `log` is a descriptor to print to."""
-    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
-    die_with_parent(spec.parent_pid)
+def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
+    """Run a judge, forked from the template as a worker is (`worker.main`)."""
     setproctitle("melld: judge")
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ.update(
-        spec.environment | {"VLLM_XGRAMMAR_CACHE_MB": "1"}
-    )  # almost no cache: a verdict shows what a worker will need
+    os.environ["VLLM_XGRAMMAR_CACHE_MB"] = "1"  # almost no cache: a verdict shows what a worker will need
     judge = Judge(spec)
     _limit_memory()
     write_frame(connection, JudgeReady())

@@ -2,10 +2,10 @@
 
 Owns the engine and the order of what happens to it.  Four threads:
 
-    reader   wire -> frames -> line; answers pings                                `worker_reader`
-    preparer line -> vLLM requests -> inbox                                       `worker_preparer`
-    engine   inbox between two steps, then one step, then its results -> outbox   the main thread, here
-    writer   outbox -> MessagePack -> wire                                        `worker_writer`
+    reader   wire -> frames -> line; answers pings
+    preparer line -> vLLM requests -> inbox
+    engine   inbox between two steps, then one step, then its results -> outbox (the main thread, here)
+    writer   outbox -> MessagePack -> wire
 
 so nothing is serialised on the step path, and a ping waits for nothing.  The worker ends if one thread fails.
 Only this process imports vLLM's engine; loading this file does not, as the environment must be set first.
@@ -14,7 +14,6 @@ Only this process imports vLLM's engine; loading this file does not, as the envi
 import ctypes
 import os
 import queue
-import signal
 import socket
 import threading
 import time
@@ -27,28 +26,19 @@ from setproctitle import setproctitle
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.faults import VARIABLE, FaultPoints
-from melld.engine.worker.start import build_engine, die_with_parent, ready_of, vital, warm_up
+from melld.engine.worker.start import build_engine, ready_of, vital, warm_up
 from melld.engine.worker.writer import write_frame
 
 IDLE_S = 1.0
 """Idle time after which a worker returns free memory to the kernel."""
 
 
-def main(spec_bytes: bytes, connection: socket.socket, log: int) -> None:
-    """Run a worker, in a process forked from the template (`worker/template.py`).
+def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
+    """Run a worker, in a process forked from the template (`worker.template`), in the environment that `spec` names.
 
-    Args:
-        spec_bytes: a `wire.WorkerSpec` as MessagePack.
-        connection: this side of the wire.
-        log: the file descriptor of a pipe: whatever the process prints, its libraries and a dying interpreter included.
+    `connection`: this side of the wire.
     """
-    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
-    die_with_parent(spec.parent_pid)
     setproctitle(f"melld: worker {spec.worker}")
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which then stops its workers
-    os.environ.update(spec.environment)
     if spec.device_kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
     worker = None

@@ -29,8 +29,8 @@ from melld.engine.worker.start import die_with_parent
 
 # For a child that has to import everything itself.
 ANEW = (
-    "import socket, sys; sys.path[:] = {path!r}; from melld.engine.worker.{program} import main; "
-    "main(bytes.fromhex(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))"
+    "import sys; sys.path[:] = {path!r}; from melld.engine.worker.template import begin; "
+    "begin({program!r}, bytes.fromhex(sys.argv[1]), int(sys.argv[2]))"
 )
 # What a worker imports before and while it loads a model.  A name that a version of vLLM lacks costs a worker the time
 # to import its successor, and nothing else.
@@ -93,6 +93,13 @@ def may_use_gpu() -> bool:
     return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
 
 
+def begin(program: Program, spec_bytes: bytes, descriptor: int) -> None:
+    """Become `program`, in a child.  `descriptor`: its end of its wire."""
+    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
+    os.environ.update(spec.environment)
+    importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
+
+
 class Template:
     """The template's loop: fork on request, and report children that end."""
 
@@ -117,11 +124,10 @@ class Template:
     def _fork(self, asked: SpawnWorker, descriptors: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        spec = msgspec.structs.replace(asked.spec, parent_pid=os.getpid())
-        is_whole = has_one_thread()
+        template_pid, is_whole = os.getpid(), has_one_thread()
         pid = os.fork()
         if pid == 0:
-            self._become(asked.program, spec, descriptors, is_whole)
+            self._become(asked, descriptors, template_pid, is_whole)
         for descriptor in descriptors:
             os.close(descriptor)
         end = os.pidfd_open(pid)
@@ -129,21 +135,23 @@ class Template:
         self._selector.register(end, selectors.EVENT_READ)
         self._tell(WorkerForked(number=asked.number, pid=pid))
 
-    def _become(self, program: Program, spec: wire.WorkerSpec, descriptors: list[int], is_whole: bool) -> None:
+    def _become(self, asked: SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
         """Become the program, in the child; never return."""
         try:
+            die_with_parent(template_pid)
+            connection, log = descriptors
+            os.dup2(log, 1)
+            os.dup2(log, 2)
             self._selector.close()
             self._control.close()
-            for end in self._children:
-                os.close(end)
-            told = msgspec.msgpack.encode(spec)
+            for descriptor in (log, *self._children):
+                os.close(descriptor)
+            told = msgspec.msgpack.encode(asked.spec)
             if not is_whole or not may_use_gpu():  # an import made a thread or a context: start afresh, slower but safe
-                for descriptor in descriptors:
-                    os.set_inheritable(descriptor, True)
-                code = ANEW.format(path=sys.path, program=program)
-                os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), *map(str, descriptors)])  # noqa: S606
-            module = importlib.import_module(f"melld.engine.worker.{program}")
-            module.main(told, socket.socket(fileno=descriptors[0]), descriptors[1])
+                os.set_inheritable(connection, True)
+                code = ANEW.format(path=sys.path, program=asked.program)
+                os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), str(connection)])  # noqa: S606
+            begin(asked.program, told, connection)
         except BaseException:  # noqa: BLE001  a child must never go on as a second template
             traceback.print_exc()
         finally:
