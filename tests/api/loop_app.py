@@ -99,26 +99,30 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._worst_s = 0.0
         self._schedule = Path("/proc/thread-self/schedstat").open(encoding="ascii")  # noqa: SIM115
+        self._worst_s = 0.0
+        self._last = self._now()
 
     async def run(self) -> None:
         while True:
-            passed_s, worked_s = self._passed_s(), time.process_time()
+            self._last = self._now()
             await asyncio.sleep(TICK_S)
-            held_s = min(self._passed_s() - passed_s, time.process_time() - worked_s)
-            self._worst_s = max(self._worst_s, held_s)
+            self._worst_s = max(self._worst_s, self._held_s())
 
-    def _passed_s(self) -> float:
-        """The time, without what this thread has waited for a processor (the second number, in nanoseconds)."""
+    def _now(self) -> tuple[float, float]:
+        """The time without what this thread has waited for a processor, and the work of all threads, in seconds."""
         self._schedule.seek(0)
-        return time.monotonic() - int(self._schedule.read().split()[1]) / 1e9
+        waited_ns = int(self._schedule.read().split()[1])
+        return time.monotonic() - waited_ns / 1e9, time.process_time()
+
+    def _held_s(self) -> float:
+        passed_s, worked_s = self._now()
+        return min(passed_s - self._last[0], worked_s - self._last[1])
 
     def read(self) -> float:
         """The longest since the last time; what has held the loop up to now counts too."""
-        now_s = time.process_time()
-        worst_s = max(self._worst_s, now_s - self._last_s)
-        self._worst_s, self._last_s = 0.0, now_s
+        worst_s, self._worst_s = max(self._worst_s, self._held_s()), 0.0
+        self._last = self._now()
         return worst_s
 
 
