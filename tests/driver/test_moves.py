@@ -167,5 +167,5 @@ async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaem
     assert answer == AlreadyThere(request=first, worker=W0, pinned=True)
     assert daemon.driver.is_pinned(first)
     assert daemon.begun() == {}
-    assert in_words(msgspec.to_builtins(answer)).startswith(f"{first} is on w0 already, it stays there until")
+    assert in_words(msgspec.to_builtins(answer)).startswith(f"{first} is already on w0, it stays there until")
     assert was_moved(msgspec.to_builtins(answer))

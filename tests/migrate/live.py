@@ -226,3 +226,15 @@ class Bench:
         stream = Stream(self.daemon, self.body(name))
         stream.wait_chunks(12)
         return stream
+
+    def seen_prefilling(self, body: dict[str, Any], salt: str) -> tuple[Stream, dict[str, Any]]:
+        """A run of `body` that was just seen to prefill its prompt, and its row in the status.
+
+        A quick machine may be past the prompt before it is looked at; each try has a prompt that no cache knows.
+        """
+        for attempt in range(20):
+            stream = Stream(self.daemon, body | {"cache_salt": f"{salt} {attempt}"})
+            while stream.is_alive():
+                if running := [one for one in self.operator.status()["requests"] if one["phase"] == "prefilling"]:
+                    return stream, running[0]
+        raise AssertionError("every prompt was over before anybody could look")

@@ -48,10 +48,7 @@ def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
     """A long prompt need not have been computed to its end for its request to go elsewhere."""
     body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 400, "temperature": 0}
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
-    stream = Stream(bench.daemon, body | {"cache_salt": via})
-    while not (running := [one for one in bench.operator.status()["requests"] if one["phase"] == "prefilling"]):
-        assert stream.is_alive(), "it was over too soon"
-    [one] = running
+    stream, one = bench.seen_prefilling(body, via)
     report = bench.operator.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
     assert (report["outcome"], stream.result()) == ("committed", unmoved)
 
@@ -139,7 +136,7 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
     assert command(bench, part_of_its_name, one["worker"]) == 0
     assert "ms between two tokens" in capsys.readouterr().out
     assert command(bench, part_of_its_name, one["worker"]) == 0
-    assert f"is on {one['worker']} already" in capsys.readouterr().out
+    assert f"is already on {one['worker']}" in capsys.readouterr().out
     [one] = bench.operator.requests_of(stream)
     assert one["pinned"]
     assert command(bench, one["request"], "w9") == 1

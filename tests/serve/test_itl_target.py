@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
-PLENTY = {**GREEDY, "max_tokens": 800, "ignore_eos": True}
+PLENTY = {**GREEDY, "max_tokens": 2000, "ignore_eos": True}
 TOO_FAST_MS = "0.01"
 
 
