@@ -112,7 +112,7 @@ def simulate(cell: Cell) -> Result:
     watched = Watched(make_scheduler("mell-plus", settings, SchedulerChoices()))
     measures = Simulation(settings, load, watched).run()  # type: ignore[arg-type]
     took_s = np.array(watched.took_s)
-    report = measures.report(cell.mode, load.arrival_s)
+    report = measures.report(cell.mode)
     result = Result(report, Spread.of(took_s), took_s.size, watched.by_tokens, float(took_s.sum()))
     path = path_of(cell)
     path.with_suffix(".part").write_bytes(msgspec.json.encode(result))

@@ -26,8 +26,7 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.experiment import SchedulerChoices, run_policy
-from melld.simulator.settings import SimulatorSettings
-from melld.simulator.workload import Workload
+from melld.simulator.service import bound_gpu_s
 
 POLICIES_SHOWN = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
 SERVING_GPUS = (8, 10, 12, 14)
@@ -60,31 +59,6 @@ def main() -> None:
 # ---- a bound for all
 
 
-def bound_gpu_s(load: Workload, settings: SimulatorSettings) -> float:
-    """GPU-seconds that no schedule can go below: memory, or computing, whichever is more.
-
-    Each request holds its prompt while it is prefilled, and half of its answer in the mean while it decodes alone;
-    a batch takes at least the smallest share of a step that any batch size gives.
-    """
-    latency, memory_s, compute_s = settings.latency, 0.0, 0.0
-    batches = [2.0**power for power in range(10)]
-    step_s = latency.step_s(*(_column(one) for one in (batches, [0.0] * len(batches))))
-    shared_s = min(float(seconds) / batch for seconds, batch in zip(step_s, batches, strict=True))
-    for prompt, output in zip(load.prompt_tokens, load.output_tokens, strict=True):
-        context, prefill_s = prompt + output / 2, latency.prefill_s(prompt)
-        alone_s = float(latency.step_s(_column([1.0]), _column([context]))[0])
-        held = prompt * prefill_s + context * output * alone_s
-        memory_s += held * settings.bytes_per_token / settings.capacity_bytes
-        compute_s += prefill_s + output * shared_s
-    return max(memory_s, compute_s)
-
-
-def _column(values: Sequence[float]):  # type: ignore[no-untyped-def]
-    import numpy as np
-
-    return np.array(values, dtype=np.float64)
-
-
 def bound_table(traces: pathlib.Path, seeds: Sequence[int], processes: int) -> str:
     """GPU-seconds over the common bound, means over the seeds."""
     rows = [(machines, load) for machines in MACHINES for load in PAPER_LOADS]
@@ -96,7 +70,7 @@ def bound_table(traces: pathlib.Path, seeds: Sequence[int], processes: int) -> s
         for seed in seeds:
             cell = Cell(machines, load, "best-fit", seed)
             settings = settings_of(cell)
-            bounds[seed] = bound_gpu_s(load_of(cell, traces).limited(settings.most_tokens), settings)
+            bounds[seed] = bound_gpu_s(settings, load_of(cell, traces).limited(settings.most_tokens))
         shown = []
         for policy in POLICIES_SHOWN:
             used = {seed: results[Cell(machines, load, policy, seed)].report.gpu_seconds for seed in seeds}

@@ -143,7 +143,7 @@ def simulate(way: str, setting: str, seed: int, traces: pathlib.Path) -> Point:
         made[0].left_tokens = lambda name: running.output[runs[name].row] - running.generated[runs[name].row]
     watch = Watch(simulation)
     load = simulation.workload
-    report = simulation.run().report(way, load.arrival_s)
+    report = simulation.run().report(way)
     return Point(
         ratio=report.ratio,
         migrations=report.migrations_per_request,

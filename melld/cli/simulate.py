@@ -22,6 +22,7 @@ from melld.decisions.replay import Choice, replay
 from melld.errors import ConfigError, MelldError
 from melld.migrate.snapshot import Via
 from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
+from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
 from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy, unbatched
@@ -104,10 +105,19 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
         link=None if arguments.link_rate is None else LinkSettings(arguments.link_rate, ways=ways),
         failure_rate=arguments.failure_rate,
         seed=arguments.seed,
+        targets=_targets(arguments),
     )
     if settings.most_tokens == 0:
         raise ConfigError("--capacity-bytes", "is less than one block of 16 tokens")
     return settings
+
+
+def _targets(arguments: argparse.Namespace) -> Targets | None:
+    itl_ms, ttft_s = arguments.itl_target_ms, arguments.ttft_target_s
+    if itl_ms is None and ttft_s is None:
+        return None
+    targets = Targets(None if itl_ms is None else itl_ms / 1e3)
+    return targets if ttft_s is None else msgspec.structs.replace(targets, ttft_s=ttft_s)
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:

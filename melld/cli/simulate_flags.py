@@ -77,6 +77,19 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         help="delay until an activated GPU computes (default: 0)",
     )
     group.add_argument(
+        "--itl-target-ms",
+        metavar="T",
+        type=_positive,
+        help="mean time between tokens that every request shall get (default: any)",
+    )
+    group.add_argument(
+        "--ttft-target-s",
+        metavar="S",
+        type=_positive,
+        help="time until the first token, or four times as long as the prompt takes alone (default with "
+        "--itl-target-ms: 2)",
+    )
+    group.add_argument(
         "--link-rate",
         metavar="BYTES",
         type=_bytes,

@@ -9,6 +9,15 @@ from melld.simulator.settings import SimulatorSettings
 
 GIB = 2**30
 
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _figure(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:.4f}"
+
+
 LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("GPUs, time-mean", lambda r: f"{r.mean_gpus:.2f}"),
     ("  lower bound", lambda r: f"{r.mean_bound:.2f}"),
@@ -16,6 +25,11 @@ LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("GPUs, peak", lambda r: f"{r.peak_gpus}"),
     ("  lower bound", lambda r: f"{r.peak_bound}"),
     ("GPU-seconds", lambda r: f"{r.gpu_seconds:.0f}"),
+    ("  least that any schedule needs", lambda r: f"{r.bound_gpu_seconds:.0f}"),
+    ("requests served within both targets", lambda r: _share(r.attainment)),
+    ("  first token in time", lambda r: _share(r.ttft_attainment)),
+    ("  tokens at pace", lambda r: _share(r.itl_attainment)),
+    ("  both, requests per GPU-second", lambda r: _figure(r.goodput_per_gpu_second)),
     ("GPU activations per hour", lambda r: f"{r.activations_per_h:.0f}"),
     ("KV utilisation of awake GPUs", lambda r: f"{r.utilisation:.1%}"),
     ("migrations per request", lambda r: f"{r.migrations_per_request:.3f}"),

@@ -36,13 +36,18 @@ from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roster import Roster
 from melld.scheduler.state import Request, Worker, WorkerState
+from melld.scheduler.targets import Targets
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """`horizon_s`: how far ahead growth is estimated.  `instant_moves`: a move is done as soon as it is decided."""
+    """`horizon_s`: how far ahead growth is estimated.  `instant_moves`: a move is done as soon as it is decided.
+
+    `targets`: what the service promises; None: nothing but room.
+    """
 
     horizon_s: float = 0.0
     instant_moves: bool = False
+    targets: Targets | None = None
 
 
 class Cluster(Occupancy):

@@ -65,7 +65,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         KeyError: no such policy.
     """
     ahead_s = horizon_s(settings) if choices.horizon_s is None else choices.horizon_s
-    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves)
+    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves, targets=settings.targets)
     factory = POLICIES[policy if choices.batching else unbatched(policy)]
     return Scheduler(factory, SchedulerSettings(cluster=cluster, retire_after_s=choices.retire_after_s))
 
@@ -81,4 +81,4 @@ def run_policy(
     """Simulate one policy from the first arrival until every request has ended."""
     simulation = Simulation(settings, workload, make_scheduler(policy, settings, choices), log)
     measures = simulation.run(progress)
-    return PolicyOutcome(measures.report(policy, workload.arrival_s), measures.samples)
+    return PolicyOutcome(measures.report(policy), measures.samples)

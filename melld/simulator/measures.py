@@ -5,7 +5,6 @@ looks at.  Uses no wall-clock time: the same seed gives the same report.
 """
 
 from array import array
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -15,7 +14,9 @@ from melld.simulator.bounds import lower_bound
 from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.run import Run
 from melld.simulator.running import Floats
+from melld.simulator.service import attainment, bound_gpu_s
 from melld.simulator.settings import SimulatorSettings
+from melld.simulator.workload import Workload
 
 SAMPLE_EVERY_S = 1.0
 
@@ -53,7 +54,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one policy on one workload.
 
     Means over time, the ratio, the utilisation and the rates cover the window of arrivals (from zero to the last one);
-    GPU-seconds, peaks and counts cover the whole run, until every request has ended.
+    GPU-seconds, peaks and counts cover the whole run, until every request has ended.  The attainments, and the requests
+    that meet both targets per GPU-second, are None without targets.  No schedule can go below `bound_gpu_seconds`.
     """
 
     policy: str
@@ -66,6 +68,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     peak_gpus: int
     mean_gpus: float
     gpu_seconds: float
+    bound_gpu_seconds: float
+    attainment: float | None
+    ttft_attainment: float | None
+    itl_attainment: float | None
+    goodput_per_gpu_second: float | None
     peak_bound: int
     mean_bound: float
     ratio: float
@@ -88,8 +95,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Measures:
     """Counters of one simulation."""
 
-    def __init__(self, settings: SimulatorSettings, output_tokens: Sequence[int]) -> None:
+    def __init__(self, settings: SimulatorSettings, workload: Workload) -> None:
         self.settings = settings
+        self._workload = workload
         self.samples = Samples()
         self.preemptions = 0
         self.aborted = 0
@@ -108,8 +116,8 @@ class Measures:
         self._gpus = 0
         self._gpus_since_s = 0.0
         self._next_sample_s = 0.0
-        self._output_tokens = output_tokens
-        nothing = array("d", [float("nan")]) * len(output_tokens)
+        self.awake_gpu_s = 0.0
+        nothing = array("d", [float("nan")]) * len(workload)
         self._placed_s, self._first_token_s, self._end_s = nothing[:], nothing[:], nothing
 
     def finished(self, run: Run, now_s: float) -> None:
@@ -118,6 +126,7 @@ class Measures:
         self._placed_s[index] = run.placed_s
         self._first_token_s[index] = run.first_token_s
         self._end_s[index] = now_s
+        self.gpu_seconds = self.awake_gpu_s + self._gpus * (now_s - self._gpus_since_s)
 
     def moved(self, via: Via, kv_bytes: int) -> None:
         """Count a finished migration."""
@@ -162,16 +171,18 @@ class Measures:
         self._count_gpus(now_s, self._gpus)
         self.end_s = now_s
 
-    def report(self, policy: str, arrival_s: list[float]) -> Report:
+    def report(self, policy: str) -> Report:
         """Return the report; call `end` first."""
         samples = self.samples
         inside = np.array(samples.at_s) <= self.window_s
         gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))
         window_s = max(self.window_s, 1e-9)
-        arrived, outputs = np.array(arrival_s), np.array(self._output_tokens)
+        load = self._workload
+        arrived, outputs = np.array(load.arrival_s), np.array(load.output_tokens)
         placed, first, ended = map(np.array, (self._placed_s, self._first_token_s, self._end_s))
         more = outputs > 1
-        requests = len(arrival_s)
+        requests = len(load)
+        met = attainment(self.settings, load, first, ended)
         return Report(
             policy=policy,
             seed=self.settings.seed,
@@ -183,6 +194,11 @@ class Measures:
             peak_gpus=self.peak_gpus,
             mean_gpus=float(gpus.mean()) if gpus.size else 0.0,
             gpu_seconds=self.gpu_seconds,
+            bound_gpu_seconds=bound_gpu_s(self.settings, load),
+            attainment=met.both,
+            ttft_attainment=met.ttft,
+            itl_attainment=met.itl,
+            goodput_per_gpu_second=None if met.served is None else _quotient(met.served, self.gpu_seconds),
             peak_bound=max(samples.bound, default=0),
             mean_bound=float(bound.mean()) if bound.size else 0.0,
             ratio=_quotient(float(gpus.sum()), float(bound.sum())),
@@ -203,7 +219,7 @@ class Measures:
         )
 
     def _count_gpus(self, now_s: float, gpus: int) -> None:
-        self.gpu_seconds += self._gpus * (now_s - self._gpus_since_s)
+        self.awake_gpu_s += self._gpus * (now_s - self._gpus_since_s)
         self._gpus_since_s = now_s
         self._gpus = gpus
         self.peak_gpus = max(self.peak_gpus, gpus)

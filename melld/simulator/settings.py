@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from melld.scheduler.targets import Targets
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings
@@ -16,6 +17,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     `gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
     `paper_slots`: check overflow after the scheduler has acted on the epoch.  `wake_s`: seconds from a worker's
     activation until it computes.  `failure_rate`: share of moves that fail.  `block_tokens`: tokens of a KV block.
+    `targets`: what the service promises; None: nothing is judged.
     """
 
     capacity_bytes: int
@@ -31,6 +33,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     gpus_per_machine: int = 8
     seed: int = 0
     block_tokens: int = BLOCK_TOKENS
+    targets: Targets | None = None
 
     @property
     def block_bytes(self) -> int:

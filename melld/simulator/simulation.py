@@ -52,7 +52,7 @@ class Simulation:
         self.scheduler = scheduler
         self.fleet = SimulatedFleet(settings)
         self._runs = self.fleet.runs
-        self.measures = Measures(settings, self.workload.output_tokens)
+        self.measures = Measures(settings, self.workload)
         self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
         self.now_s = 0.0
         self._journal = None if log is None else Journal(log, self.fleet, self._planning)

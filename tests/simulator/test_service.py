@@ -1,0 +1,86 @@
+"""Attainment, goodput and the common bound mean what the page says."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from melld.cli import main
+from melld.scheduler.targets import Targets
+from melld.simulator.service import attainment, bound_gpu_s, union_s
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.workload import Workload
+from tests.simulator.setups import SMALL, one_by_one
+from tests.simulator.test_simulation import simulate
+
+PROMISED = msgspec.structs.replace(SMALL, targets=Targets(itl_s=0.03))
+
+
+def judged(load: Workload, *times: tuple[float, float], settings: SimulatorSettings = PROMISED) -> tuple[float, ...]:
+    """The attainments of requests with these times of first and last token."""
+    first_s, end_s = (np.array(column) for column in zip(*times, strict=True))
+    met = attainment(settings, load, first_s, end_s)
+    assert met.both is not None
+    assert met.ttft is not None
+    assert met.itl is not None
+    assert met.served is not None
+    return met.both, met.ttft, met.itl, met.served
+
+
+def test_a_first_token_is_in_time_within_the_target_or_four_prompts() -> None:
+    """Two seconds, or for a prompt that takes longer itself, four times as long as it takes."""
+    load = one_by_one((100.0, 100, 50), (100.0, 100, 50), (100.0, 10_000, 50), (100.0, 10_000, 50))
+    times = [(102.0, 103.0), (102.1, 103.0), (104.0, 105.0), (104.1, 105.0)]
+    assert judged(load, *times) == (0.5, 0.5, 1.0, 2)
+
+
+def test_the_pace_of_a_short_answer_is_taken_over_32_tokens() -> None:
+    """One chunk beside it makes no slow stream of an answer of a few tokens."""
+    load = one_by_one((100.0, 10, 13), (100.0, 10, 101), (100.0, 10, 101))
+    assert judged(load, (100.1, 101.0), (100.1, 103.1), (100.1, 103.2)) == (2 / 3, 1.0, 2 / 3, 2)
+
+
+def test_refused_requests_are_missed_and_the_first_minute_does_not_count() -> None:
+    """Who was sent away was not served; who came while the first workers woke up tells nothing of the rule."""
+    nan = float("nan")
+    load = one_by_one((59.0, 10, 50), (100.0, 10, 50), (101.0, 10, 50))
+    assert judged(load, (70.0, 71.0), (100.1, 101.0), (nan, nan)) == (0.5, 0.5, 0.5, 1)
+    assert judged(load.until(60.0), (70.0, 71.0))[0] == 0.0, "nothing came later: all count"
+
+
+def test_the_bound_is_the_largest_of_memory_compute_and_presence() -> None:
+    """No schedule needs less: each of the three can be the one that counts."""
+    lone = one_by_one((0.0, 100, 51), (10.0, 100, 51))
+    assert bound_gpu_s(SMALL, lone) == pytest.approx(2 * (0.01 + 51 * 0.02)), "presence"
+    crowd = one_by_one(*((0.0, 800, 800) for _ in range(40)))
+    memory_s = 40 * (800 * 0.08 + 800 * 0.02 * 1200) / 1600
+    assert bound_gpu_s(SMALL, crowd) == pytest.approx(memory_s), "memory"
+    prompts = one_by_one(*((0.0, 1000, 1) for _ in range(40)))
+    assert bound_gpu_s(SMALL, prompts) == pytest.approx(40 * (0.1 + 0.02 / SMALL.slots)), "compute"
+
+
+def test_intervals_that_overlap_count_once() -> None:
+    """While several are there, one GPU is enough for the bound."""
+    assert union_s(np.array([0.0, 1.0, 2.0, 10.0]), np.array([5.0, 2.0, 6.0, 11.0])) == pytest.approx(7.0)
+
+
+def test_gpu_seconds_end_with_the_last_request() -> None:
+    """How long a policy keeps workers after the load is no figure of the load."""
+    report = simulate("best-fit", PROMISED, one_by_one((1.0, 100, 51), (1.0, 100, 101)))
+    assert report.gpu_seconds == pytest.approx(0.01 + 0.01 + 100 * 0.02, rel=0.02)
+    assert report.attainment == report.ttft_attainment == report.itl_attainment == 1.0
+    assert report.goodput_per_gpu_second == pytest.approx(2 / report.gpu_seconds)
+    assert simulate("best-fit", SMALL, one_by_one((1.0, 100, 51))).attainment is None
+
+
+def test_the_json_has_the_figures_of_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts compare policies by these keys."""
+    load = ["simulate", "--poisson", "2", "--lengths", "lognormal", "--seconds", "20", "--wake-s", "2", "--json"]
+    assert main([*load, "--policy", "best-fit", "--itl-target-ms", "50", "--ttft-target-s", "3"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["policies"]
+    assert 0 < report["bound_gpu_seconds"] <= report["gpu_seconds"]
+    assert report["attainment"] <= min(report["ttft_attainment"], report["itl_attainment"])
+    assert report["goodput_per_gpu_second"] > 0
+    assert main([*load, "--policy", "best-fit"]) == 0
+    assert json.loads(capsys.readouterr().out)["policies"][0]["attainment"] is None
