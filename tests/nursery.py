@@ -31,6 +31,7 @@ from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from melld.engine.fleet import template
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.template import has_one_thread, preload
+from tests import worker_faults
 from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
 
 IMPORTS = (
@@ -133,6 +134,8 @@ def become(program: Program, descriptors: list[int]) -> None:
         template.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
             **vars(subprocess) | {"Popen": fork_beforehand()}
         )
+    if worker_faults.VARIABLE in program.environment:
+        worker_faults.inject(Path(program.environment[worker_faults.VARIABLE]))
     option, *words = program.words
     if option == "-m":
         sys.argv, sys.path[0] = words, str(Path.cwd())

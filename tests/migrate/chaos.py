@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from melld.control.client import ControlRefused
-from melld.engine.worker.faults import POINTS, SIGNALS
 from tests.migrate.live import CALM, CASES, Answer, Operator, Stream, alike
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import POINTS, SIGNALS
 
 BODIES = 20
 UNMET_S = 5.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from melld.engine.worker.faults import DAMAGES, PULLED
 from tests.migrate.live import CASES, Bench, Stream
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import DAMAGES, PULLED
 
 
 @pytest.fixture(autouse=True)

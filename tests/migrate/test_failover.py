@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from melld.engine.worker.faults import SIGNALS
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 from tests.migrate.matrix import FEW, FEWEST, Loss, suffer
+from tests.worker_faults import SIGNALS
 
 
 @pytest.fixture(autouse=True)

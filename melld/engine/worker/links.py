@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.faults import FaultPoints, SpoiltLink
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
@@ -68,12 +67,11 @@ class LinkTried(msgspec.Struct, frozen=True):
 
 
 class LinkOpener:
-    """A maker of this worker's links: its memory, the copy rules, and the faults of tests."""
+    """A maker of this worker's links, from its memory and the copy rules."""
 
-    def __init__(self, memory: KvMemory | None, rules: wire.CopyRules, faults: FaultPoints) -> None:
+    def __init__(self, memory: KvMemory | None, rules: wire.CopyRules) -> None:
         self._memory = memory
         self._rules = rules
-        self._faults = faults
 
     def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
         """Open the best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
@@ -88,10 +86,7 @@ class LinkOpener:
 
     def puller(self, opened: choose.OpenedLink) -> Puller:
         """Return the puller of an opened link."""
-        link = opened.link
-        if self._faults and self._memory is not None:
-            link = SpoiltLink(link, self._memory.region, self._faults)
-        return Puller(link, bytes_per_s=self._rules.bytes_per_s, checksum=self._rules.checksum)
+        return Puller(opened.link, bytes_per_s=self._rules.bytes_per_s, checksum=self._rules.checksum)
 
 
 class Links:

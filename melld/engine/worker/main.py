@@ -25,7 +25,6 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.faults import VARIABLE, FaultPoints
 from melld.engine.worker.start import build_engine, ready_of, vital, warm_up
 from melld.engine.worker.writer import write_frame
 
@@ -59,7 +58,6 @@ class Worker:
     """One engine and its loop."""
 
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
-        FaultPoints(os.environ.get(VARIABLE), spec.worker).reach("starting")
         started = time.monotonic()
         self._engine, response = build_engine(spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)))
         from melld.engine.worker.parts import make_parts
@@ -158,6 +156,5 @@ class Worker:
         parts.moves.after_step(mine)
         parts.reporter.report(mine, step_s)
         parts.moves.after_report()
-        parts.faults.reach("step")
         if not executed and self._engine.scheduler.has_requests():
             time.sleep(0.001)  # all requests wait for a grammar: leave the GIL to the thread that compiles it

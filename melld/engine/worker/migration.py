@@ -7,7 +7,6 @@ between two steps.  Never decides: the daemon does; never touches vLLM: `engine/
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from melld.engine.worker.faults import FaultPoints
 from melld.engine.worker.links import Links
 from melld.engine.worker.migration_book import Attaching, Book, Expected, Job
 from melld.engine.worker.migration_order import CommandOrder
@@ -32,14 +31,12 @@ class Moves:
         residency: Residency,
         links: Links,
         book: Book,
-        faults: FaultPoints,
         answer: Callable[[Any, Sequence[bytes]], None],
     ) -> None:
         self.warming: dict[str, Expected] = {}
         self._residency = residency
         self._links = links
         self._book = book
-        self._faults = faults
         self._answer = answer
         self._order = CommandOrder()
         self._plans: dict[str, CopyPlan] = {}
@@ -81,7 +78,6 @@ class Moves:
         if self.warming:
             for request in self._residency.take_warmed(outputs):
                 expected = self.warming.pop(request)
-                self._faults.reach("warmed")
                 try:
                     self._reserve(expected)
                 except (MoveRefused, NoRoom) as error:
@@ -111,7 +107,6 @@ class Moves:
     def _describe(self, command: say.DescribeRequest) -> None:
         facts = self._residency.facts(command.request)
         refusals = {via: self._residency.refusal(command.request, via) for via in Via}
-        self._faults.reach("described")
         described = say.RequestDescribed(
             **_names(command),
             num_tokens=facts.num_tokens,
@@ -122,7 +117,6 @@ class Moves:
         self._answer(described, ())
 
     def _freeze(self, command: say.FreezeRequest) -> None:
-        self._faults.reach("freezing")
         stillness = self._residency.freeze(command.request, command.via)
         self._settling[command.request] = command
         self._settled(command.request, command, stillness)
@@ -138,13 +132,11 @@ class Moves:
         elif stillness is Stillness.ENDED:
             self._answer(say.CommandFailed(**_names(command), reason="it has ended"), ())
         else:
-            self._faults.reach("frozen")
             snapshot = self._residency.snapshot(request)
             frozen = say.RequestFrozen(**_names(command), num_tokens=snapshot.num_tokens)
             self._answer(frozen, (snapshot.encode(),))
 
     def _thaw(self, command: say.ThawRequest) -> None:
-        self._faults.reach("thawing")
         if command.request in self._settling:
             self._settling[command.request] = command
             return
@@ -153,7 +145,6 @@ class Moves:
         self._answer(say.RequestThawed(**_names(command)), ())
 
     def _release(self, command: say.ReleaseRequest) -> None:
-        self._faults.reach("releasing")
         if command.request in self._residency.frozen:
             self._residency.release(command.request)
             self._book.left(command.request)
@@ -176,7 +167,6 @@ class Moves:
     def _reserve(self, expected: Expected) -> None:
         reservation = self._residency.reserve(expected.arrival, expected.command.token_capacity)
         self._plans[expected.command.request] = CopyPlan(reservation)
-        self._faults.reach("reserved")
         reserved = say.RoomReserved(
             **_names(expected.command),
             blocks=sum(len(group) for group in reservation.block_ids),
@@ -216,7 +206,6 @@ class Moves:
         pairs, places = plan.missing(block_ids, block_epoch, self._residency.grow(request, token_capacity))
         if not pairs.source:
             return False
-        self._faults.reach("copying")
         name = f"{command.move}.{command.number}"
         self._jobs[name] = Job(command, places, block_epoch, attaching)
         self._residency.copy_began(request)
@@ -229,7 +218,6 @@ class Moves:
         job = self._jobs.pop(done.job)
         command = job.command
         self._residency.copy_ended(command.request)
-        self._faults.reach("copied")
         plan = self._plans.get(command.request)
         if done.failure is not None:
             self._answer(say.CopyFailed(**_names(command), reason=done.failure), ())
@@ -252,16 +240,13 @@ class Moves:
 
     def _enter(self, attaching: Attaching, blocks: int, nbytes: int, copy_s: float) -> None:
         command = attaching.command
-        self._faults.reach("attaching")
         self._residency.attach(attaching.snapshot, command.via)
         self._plans.pop(command.request, None)
         self._book.came(command.request, command.lease)
-        self._faults.reach("attached")
         attached = say.RequestAttached(**_names(command), blocks=blocks, nbytes=nbytes, copy_s=copy_s)
         self._answer(attached, ())
 
     def _cancel(self, command: say.CancelReservation) -> None:
-        self._faults.reach("cancelling")
         if self._book.leases.get(command.request, command.lease) != command.lease:
             self._answer(say.ReservationCancelled(**_names(command)), ())  # cancelled, and reserved again since
             return

@@ -3,14 +3,12 @@
 Owns the wiring; runs nothing.  Loading this loads torch, so the process must have its environment before.
 """
 
-import os
 import queue
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.faults import VARIABLE, FaultPoints
 from melld.engine.worker.grammars import Grammars
 from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
 from melld.engine.worker.migration import Moves
@@ -38,7 +36,6 @@ class Parts(NamedTuple):
     preparer: Preparer
     writer: Writer
     pulse: Pulse
-    faults: FaultPoints
     grammars: Grammars
     links: Links
     moves: Moves
@@ -54,24 +51,22 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
-    faults = FaultPoints(os.environ.get(VARIABLE), spec.worker)
     shared = share_memory(engine)
     memory = shared.memory
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     residency = Residency(engine, block_bytes)
-    links = Links(LinkOpener(memory, spec.copy_rules, faults), residency, inbox.put, writer.say)
-    moves = Moves(residency, links, book, faults, writer.say)
+    links = Links(LinkOpener(memory, spec.copy_rules), residency, inbox.put, writer.say)
+    moves = Moves(residency, links, book, writer.say)
     return Parts(
         inbox=inbox,
         reader=Reader(connection, engine, line, writer.say, lambda: pulse.pong(len(book.leases))),
         preparer=Preparer(line, _request_maker(engine), residency, inbox, writer.say),
         writer=writer,
         pulse=pulse,
-        faults=faults,
         grammars=Grammars(engine.structured_output_manager),
         links=links,
         moves=moves,
-        requests=Requests(engine, residency, moves, book, faults, writer.say),
+        requests=Requests(engine, residency, moves, book, writer.say),
         profiler=Profiler(engine, residency, links, lambda: not inbox.empty(), writer.say, pulse.in_step),
         reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
         block_bytes=block_bytes,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.faults import FaultPoints
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.residency import Arrival, Residency
@@ -46,14 +45,12 @@ class Requests:
         residency: Residency,
         moves: Moves,
         book: Book,
-        faults: FaultPoints,
         say: Callable[[Any], None],
     ) -> None:
         self._engine = engine
         self._residency = residency
         self._moves = moves
         self._book = book
-        self._faults = faults
         self._say = say
         self._deferred: list[Resumed] = []
 
@@ -75,7 +72,6 @@ class Requests:
             self._say(wire.RequestRejected(request=request, reason=str(error), cause=resumed.cause))
         else:
             self._book.came(request, resumed.lease)
-            self._faults.reach("resumed")
 
     def resume_deferred(self) -> None:
         """Resume the requests that waited for a copy that has ended."""

@@ -1,0 +1,151 @@
+"""Faults on demand: a worker that dies, or stops, at a named point of a migration, or whose copies arrive damaged.
+
+Owns the points, and the wrappers that are put around the worker's methods in a process that the nursery forks.  The
+worker's own code knows nothing of them.  `MELLD_FAULTS` names a directory: a file `WORKER.POINT.SIGNAL` in it
+(`w1.attached.KILL`) is removed, and its signal sent to the process, when the worker reaches the point.
+"""
+
+import functools
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MELLD_FAULTS"
+POINTS = (
+    "starting",  # any worker: it is about to load the model
+    "described",  # source: it has looked, and not said so
+    "reserved",  # destination: room is taken, and not said so
+    "warmed",  # destination: the blocks are computed, room is not taken yet
+    "copying",  # destination: a pull is about to begin
+    "copied",  # destination: it has ended, and this is not said
+    "freezing",  # source: about to freeze
+    "frozen",  # source: frozen, and not said so
+    "attaching",  # destination: about to attach, its last blocks are there
+    "attached",  # destination: attached, and not said so
+    "releasing",  # source: committed, its blocks are still its own
+    "thawing",  # source: rolled back, not yet going on
+    "cancelling",  # destination: rolled back, its room not yet given back
+    "resumed",  # any worker: a request goes on here by its tokens, and has not been stepped
+    "step",  # any step of the engine
+)
+SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "ABRT": signal.SIGABRT}
+PULLED = "pulled"
+"""The point, on a copying thread, between the copy of a piece and its check, for the `DAMAGES`."""
+DAMAGES = ("CORRUPT", "SHORT")
+
+
+class FaultPoints:
+    """The fault points of one worker."""
+
+    def __init__(self, directory: Path, worker: str) -> None:
+        self._directory = directory
+        self._worker = worker
+
+    def reach(self, point: str) -> None:
+        """Suffer the fault set for this point, if there is one."""
+        for name, number in SIGNALS.items():
+            if self.take(point, name):
+                os.kill(os.getpid(), number)
+
+    def take(self, point: str, fault: str) -> bool:
+        """Return True, once, if this fault is set for this point."""
+        try:
+            (self._directory / f"{self._worker}.{point}.{fault}").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class SpoiltLink:
+    """A link (`transports.transport.Link`) whose copies arrive corrupted, or short, when the fault points say so."""
+
+    def __init__(self, link: Any, region: Any, take: Callable[[str, str], bool]) -> None:
+        """Wrap `link`; `region` is the bytes (uint8) of our allocation."""
+        self._link = link
+        self._region = region
+        self._take = take
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Any:
+        """Copy, then flip a bit in the last block, or leave the last block out."""
+        end = len(source_blocks) - self._take(PULLED, "SHORT")
+        landed = self._link.begin(source_blocks[:end], destination_blocks[:end])
+        landed()
+        if self._take(PULLED, "CORRUPT"):
+            layout = self._link.destination
+            self._region[layout.chunk_offsets[0] + destination_blocks[-1] * layout.block_stride_bytes] ^= 1
+        return landed
+
+
+def inject(directory: Path) -> None:
+    """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
+    from melld.engine.worker.links import LinkOpener
+    from melld.engine.worker.main import Worker
+    from melld.engine.worker.migration import Moves
+    from melld.engine.worker.residency.residency import Residency
+    from melld.engine.worker.writer import Writer
+    from melld.migrate import messages as say
+
+    known: list[FaultPoints] = []
+
+    def reach(point: str) -> None:
+        known[0].reach(point)
+
+    def started(_worker: Any, spec: Any, _connection: Any) -> None:
+        known.append(FaultPoints(directory, spec.worker))
+        reach("starting")
+
+    told = {
+        say.RequestDescribed: "described",
+        say.RoomReserved: "reserved",
+        say.RequestFrozen: "frozen",
+        say.RequestAttached: "attached",
+    }
+
+    def said(_writer: Any, message: Any, *_: Any) -> None:
+        if (point := told.get(type(message))) is not None:
+            reach(point)
+
+    _wrap(Worker, "__init__", before=started)
+    _wrap(Writer, "say", before=said)
+    _wrap(Moves, "_freeze", before=lambda *_: reach("freezing"))
+    _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
+    _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))
+    _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
+    _wrap(Moves, "after_report", after=lambda _: reach("step"))
+    _wrap(Residency, "take_warmed", after=lambda warmed: reach("warmed") if warmed else None)
+    _wrap(Residency, "copy_began", before=lambda *_: reach("copying"))
+    _wrap(Residency, "copy_ended", after=lambda _: reach("copied"))
+    _wrap(Residency, "attach", before=lambda *_: reach("attaching"))
+    _wrap(Residency, "attach_unreserved", after=lambda _: reach("resumed"))
+
+    puller = LinkOpener.puller
+
+    def spoilt(opener: Any, opened: Any) -> Any:
+        region = opener._memory.region
+        link = SpoiltLink(opened.link, region, known[0].take)
+        return puller(opener, type(opened)(opened.transport, link, opened.bytes_per_s))
+
+    LinkOpener.puller = spoilt  # type: ignore[method-assign]
+
+
+def _wrap(
+    owner: type, name: str, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
+) -> None:
+    """Have `before` called with the method's arguments, and `after` with what it returns."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*given: Any, **named: Any) -> Any:
+        if before is not None:
+            before(*given, **named)
+        result = method(*given, **named)
+        if after is not None:
+            after(result)
+        return result
+
+    setattr(owner, name, wrapped)
