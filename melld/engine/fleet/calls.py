@@ -1,6 +1,6 @@
-"""Calls of workers' engines, each with its number, and the answers to them.
+"""Calls of workers' engines and the answers to them.
 
-Owns the numbers and the futures of those who wait.
+Owns the calls' numbers and the futures of their callers.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from melld.ids import WorkerId
 
 
 class Calls:
-    """Those under way, of all workers.  `send` writes to a worker's wire."""
+    """The calls under way on all workers.  `send` writes to a worker's wire."""
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None]) -> None:
         self._send = send
@@ -22,22 +22,22 @@ class Calls:
         self._numbers = 0
 
     async def ask(self, worker: WorkerId, make: Callable[[int], msgspec.Struct], deadline_s: float) -> Any:
-        """The result of one call of one worker; `make` makes the message from the call's number.
+        """Call one worker and return the result; `make` builds the message from the call's number.
 
         Raises:
-            RuntimeError: it failed, with the worker's words, or the worker ended first.
-            TimeoutError: the worker did not answer.
+            RuntimeError: the call failed (the message is the worker's), or the worker ended first.
+            TimeoutError: the worker did not answer by the deadline.
         """
         return await asyncio.wait_for(self._begin(worker, make), deadline_s)
 
     async def ask_all(self, workers: Iterable[WorkerId], method: str, arguments: Sequence[Any]) -> list[Any]:
-        """The results of one of `wire.UTILITIES` on these workers.
+        """Call one of `wire.UTILITIES` on these workers and return the results.
 
         Raises:
             RuntimeError: a worker's call failed, or the worker ended first.
         """
         if method not in wire.UTILITIES:
-            raise ValueError(f"{method} is not among the calls that a worker takes")
+            raise ValueError(f"workers have no call {method}; they have {', '.join(sorted(wire.UTILITIES))}")
 
         def make(call: int) -> wire.CallUtility:
             return wire.CallUtility(call=call, method=method, arguments=list(arguments))
@@ -45,7 +45,7 @@ class Calls:
         return list(await asyncio.gather(*(self._begin(worker, make) for worker in workers)))
 
     def answered(self, done: wire.UtilityDone) -> None:
-        """A worker has done what it was called for, or could not.  An answer that nobody waits for is nothing."""
+        """Pass a worker's answer to its caller; ignore one that nobody waits for."""
         _, future = self._futures.pop(done.call, (None, None))
         if future is None or future.done():
             return
@@ -55,10 +55,10 @@ class Calls:
             future.set_result(done.result)
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """It answers no more."""
+        """Fail every call of a worker that has ended."""
         for asked, future in list(self._futures.values()):
             if asked == worker and not future.done():
-                future.set_exception(RuntimeError(f"{worker} ended before it had answered"))
+                future.set_exception(RuntimeError(f"{worker} ended before it answered"))
 
     def _begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
         self._numbers += 1

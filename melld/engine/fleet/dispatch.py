@@ -1,9 +1,9 @@
-"""Requests on their way to a ready worker: from the beginning, from their tokens, or once it is their turn for trial.
+"""Sends placed requests to their ready worker: from the beginning, from their tokens, or when their probation allows.
 
-Owns the lines of those on probation.  Places nothing: it gives a request to the worker that it was placed on.
+Owns the queues of suspects.  Decides no placement.
 
     give ──► AddRequest (a new one)  or  ResumeRequest (its snapshot)
-      └── of those that were there when a worker died, one at a time: the next when the one before is acquitted
+      └── requests that were there when a worker died: one at a time, the next when the one before is acquitted
 """
 
 import collections
@@ -21,11 +21,11 @@ Send = Callable[[WorkerId, msgspec.Struct, Sequence[Buffer]], None]
 
 
 class Probation:
-    """The lines of suspects, one for each worker.
+    """The queues of suspects, one for each worker.
 
-    A worker dies and takes ten requests with it; one of them may be the cause, and the other nine must not die of it
-    twice.  So one suspect at a time goes on; when it has made `PROOF_TOKENS` it is acquitted and the next one follows.
-    If the worker dies too, the one that was on trial has killed two.
+    When a worker dies under ten requests, one of them may be the cause, and the other nine must not suffer twice.  So
+    one suspect at a time resumes; once it has made `PROOF_TOKENS` it is acquitted and the next one follows.  If the
+    worker dies again, only the suspect that was running bears a second death.
     """
 
     def __init__(self) -> None:
@@ -33,19 +33,19 @@ class Probation:
         self._worker_of: dict[RequestId, WorkerId] = {}
 
     def give(self, request: RequestId, worker: WorkerId) -> bool:
-        """A suspect is placed on the worker.  True if it may go on at once, False if `leave` will name it."""
+        """Queue a suspect on the worker; return True if it may resume at once, False if `leave` will name it."""
         line = self._lines.setdefault(worker, collections.deque())
         line.append(request)
         self._worker_of[request] = worker
         return len(line) == 1
 
     def waits(self, request: RequestId) -> bool:
-        """Whether it has not gone on yet."""
+        """Return True while the suspect has not resumed."""
         worker = self._worker_of.get(request)
         return worker is not None and self._lines[worker][0] != request
 
     def leave(self, request: RequestId) -> RequestId | None:
-        """It is acquitted, has ended, or is elsewhere.  Returns who may go on in its place."""
+        """Drop a request that is acquitted, has ended or has left; return the one that may resume in its place."""
         worker = self._worker_of.pop(request, None)
         if worker is None:
             return None
@@ -58,7 +58,7 @@ class Probation:
         return line[0] if was_on_trial else None
 
     def worker_lost(self, worker: WorkerId) -> frozenset[RequestId]:
-        """The worker is gone, and its line with it.  Returns those that had not gone on there: they are innocent."""
+        """Drop a dead worker's queue; return the suspects that had not resumed there: they are innocent."""
         line = self._lines.pop(worker, collections.deque())
         for request in line:
             del self._worker_of[request]
@@ -66,7 +66,7 @@ class Probation:
 
 
 class Dispatch:
-    """Gives the requests of `live`."""
+    """Sends the requests of `live` to their workers."""
 
     def __init__(self, live: Mapping[RequestId, Live], send: Send) -> None:
         self._live = live
@@ -74,25 +74,25 @@ class Dispatch:
         self._probation = Probation()
 
     def give(self, live: Live, worker: WorkerId) -> None:
-        """The worker shall compute it; a suspect only when it is its turn."""
+        """Start or resume the request on the worker; a suspect waits for its turn."""
         if not live.deaths or self._probation.give(live.request, worker):
             self._begin(live, worker)
 
     def taken(self, taken: wire.RequestTaken) -> None:
-        """Its worker has it."""
+        """Note that the worker has received the request."""
         live = self._live.get(RequestId(taken.request))
         if live is not None and live.lease == taken.lease:
             live.taken = True
 
     def acquit(self, request: RequestId) -> None:
-        """It is no suspect any more, or has gone: let the next one of its worker go on."""
+        """Drop the request from its queue of suspects, if it is in one, and resume the next one."""
         following = self._probation.leave(request)
         live = self._live.get(following) if following is not None else None
         if live is not None and live.worker is not None:
             self._begin(live, live.worker)
 
     def worker_lost(self, worker: WorkerId) -> frozenset[RequestId]:
-        """Those that waited for their turn there: they have nothing to do with its death."""
+        """Return the suspects that waited on the worker: its death is not their doing."""
         return self._probation.worker_lost(worker)
 
     def _begin(self, live: Live, worker: WorkerId) -> None:

@@ -1,11 +1,11 @@
-"""Whether a worker ended of its own doing, or somebody outside ended it: then what it ran has nothing to do with it.
+"""Tells a worker's own failure from an end that came from outside, for which no request is to blame.
 
-Reads /proc.  What cannot be known counts as the worker's own doing.
+Reads /proc.  What cannot be known counts as the worker's own failure.
 
-    a signal that nobody sends himself (SIGTERM, SIGHUP, SIGQUIT)         from outside
-    SIGKILL, and the kernel has ended nobody for want of memory since     from outside
+    a signal that no process sends itself (SIGTERM, SIGHUP, SIGQUIT)      from outside
+    SIGKILL, and the kernel has killed nothing for lack of memory since   from outside
     melld killed it because it was silent, and it was stopped (SIGSTOP)   from outside
-    anything else: a crash, an error, a step without an end, no memory    its own
+    anything else: a crash, an error, an endless step, out of memory      its own
 """
 
 import re
@@ -20,7 +20,7 @@ _SENT = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Fate:
-    """What is known of one worker's end.  Made when the worker is."""
+    """What is known of one worker's end.  Created with the worker."""
 
     def __init__(self) -> None:
         self._memory_kills = memory_kills()
@@ -28,13 +28,13 @@ class Fate:
         self._was_stopped = False
 
     def about_to_kill(self, pid: int) -> None:
-        """melld ends it; said again, it may be dying already, and is not looked at."""
+        """Note that melld is about to kill the process, and whether it is stopped.  Later calls change nothing."""
         if not self._killed_here:
             self._killed_here = True
             self._was_stopped = is_stopped(pid)
 
     def is_from_outside(self, exit_code: int | None) -> bool:
-        """Of the worker that ended so; None: the kernel ended it with its template."""
+        """Return True if the end came from outside.  No exit code: the kernel ended the worker with its template."""
         if self._killed_here:
             return self._was_stopped
         if exit_code is None or -exit_code == signal.SIGKILL:
@@ -43,20 +43,20 @@ class Fate:
 
     @property
     def killer(self) -> str:
-        """Who sent it SIGKILL, for people."""
+        """Who sent it SIGKILL, in words."""
         if self._killed_here:
             return "by melld"
         return (
             "from outside"
             if self.is_from_outside(-signal.SIGKILL)
-            else "from outside, or by the kernel for want of memory"
+            else "from outside, or by the kernel for lack of memory"
         )
 
 
 def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> str:
-    """How a process ended, for people: by which signal, or with which exit code and for what reason that it printed.
+    """Say how a process ended: by which signal, or with which exit code and the reason that it printed.
 
-    A signal that somebody sent has nothing to do with what the process printed before.
+    A signal from outside has nothing to do with what the process printed before.
     """
     lines = list(printed)
     reason = next((line for line in reversed(lines) if _REASON.match(line)), "")
@@ -72,7 +72,7 @@ def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> 
 
 
 def memory_kills() -> int | None:
-    """How many processes this machine's kernel has ended for want of memory, in any control group; None: unknown."""
+    """Return how many processes the kernel has killed for lack of memory, in any control group; None if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -81,7 +81,7 @@ def memory_kills() -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped the process (SIGSTOP)."""
+    """Return True if the process is stopped (SIGSTOP)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:

@@ -1,11 +1,11 @@
-"""All workers as one engine: requests come in, workers compute them, tokens go out, whoever dies meanwhile.
+"""All workers as one engine: requests come in, workers compute them, tokens go out, even when workers die.
 
-Owns the requests that live, and joins the parts that have the rest.  Decides nothing: facts go out as events, decisions
-come back as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
+Owns the unfinished requests and wires its collaborators.  Decides nothing: facts go out as events, decisions come back
+as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
 
     admit ──► RequestArrived ──► driver ──► place ──► Dispatch ──AddRequest──► worker
                                                                                  │
-    outputs ◄── the owner's, with the lease of now ◄── Reports ◄────StepDone─────┘
+    outputs ◄── the owner's, under the valid lease ◄── Reports ◄────StepDone─────┘
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from melld.scheduler import events
 log = logging.getLogger("melld.fleet")
 
 MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
-"""Encoded, with its images: the tokens that it makes come beside it in a frame when it goes on elsewhere."""
+"""Encoded, with its images.  The other half of a frame is for its output tokens when it resumes elsewhere."""
 
 Failures = asyncio.Queue[tuple[RequestId, MelldError]]
-"""Admitted requests that ended with an error, and which."""
+"""Admitted requests that ended with an error, and the error."""
 
 
 class Fleet:
-    """The workers' requests.
+    """The requests of all workers.
 
-    What happens is told to `listener()` at once, before anybody else acts on it.
+    `listener()` hears of every event at once, before anything else acts on it.
     """
 
     def __init__(
@@ -78,13 +78,14 @@ class Fleet:
         self._listener = listener
         self._clock = clock
 
-    # -- from above: the front end ----------------------------------------------------------------------------------
+    # -- called by the front end ------------------------------------------------------------------------------------
 
     def admit(self, core_request: Any, client: str = "") -> None:
-        """Take a request (vLLM's `EngineCoreRequest`) of that client; its tokens come through `outputs`.
+        """Admit a client's request (vLLM's `EngineCoreRequest`); its tokens come through `outputs`.
 
         Raises:
-            RequestTooLarge, InputTooLarge, QueueFull: it fits no worker or no frame, or too many wait; nothing is kept.
+            RequestTooLarge, InputTooLarge, QueueFull: it fits no worker or no frame, or the queue is full; nothing is
+                kept.
         """
         request = RequestId(core_request.request_id)
         prompt = core_request.prompt_embeds if core_request.prompt_token_ids is None else core_request.prompt_token_ids
@@ -119,7 +120,7 @@ class Fleet:
         return encoded
 
     def abort(self, requests: Iterable[str]) -> None:
-        """Forget these requests and free their blocks wherever they are; unknown ones are ignored."""
+        """Drop these requests and free their blocks on every worker; ignore unknown ones."""
         by_worker: dict[WorkerId, list[str]] = {}
         ended = []
         for name in requests:
@@ -135,23 +136,23 @@ class Fleet:
             self._tell_ended(request)
 
     async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        """One of `wire.UTILITIES` on every ready worker.
+        """Call one of `wire.UTILITIES` on every ready worker and return the results.
 
         Raises:
             RuntimeError: a worker's call failed, or the worker ended first.
         """
         return await self.calls.ask_all(filter(self.is_ready, self.workers), method, arguments)
 
-    # -- from beside: the commands of the driver and of migrations --------------------------------------------------
+    # -- called by the driver and the executor of migrations --------------------------------------------------------
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
-        """Write to a worker's wire; dropped when it is not ready."""
+        """Write to a worker's wire; drop the message if the worker is not ready."""
         process = self.supervisor.process(worker)
         if process is not None:
             process.send(message, payload)
 
     def tell(self, event: events.AnyEvent) -> None:
-        """Let the scheduler hear of it, once the fleet's own records are in order."""
+        """Tell the scheduler of an event once the fleet's own records are consistent."""
         if self._untold is None:
             self._listener().handle(event)
         else:
@@ -159,7 +160,7 @@ class Fleet:
 
     @contextmanager
     def _at_once(self) -> Iterator[None]:
-        """What is told in here is heard afterwards, in its order: nobody decides on half of it."""
+        """Hold back the events of the block until its end, so that no decision sees half of a change."""
         untold: list[events.AnyEvent] = []
         self._untold = untold
         try:
@@ -169,21 +170,21 @@ class Fleet:
             self._tell_all(untold)
 
     def new_lease(self, request: RequestId) -> int:
-        """A lease that nobody has had.  It is valid once the request is placed, or handed over, with it."""
+        """Return an unused lease.  It becomes valid when the request is placed or handed over under it."""
         return self.live[request].new_lease()
 
     def reserve(self, request: RequestId, worker: WorkerId, tokens: int) -> None:
-        """Room for so many tokens of it is kept there, until `ledger.release`."""
+        """Reserve room for that many tokens of the request on the worker, until `ledger.release`."""
         if (facts := self.workers.get(worker)) is not None:
             self.ledger.reserve(worker, request, facts.geometry.blocks_for_tokens(tokens))
 
     def hand_over(self, request: RequestId, worker: WorkerId, lease: int, cause: EventId = NO_EVENT) -> None:
-        """Make the request that worker's from now on, under this lease: the commit of a migration."""
+        """Make the worker the request's owner under this lease: the commit of a migration."""
         self.live[request].hand_over(worker, lease, cause)
         self._dispatch.acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId, cause: EventId = NO_EVENT) -> None:
-        """Give the request to the worker: from its beginning, or from the tokens that are known of it."""
+        """Start the request on the worker, or resume it there from its known tokens."""
         live = self.live[request]
         live.worker, live.cause = worker, cause
         if self.is_ready(worker):
@@ -194,14 +195,14 @@ class Fleet:
         self.wake(worker)
 
     def is_ready(self, worker: WorkerId) -> bool:
-        """Whether it takes requests at once; those placed on one that does not are held until it is ready."""
+        """Return True if the worker takes requests at once; otherwise requests placed on it are held until it does."""
         return worker in self.workers and self.supervisor.process(worker) is not None
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
-        """End the process of a worker that runs nothing.  The scheduler goes on to know it, and may have it woken.
+        """End the process of a worker that runs nothing.  The scheduler keeps it and may have it woken.
 
-        For one that still has requests: they go on elsewhere from their tokens when it is gone, and it is started
-        again unless it is to stay out of service.
+        If the worker still has requests, they resume elsewhere from their tokens once its process has ended, and it
+        is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
         self._tell_all(self.places[worker].rest(self._clock()))
@@ -217,15 +218,15 @@ class Fleet:
         return self.places[worker]
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
-        """Have the scheduler give a slow worker fewer requests at once."""
+        """Tell the scheduler to cap the worker at `slots` requests."""
         self._tell_all(self.places[worker].limit(slots, self._clock()))
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
-        """The request fits nowhere."""
+        """Refuse a request that fits on no worker."""
         self.end(request, RequestTooLarge(request, kv_bytes, capacity_bytes))
 
     def end(self, request: RequestId, error: MelldError) -> None:
-        """It ends with this error: `admit` raises it, or, had it been admitted, whoever reads its outputs."""
+        """End the request with this error: `admit` raises it, or `failures` carries it if the request is admitted."""
         live = self.live.get(request)
         if live is not None and not live.admitted:
             live.refusal = error
@@ -233,7 +234,7 @@ class Fleet:
             self._fail(request, error)
 
     def take_grown(self) -> dict[RequestId, int]:
-        """The sizes of placed requests that have grown since the last call."""
+        """Return the sizes of the placed requests that have grown since the last call."""
         return {
             request: kv_bytes
             for (request, worker), kv_bytes in self.ledger.take_grown().items()
@@ -241,16 +242,16 @@ class Fleet:
         }
 
     def shared_bytes(self, worker: WorkerId) -> int:
-        """By how much the worker uses less than the sizes of its requests come to."""
+        """Return how many bytes sharing saves among the worker's requests, at least."""
         return self.ledger.shared_bytes(worker, lambda request: self._owned(request, worker) is not None)
 
     def take_preempted(self) -> list[RequestId]:
-        """The placed requests that vLLM has pushed out of a worker's blocks since the last call."""
+        """Return the placed requests that vLLM has preempted since the last call."""
         emptied = self.ledger.take_emptied()
         return [request for request, worker in emptied if self._owned(request, worker) is not None]
 
     def withdraw(self, worker: WorkerId) -> None:
-        """Take a worker that is not ready from the scheduler: those that wait for it to wake are placed anew."""
+        """Take a worker that is not ready from the scheduler; place the requests that wait for it elsewhere."""
         with self._at_once():
             self._tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
@@ -260,13 +261,13 @@ class Fleet:
                     live.leave_worker()
 
     def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
-        """Have the scheduler reckon with so much on the worker, until it is told another number."""
+        """Tell the scheduler to plan with this capacity on the worker, until the next call."""
         self._tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
 
-    # -- from below: the supervisor's listener ----------------------------------------------------------------------
+    # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
-        """A frame of a worker."""
+        """Handle a worker's message."""
         match message:
             case wire.StepDone():
                 self._step_done(slot.worker, message, payload)
@@ -284,7 +285,7 @@ class Fleet:
                 self._fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
-        """A worker is gone: its requests go on elsewhere from their log, but for those that killed too many."""
+        """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
         worker = slot.worker
         self.ready.pop(worker, None)
         self.calls.worker_lost(worker)
@@ -299,7 +300,7 @@ class Fleet:
                 self._listener().executor.worker_lost(worker)
             if not is_known:
                 self._displace(worker, theirs, ended)
-        if ended.expected and not is_known:  # the scheduler does not know it any more, and so cannot have it woken
+        if ended.expected and not is_known:  # the scheduler no longer knows it and so cannot have it woken
             self.wake(worker)
 
     def _displace(self, worker: WorkerId, theirs: Sequence[Live], ended: WorkerEnded) -> None:
@@ -308,11 +309,11 @@ class Fleet:
             live.lose_worker(not ended.expected and live.request not in innocent, ended.from_outside)
         for live in [live for live in theirs if live.kills_workers]:
             workers = live.deaths + live.harms
-            log.error("request %s was there when %d workers died: not tried again", live.request, workers)
+            log.error("request %s was running when %d workers died: failing it", live.request, workers)
             self._fail(live.request, RequestKilledWorkers(live.request, workers))
 
     def worker_steadied(self, slot: Slot) -> None:
-        """A worker that had died has worked for long enough to be used like any other."""
+        """Tell the scheduler that the worker has run long enough since its last death to count as any other."""
         self._listener().handle(events.WorkerSteadied(self._clock(), worker=slot.worker))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
@@ -347,8 +348,8 @@ class Fleet:
             self.outputs.put_nowait(outputs)
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
-        """Drop a report that came twice; kill the worker after a gap: its requests go on from the log."""
-        log.error("%s: report %d is not the next one (%s)", worker, step, turn)
+        """Drop a repeated report; after a gap kill the worker, so that its requests resume from the log."""
+        log.error("%s: report %d is out of order (%s)", worker, step, turn)
         process = self.supervisor.process(worker)
         if turn is Turn.GAP and process is not None:
             process.kill()
@@ -371,7 +372,7 @@ class Fleet:
         self.tell(events.RequestFinished(self._clock(), request=request))
 
     def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:
-        """The request if it is that worker's now."""
+        """Return the request if the worker owns it."""
         live = self.live.get(request)
         return live if live is not None and live.worker == worker else None
 

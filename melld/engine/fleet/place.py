@@ -1,10 +1,10 @@
-"""A place for a worker: its device, the process in it, where the worker stands, and what the scheduler knows of it.
+"""A place for a worker: its device, its process, its state, and what the scheduler knows of it.
 
 Owns the worker's lifecycle (`status.WorkerState` and the table below, drawn in docs/architecture.md), the offer that
-the scheduler counts on, and the requests that wait for the worker to wake.  Starts and ends nothing.
+the scheduler counts on, and the requests that wait for the worker to wake.  Starts and ends no process.
 
-A worker whose process has been ended on purpose stays known to the scheduler, which may place requests on it: they are
-held here until it is ready.  Only one that dies, or does not wake, is taken from the scheduler.
+The scheduler keeps a worker whose process was ended on purpose and may place requests on it: they are held here until
+it is ready.  Only a worker that dies, or does not wake, is taken from the scheduler.
 """
 
 import enum
@@ -25,7 +25,7 @@ MAX_BACK_OFF_S = 60.0
 
 
 class Guard(enum.StrEnum):
-    """What must hold of a place before it takes a step."""
+    """What must hold before a place takes a step."""
 
     NONE = ""
     GIVEN_UP = "given up"
@@ -34,7 +34,7 @@ class Guard(enum.StrEnum):
 
 
 class Step(NamedTuple):
-    """Where an event leads, and under which condition."""
+    """The state that an event leads to, and the guard that must hold."""
 
     after: WorkerState
     guard: Guard = Guard.NONE
@@ -63,13 +63,13 @@ TRANSITIONS: Mapping[tuple[WorkerState, str], Step] = {
     (WorkerState.FAILED, "start"): Step(WorkerState.STARTING, Guard.GIVEN_UP),
     (WorkerState.FAILED, "stop"): Step(WorkerState.STOPPED),
 }
-"""The only table of a worker's life: its process keeps no state of its own, and the scheduler is told from here."""
+"""The only table of a worker's lifecycle: its process keeps no state, and the scheduler hears of it from here."""
 WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})
 """States in which a worker has its model loaded and answers at once."""
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """A place for a worker: its name, its device, and what it is told at birth."""
+    """What is fixed of a place: the worker's name, its device, and the specification that it starts with."""
 
     worker: WorkerId
     device: str
@@ -78,7 +78,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a worker has."""
+    """What a worker offers the scheduler."""
 
     capacity_bytes: int
     slots: int
@@ -87,7 +87,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Place:
-    """A slot, and the worker that is in it now."""
+    """A slot and its present worker."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -95,69 +95,69 @@ class Place:
         self.process: WorkerProcess | None = None
         self.restarts = 0
         self.failed_starts = 0
-        """Deaths in a row while it was loading."""
+        """Deaths in a row while loading."""
         self.setbacks = 0
-        """All deaths since it last worked for long enough."""
+        """Deaths since it last ran for `steady_after_s`."""
         self.has_been_ready = False
         self.detail = ""
         self.unanswered = 0
         self.stays_out = False
-        """An operator has it stopped: it is not woken."""
+        """An operator has stopped it: only an operator starts it again."""
         self.wake_s = 0.0
-        """How long its last start took, from the fork to the first token; 0 until there has been one."""
+        """How long its last start took, from the fork to the first token; 0 before the first."""
         self.offer: Offer | None = None
         """What the scheduler counts on; None while it does not know the worker."""
         self.is_cold = False
-        """The scheduler knows that it must wait for the worker to wake."""
+        """The scheduler knows that the worker must wake first."""
         self.held: list[RequestId] = []
-        """Requests that the worker gets once it is ready, in the order in which they came."""
+        """Requests to send once the worker is ready, in the order of placement."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker is there and takes requests at once."""
+        """Whether the worker takes requests at once."""
         return self.state in WARM
 
     @property
     def loading(self) -> str:
-        """What its worker does on its way to being ready, in words; empty where it is on no such way."""
+        """What the worker does while it starts, in words; empty otherwise."""
         process = self.process
         return "" if process is None or process.asked_to_end or self.is_ready else process.doing
 
     @property
     def doing(self) -> str:
-        """What its worker does, in words."""
+        """What the worker does, in words."""
         return self.loading or self.state.value
 
     @property
     def given_up(self) -> bool:
-        """Whether it has died while loading so often that it is not tried again by itself."""
+        """Whether it has died while loading too often to be restarted without an operator."""
         return self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS
 
     @property
     def back_off_s(self) -> float:
-        """How long to wait before the next start."""
+        """Seconds to wait before the next start."""
         return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.setbacks - 1))
 
     def died(self, was_ready: bool) -> None:
-        """Go to FAILED, and count it: loading is no proof that it works."""
+        """Go to FAILED and count the death.  Only deaths while loading count as failed starts."""
         self.step("died")
         self.setbacks += 1
         self.failed_starts = 0 if was_ready else self.failed_starts + 1
 
     def forgive(self) -> None:
-        """It has worked for long enough, or an operator has seen to it: its next death is the first."""
+        """Reset the counts of deaths: the worker has run long enough, or an operator has started it."""
         self.setbacks = self.failed_starts = 0
 
     def may(self, event: str) -> bool:
-        """Return True where the table has the step and its guard holds."""
+        """Return True if the table has the step and its guard holds."""
         step = TRANSITIONS.get((self.state, event))
         return step is not None and self._holds(step.guard)
 
     def step(self, event: str) -> None:
-        """Go where the table says.
+        """Go to the state that the table names.
 
         Raises:
-            IllegalTransition: it says nothing, or the guard does not hold.
+            IllegalTransition: the table has no such step, or its guard does not hold.
         """
         if not self.may(event):
             raise IllegalTransition("worker", self.slot.worker, self.state, event)
@@ -173,10 +173,10 @@ class Place:
                 return not self.stays_out
         return True
 
-    # -- what the scheduler knows: each returns the events that it has to hear ---------------------------------------
+    # -- what the scheduler knows: each method returns the events to tell it -----------------------------------------
 
     def announce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
-        """Note that the process has produced a token, and what it offers."""
+        """Note the offer of a process that has produced a token."""
         worker = self.slot.worker
         if self.offer is None:
             self.offer = offer
@@ -197,25 +197,25 @@ class Place:
         return [events.WorkerSlotsChanged(now_s, worker=self.slot.worker, slots=slots)]
 
     def resize(self, capacity_bytes: int, now_s: float) -> list[events.AnyEvent]:
-        """Note how much the worker holds now: others have taken from its device, or given back."""
+        """Note the worker's present capacity: other programs may have taken memory of its device, or given it back."""
         if self.offer is None or self.offer.capacity_bytes == capacity_bytes:
             return []
         self.offer = msgspec.structs.replace(self.offer, capacity_bytes=capacity_bytes)
         return [events.WorkerCapacityChanged(now_s, worker=self.slot.worker, capacity_bytes=capacity_bytes)]
 
     def rest(self, now_s: float) -> list[events.AnyEvent]:
-        """Note that the process ends on purpose.  What is held for it stays held."""
+        """Note that the process ends on purpose.  Held requests stay held."""
         if self.offer is None or self.is_cold:
             return []
         self.is_cold = True
         return [events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=self.wake_s)]
 
     def leave(self, now_s: float) -> list[events.AnyEvent]:
-        """Forget what a worker offered that has died, or did not wake: its requests, held ones too, go elsewhere."""
+        """Withdraw the offer of a worker that died or did not wake: its requests, held ones too, go elsewhere."""
         known, self.offer, self.is_cold, self.held = self.offer, None, False, []
         return [events.WorkerDown(now_s, worker=self.slot.worker)] if known is not None else []
 
     def take_held(self) -> list[RequestId]:
-        """Return the requests that were held for it; some may have ended meanwhile."""
+        """Return the held requests and hold them no longer; some may have ended meanwhile."""
         held, self.held = self.held, []
         return held

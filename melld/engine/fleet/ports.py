@@ -1,7 +1,4 @@
-"""What a fleet asks of those around it: of vLLM's encoding, of its driver, and of whoever runs the migrations.
-
-Owns the contracts, and the one between the fleet and its supervisor.
-"""
+"""The fleet's ports: vLLM's encoding, the driver, the executor of migrations, and the supervisor's listener."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,53 +11,53 @@ from melld.scheduler import events
 
 
 class Codec(Protocol):
-    """vLLM's own encoding, and the few fields of its Structs that the fleet needs."""
+    """vLLM's own encoding of its messages."""
 
     def encode_request(self, core_request: Any) -> bytes:
-        """An `EngineCoreRequest`, whole, with its images."""
+        """Encode an `EngineCoreRequest` with its images."""
 
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
-        """An `EngineCoreOutputs` of that worker."""
+        """Decode that worker's `EngineCoreOutputs`."""
 
 
 class MoveKeeper(Protocol):
-    """Who runs the migrations, and is told what concerns them."""
+    """Runs the migrations and hears what concerns them."""
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """A worker can be moved to and from."""
+        """Note that requests can move to and from the worker."""
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """It is gone.  Said before its requests are given to others."""
+        """Note that the worker is gone.  Called before its requests are placed elsewhere."""
 
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
-        """A worker's answer to a command of a migration, or of a link."""
+        """Handle a worker's answer to a command of a migration or of a link."""
 
     def request_ended(self, request: RequestId) -> None:
-        """It has ended, or its client has left.  The worker that owns it frees it of its own accord."""
+        """Note that the request has ended or its client has left.  Its owner frees its blocks unasked."""
 
     def went_on(self, request: RequestId, gap_s: float) -> None:
-        """The first output since it was handed over, so long after the last one before."""
+        """Note the first output since the request was handed over, `gap_s` after the last one before."""
 
 
 class FleetListener(Protocol):
-    """Who decides what becomes of the fleet's requests."""
+    """Decides what becomes of the fleet's requests."""
 
     @property
     def executor(self) -> MoveKeeper:
-        """Who runs the migrations."""
+        """The executor of migrations."""
 
     def handle(self, event: events.AnyEvent) -> None:
-        """Hear an event, and act on it before returning."""
+        """Act on an event before returning."""
 
 
 class WorkerListener(Protocol):
-    """Who hears of each worker, on the event loop: the fleet."""
+    """Hears of each worker, on the event loop.  The fleet is one."""
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
-        """A frame came."""
+        """Handle a worker's message."""
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
-        """The process is gone; nothing more comes from it."""
+        """Note that the process is gone: nothing more comes from it."""
 
     def worker_steadied(self, slot: Slot) -> None:
-        """It has worked for long enough since its last death."""
+        """Note that the worker has run long enough since its last death."""

@@ -1,6 +1,6 @@
-"""One worker process as the daemon sees it: its birth from the template, its wire, what it prints, its end.
+"""One worker process as the daemon sees it: its fork, its wire, what it prints, its end.
 
-Owns one process, one socket and one pipe.  Knows the frames, not what they mean, and keeps no state: `place` does.
+Owns one process, one socket and one pipe.  Does not interpret messages, and keeps no lifecycle: `place` does.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
 log = logging.getLogger("melld.worker")
 PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
-"""A bar as tqdm draws it: vLLM's and Hugging Face's, of what they load, download or compile."""
+"""A progress bar as tqdm draws it: vLLM's and Hugging Face's, while they load, download or compile."""
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A worker process is gone.  `reason` is one line for people; `expected` when it was asked to end.
+    """A worker process is gone.  `reason` is one line for people; `expected` if melld asked it to end.
 
-    `from_outside`: what it ran has not ended it (`fate`).
+    `from_outside`: no request of it is to blame (`fate`).
     """
 
     worker: str
@@ -36,7 +36,7 @@ class WorkerEnded(msgspec.Struct, frozen=True):
 
 
 class WorkerProcess:
-    """A worker and its wire.  `on_message(message, payload)` and `on_end(ended)` are called on the event loop."""
+    """A worker and its wire.  Calls `on_message(message, payload)` and `on_end(ended)` on the event loop."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class WorkerProcess:
         self._stage = ""
         self._progress = ""
         self.forked_s = 0.0
-        """When that was, by the loop's clock."""
+        """When it was forked, by the loop's clock."""
         self._template = template
         self._on_message = on_message
         self._on_end = on_end
@@ -63,9 +63,9 @@ class WorkerProcess:
         self._fate = Fate()
 
     async def start(self) -> None:
-        """Have the process made.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
+        """Have the process forked.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
 
-        Must run on the daemon's main thread: the kernel ties the template's life to the thread that made it.
+        Must run on the daemon's main thread: the kernel ties the template's life to the thread that started it.
         """
         ours, theirs = socket.socketpair()
         write_end = self._lines.open()
@@ -78,12 +78,12 @@ class WorkerProcess:
         self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
-        """Write a frame; dropped when the process is gone (its end is told by `on_end`)."""
+        """Write a frame; drop it if the process is gone (`on_end` tells of that)."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode_frame(message, payload))
 
     def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
-        """Ask it to end, at once.  What is returned waits for the end, and kills at the deadline."""
+        """Ask the process to end, at once.  The returned coroutine waits for its end and kills it at the deadline."""
         if not self._ended.is_set():
             self.asked_to_end = True
             self.send(wire.StopWorker())
@@ -97,18 +97,18 @@ class WorkerProcess:
             await self._ended.wait()
 
     async def wait_ended(self) -> None:
-        """Return when it is gone, and its end has been told."""
+        """Return when the process is gone and `on_end` has been called."""
         await self._ended.wait()
 
     def kill(self) -> None:
-        """End it now, even if it is stopped (SIGSTOP) or stuck in a kernel."""
+        """Kill the process, even if it is stopped (SIGSTOP) or stuck in a GPU kernel."""
         if not self._ended.is_set():
             self._fate.about_to_kill(self.pid)
             self._template.kill(self._birth)
 
     @property
     def doing(self) -> str:
-        """What it last said that it does on its way to being ready, in words."""
+        """The stage of its start that it last reported, in words."""
         if not self.pid:
             return "importing PyTorch and vLLM (takes a while the first time)"
         return f"{self._stage} ({self._progress})" if self._progress else self._stage

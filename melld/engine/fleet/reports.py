@@ -1,7 +1,7 @@
-"""Take workers' reports: blocks for the ledger, tokens for the log, and how long their steps take.
+"""Takes workers' reports: blocks for the ledger, tokens for the requests' log, and how long their steps take.
 
-Owns the order of each worker's reports, what is known of its work, and the writing of the log (its tokens stand with
-their requests).  Drops what comes from a worker that does not own the request.  Returns what follows from a report.
+Owns the order of each worker's reports and what is known of its work.  Drops outputs of a worker that does not own the
+request.
 """
 
 import collections
@@ -20,7 +20,7 @@ from melld.scheduler.pace import Pace
 
 
 class Turn(enum.StrEnum):
-    """What to make of a report."""
+    """A report's position among its worker's reports."""
 
     NEXT = "next"
     STALE = "came twice"
@@ -28,22 +28,22 @@ class Turn(enum.StrEnum):
 
 
 class WorkerFacts(msgspec.Struct):
-    """What is known of a ready worker's work; the next process in its place begins with none of it."""
+    """What is known of a ready worker's work.  The next process in its place starts afresh."""
 
     index: int
     geometry: KvGeometry
     max_requests: int
     pace: Pace | None = None
-    """Where there is a target for the steps' time."""
+    """None without a target for the time of a step."""
     tokens: int = 0
     reports: int = 0
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
     def turn(self, number: int) -> Turn:
-        """Return what to make of the report of that number; the next one counts as taken.
+        """Return the position of the report of that number; the next one counts as taken.
 
-        The wire keeps its order, so anything but the next one is a fault: after a gap, in which tokens may have been,
-        the worker's word is worth nothing.
+        The wire keeps its order, so anything but the next one is a fault.  After a gap, in which tokens may be lost,
+        the worker's reports are worthless.
         """
         if number != self.reports + 1:
             return Turn.STALE if number <= self.reports else Turn.GAP
@@ -52,20 +52,20 @@ class WorkerFacts(msgspec.Struct):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What a report means for its requests."""
+    """What a report means for the worker's requests."""
 
     finished: list[RequestId] = []
     acquitted: list[RequestId] = []
-    """They have made enough tokens since the death of a worker."""
+    """Suspects that have made enough tokens since the death of a worker."""
     gaps_s: dict[RequestId, float] = {}
-    """Those that were handed over or lost their worker: how long after the last output before."""
+    """Requests that resumed after a hand-over or a worker's death: seconds since their last output before."""
 
 
 class Reports:
     """The reports of the workers of these names.
 
-    `limit` is told how many requests a worker may run at once, so that its steps take `itl_target_s` at most; None: as
-    long as they like.
+    Calls `limit` with how many requests a worker may run at once so that its steps take at most `itl_target_s`; never
+    if that is None.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class Reports:
         self._geometry: KvGeometry | None = None
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """It will report, from 1."""
+        """Expect the worker's reports, from number 1."""
         geometry = self._geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
         pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
         self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests, pace)
         self._ledger.open_worker(worker, geometry, ready.total_blocks)
 
     def worker_lost(self, worker: WorkerId) -> bool:
-        """It reports no more.  False if it did not do so before."""
+        """Forget a worker that has ended; return False if it never was ready."""
         self._ledger.close_worker(worker)
         return self.workers.pop(worker, None) is not None
 
     def kv_bytes(self, tokens: int) -> int:
-        """By the geometry of the latest worker: they all run the same model."""
+        """Return the size of that many tokens, by the latest worker's geometry: they all run the same model."""
         return self._geometry.bytes_for_tokens(tokens) if self._geometry is not None else 0
 
     def take(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
-        """The next report of that worker; `outputs` is its `EngineCoreOutputs`, or None."""
+        """Apply the worker's next report; `outputs` is its `EngineCoreOutputs`, or None."""
         facts = self.workers[worker]
         if done.step_s:
             facts.step_s.append(done.step_s)
@@ -115,7 +115,7 @@ class Reports:
         return self._log(worker, done, outputs, now_s)
 
     def _log(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
-        """Log the owner's tokens; take out of `outputs` what comes from anybody else."""
+        """Log the tokens of requests that the worker owns; drop all others from `outputs`."""
         reported, kept = Reported(), []
         new_tokens: dict[RequestId, int] = {}
         for output in outputs.outputs:

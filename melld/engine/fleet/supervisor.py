@@ -1,11 +1,11 @@
-"""Keeps one worker process per device as it should be: starts, stops, wakes, restarts the dead, fences the hung.
+"""Keeps one worker process per device running: starts, stops and wakes workers, restarts dead ones, kills hung ones.
 
-Owns the processes and their back-off.  Never knows a request: the fleet does.  `place` has the lifecycle.
+Owns the processes and their back-off.  Knows no requests: the fleet does.  `place` has the lifecycle.
 
-    a worker that dies                      restarted after 1, 2, 4 ... 60 s, until one has worked for `steady_after_s`
-    one that dies while loading, in a row   given up after `MAX_FAILED_STARTS`
-    one that answers no ping                killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
-    one whose step never ends               killed after `step_timeout_s`
+    a worker dies                    restarted after 1, 2, 4 ... 60 s, until it has run for `steady_after_s`
+    it dies while loading, in a row  given up after `MAX_FAILED_STARTS`
+    it answers no ping               killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
+    its step never ends              killed after `step_timeout_s`
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from melld.ids import WorkerId
 log = logging.getLogger("melld.supervisor")
 PING_INTERVAL_S = 1.0
 PINGS_AT_LEAST = 4
-"""So many are unanswered before a worker counts as hung, however short its time is."""
+"""Unanswered pings before a worker counts as hung, however short `ping_timeout_s` is."""
 STOP_DEADLINE_S = 5.0
 
 
 class WorkerStartFailed(MelldError):
-    """No worker could be started when the daemon was: this one and its reason were the first."""
+    """No worker could be started with the daemon; this is the first failure."""
 
     def __init__(self, worker: str, device: str, reason: str) -> None:
         super().__init__(f"worker {worker} on {device} could not start: {reason}")
@@ -40,7 +40,7 @@ class WorkerStartFailed(MelldError):
         self.reason = reason
 
     def because_of(self, option: str | None) -> "WorkerStartFailed":
-        """The same, with the key of the configuration to look at."""
+        """Return the same error with the key of the configuration to look at."""
         hint = f" (see [model.vllm] {option})" if option else ""
         return WorkerStartFailed(self.worker, self.device, self.reason + hint)
 
@@ -50,7 +50,7 @@ def _nothing(_place: Place) -> None:
 
 
 class Supervisor:
-    """All places."""
+    """All workers, each in its place."""
 
     def __init__(
         self, slots: Sequence[Slot], template: Template, listener: WorkerListener, health: HealthConfig
@@ -68,12 +68,12 @@ class Supervisor:
         self._template = template
 
     async def start(self, on_ready: Callable[[Place], None] = _nothing) -> None:
-        """Start every worker; return when one is ready, and each other one is too or has failed: that is tried again.
+        """Start every worker; return when each is ready or has failed once (those are restarted), and one is ready.
 
-        Until then `on_ready` hears of each that becomes ready.
+        Until then, call `on_ready` for each worker that becomes ready.
 
         Raises:
-            WorkerStartFailed: none of them became ready; all have been stopped.
+            WorkerStartFailed: no worker became ready; all have been stopped.
         """
         self._first_start = asyncio.get_running_loop().create_future()
         self._on_ready = on_ready
@@ -89,7 +89,7 @@ class Supervisor:
             self._on_ready = _nothing
 
     async def stop(self) -> None:
-        """End every worker; returns when none is left."""
+        """End every worker; return when none is left."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -101,19 +101,19 @@ class Supervisor:
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
     def start_worker(self, worker: WorkerId) -> None:
-        """Start the process of a worker that was stopped, is being stopped, or was given up; else nothing.
+        """Start a worker that was stopped, is being stopped, or was given up; ignore any other.
 
-        Returns at once: `WorkerReady`, or the process's end, reaches the listener.
+        Returns at once; the listener hears of `WorkerReady`, or of the process's end.
         """
         place = self.places[worker]
         place.stays_out = False
         self._begin(place, "start")
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
-        """End a worker's process in good order, and keep it stopped until `start_worker` or `wake`.
+        """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
 
-        Returns at once, and from now on the worker is not ready; `WorkerEnded`, `expected`, reaches the listener.
-        `stay_out`: an operator wants it so; only `start_worker` ends that.
+        Returns at once, and the worker is no longer ready; the listener hears of an expected `WorkerEnded`.
+        `stay_out`: an operator asked for it; only `start_worker` ends that.
         """
         place = self.places[worker]
         place.stays_out = place.stays_out or stay_out
@@ -128,22 +128,22 @@ class Supervisor:
             place.step("ended")
 
     def sleep(self, worker: WorkerId) -> None:
-        """It is not needed now.  Its process stays as it is until `stop_worker`."""
+        """Mark a ready worker as asleep.  Its process stays as it is until `stop_worker`."""
         place = self.places[worker]
         if place.may("sleep"):
             place.step("sleep")
 
     def wake(self, worker: WorkerId) -> None:
-        """It is needed: at once if its process is warm, else as soon as it is ready."""
+        """Wake a sleeping or stopped worker: at once if its process is warm, else by starting it."""
         self._begin(self.places[worker], "wake")
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
-        """The process in that place if it is ready."""
+        """Return the worker's process if it is ready."""
         place = self.places[worker]
         return place.process if place.is_ready else None
 
     def _begin(self, place: Place, event: str) -> None:
-        """Bring a worker back, if the table lets that event do so."""
+        """Bring a worker back if the table allows this event."""
         if not place.may(event) or (self._stopping and not place.is_ready):
             return
         was_given_up = place.given_up
@@ -154,7 +154,7 @@ class Supervisor:
             self._own(self._spawn(place), f"start {place.slot.worker}")
 
     def _end(self, place: Place) -> Coroutine[Any, Any, None]:
-        """Ask a process to end, at once; one that still loads has nothing to put in order."""
+        """Ask a process to end; kill one that is still loading, which has nothing to clean up."""
         assert place.process is not None
         is_loading = not (place.is_ready or place.process.asked_to_end)
         if place.may("stop"):
@@ -175,7 +175,7 @@ class Supervisor:
 
     async def _spawn(self, place: Place) -> None:
         if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
-            return  # it is wanted no longer, or was started meanwhile
+            return  # no longer wanted, or started meanwhile
         place.process = WorkerProcess(
             place.slot.spec,
             self._template,
@@ -185,8 +185,8 @@ class Supervisor:
         place.unanswered = 0
         try:
             await place.process.start()
-        except OSError as error:  # no file descriptors, no memory for a process: that may pass
-            reason = f"no process could be made for it: {error}"
+        except OSError as error:  # out of file descriptors or memory: that may pass
+            reason = f"no process could be started: {error}"
             self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False))
 
     def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
@@ -204,12 +204,12 @@ class Supervisor:
             if place.setbacks:
                 loop, after_s = asyncio.get_running_loop(), self._health.steady_after_s
                 self._steadying[place.slot.worker] = loop.call_later(after_s, self._steadied, place)
-            level = logging.INFO if place.has_been_ready else logging.DEBUG  # of the first start the daemon tells
+            level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
             what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
             log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
             is_first = not self._anybody_was_ready
             place.has_been_ready = True
-            for failed in self.places.values() if is_first else ():  # until now it was not known that it can be served
+            for failed in self.places.values() if is_first else ():  # now it is known that the model can be served
                 if failed.state is WorkerState.FAILED:
                     self._restart(failed)
         self._listener.worker_said(place.slot, message, payload)
@@ -273,10 +273,10 @@ class Supervisor:
     # -- hung workers -----------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Look for hung workers, for ever.
+        """Kill hung workers, until cancelled.
 
         Raises:
-            Exception: what a task of the supervisor's has failed of.
+            Exception: a task of the supervisor has failed with it.
         """
         interval_s = min(PING_INTERVAL_S, self._health.ping_timeout_s / PINGS_AT_LEAST)
         allowed = round(self._health.ping_timeout_s / interval_s)
@@ -289,12 +289,13 @@ class Supervisor:
                 if place.process is None or not place.is_ready:
                     continue
                 if place.unanswered >= allowed:
-                    log.error("%s answers no ping for %.0f s: killed", place.slot.worker, self._health.ping_timeout_s)
+                    silent_s = self._health.ping_timeout_s
+                    log.error("%s: no ping reply for %.0f s, killing it", place.slot.worker, silent_s)
                     place.process.kill()
                 place.unanswered += 1
                 place.process.send(wire.Ping())
 
     def _judge_step(self, place: Place, pong: wire.Pong) -> None:
         if pong.busy_s > self._health.step_timeout_s and place.process is not None:
-            log.error("%s is in one step for %.0f s: killed", place.slot.worker, pong.busy_s)
+            log.error("%s: one step has taken %.0f s, killing it", place.slot.worker, pong.busy_s)
             place.process.kill()

@@ -1,7 +1,7 @@
-"""The template process as the daemon sees it: started before the first worker, and again when it has died.
+"""The template process as the daemon sees it: started before the first worker, and again after its death.
 
-Owns that process and the births that it was asked for.  Knows nothing of what a worker says.
-`melld.engine.worker.template` is what runs in it.
+Owns that process and the workers asked of it.  Never reads what a worker sends.  `melld.engine.worker.template` runs
+in it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program,
 
 log = logging.getLogger("melld.template")
 MAX_LOG_LINES = 40
-"""How many of the last lines that a process printed are kept."""
+"""How many of a process's last lines are kept."""
 ENDING_S = 0.2
 """How long a process may take from closing its wire to its end."""
 BEGIN = (
@@ -34,7 +34,7 @@ BEGIN = (
 
 
 class Birth:
-    """A worker that was asked for: its process id once it is there."""
+    """A worker that was asked for.  `pid` is 0 until it is forked."""
 
     def __init__(
         self, number: int, on_forked: Callable[[int], None], on_exited: Callable[[int | None, str], None]
@@ -46,7 +46,7 @@ class Birth:
 
 
 class Template:
-    """Makes worker processes.  On the event loop's thread, which must be the main one."""
+    """Starts worker processes.  To be used on the event loop's thread, which must be the main one."""
 
     def __init__(self, device_kind: str, environment: Mapping[str, str]) -> None:
         self._device_kind = device_kind
@@ -61,11 +61,11 @@ class Template:
 
     @property
     def pid(self) -> int | None:
-        """Of the template itself; None while there is none."""
+        """Process id of the template; None while there is none."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Begin the imports, if there is no template: they take seconds, and a worker is forked when they are done."""
+        """Start the template unless it runs.  Its imports take seconds; it forks workers when they are done."""
         if self._process is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,9 +95,9 @@ class Template:
         on_exited: Callable[[int | None, str], None],
         program: Program = "main",
     ) -> Birth:
-        """Have a worker made, or what `program` says; `descriptors` (its wire, its log) may be closed afterwards.
+        """Have a process forked that runs `program`; `descriptors` (its wire, its log) may be closed afterwards.
 
-        `on_forked(pid)`, then `on_exited(exit_code, cause)`: `cause` is "" when the exit code says all that is known.
+        Calls `on_forked(pid)`, then `on_exited(exit_code, cause)`; `cause` is "" if only the exit code is known.
         """
         self.start()
         assert self._control is not None
@@ -105,12 +105,12 @@ class Template:
         birth = self._births[self._numbers] = Birth(self._numbers, on_forked, on_exited)
         packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
         assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` tells
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` follows
             socket.send_fds(self._control, [packet], descriptors)
         return birth
 
     def kill(self, birth: Birth) -> None:
-        """End a worker now; one that is not there yet counts as ended, and is killed when it comes."""
+        """Kill a worker; one that is not forked yet counts as ended now and is killed when it appears."""
         if birth.number not in self._births:
             return
         if birth.pid:
@@ -121,7 +121,7 @@ class Template:
         asyncio.get_running_loop().call_soon(birth.on_exited, -signal.SIGKILL, "")
 
     def stop(self) -> None:
-        """End the template, and with it whatever it has made."""
+        """End the template and every process that it forked."""
         if self._process is not None:
             self._process.kill()
             self._lost()
@@ -156,7 +156,7 @@ class Template:
         birth.on_forked(message.pid)
 
     def _lost(self) -> None:
-        """It is gone, and the kernel kills its children; the next `spawn` starts another."""
+        """Clean up after the template's end: the kernel kills its children, and the next `spawn` starts another."""
         assert self._control is not None
         assert self._process is not None
         asyncio.get_running_loop().remove_reader(self._control)
@@ -174,7 +174,7 @@ class Template:
             birth.on_exited(None, cause)
 
     def _end(self) -> int:
-        """Its exit code: it has closed its wire, and so is ending already, or else is ended now."""
+        """Return the template's exit code: it has closed its wire, so it is ending, or else is killed now."""
         assert self._process is not None
         try:
             code = self._process.wait(ENDING_S)
@@ -189,13 +189,13 @@ class Template:
 
 
 def _kill(pid: int) -> None:
-    """End a worker; one that has ended is gone before the template's word of it is read."""
+    """Kill a worker; one that has ended may be gone before the template's message about it is read."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 class Lines(asyncio.Protocol):
-    """What a process prints, line by line: whatever it is, its libraries and a dying interpreter included."""
+    """Everything that a process prints, line by line, including its libraries and a dying interpreter."""
 
     def __init__(self, printed: Callable[[str], None]) -> None:
         self.last: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
@@ -203,7 +203,7 @@ class Lines(asyncio.Protocol):
         self._rest = b""
 
     def open(self) -> int:
-        """The descriptor for the process to print to; whoever calls closes it when the process has it."""
+        """Return the descriptor for the process to print to; the caller closes it once the process has it."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         self._pipe = os.fdopen(read_end, "rb", 0)
@@ -213,7 +213,7 @@ class Lines(asyncio.Protocol):
         return write_end
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Split data into lines.  See `asyncio.Protocol`."""
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = self._rest[-4096:]
         for line in lines:
@@ -222,8 +222,8 @@ class Lines(asyncio.Protocol):
                 self._printed(text)
 
     def read_rest(self) -> None:
-        """Read what is left: the process has ended, and its last line says why."""
-        with contextlib.suppress(OSError, ValueError):  # for now there is no more; or the pipe is closed
+        """Read what is left after the process's end: its last line says why it ended."""
+        with contextlib.suppress(OSError, ValueError):  # nothing more is there, or the pipe is closed
             while data := os.read(self._pipe.fileno(), 1 << 16):
                 self.data_received(data)
         self.data_received(b"\n")

@@ -62,7 +62,7 @@ def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not fate.is_from_outside(-signal.SIGKILL)
     assert not fate.is_from_outside(None)
     assert fate.is_from_outside(-signal.SIGTERM)
-    assert "want of memory" in fate.killer
+    assert "lack of memory" in fate.killer
     monkeypatch.setattr(fates, "memory_kills", lambda: None)
     assert not Fate().is_from_outside(-signal.SIGKILL)
 

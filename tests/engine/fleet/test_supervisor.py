@@ -65,7 +65,7 @@ async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
     try:
-        with pytest.raises(WorkerStartFailed, match=r"no process could be made for it: .*Too many open files"):
+        with pytest.raises(WorkerStartFailed, match=r"no process could be started: .*Too many open files"):
             await supervisor.start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
