@@ -1,6 +1,6 @@
-"""New connections: taken while there are descriptors to spare, and else left to wait in the kernel's line.
+"""Accepts connections while file descriptors are to spare; otherwise leaves them in the kernel's queue.
 
-Owns a listening socket.  libuv's own server takes what it has no descriptor for, and closes it at once.
+Owns a listening socket.  libuv's own server accepts connections that it has no descriptor for and closes them at once.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from collections.abc import Callable
 log = logging.getLogger("melld.api")
 
 WAITING = 1024
-"""Connections that the kernel lets wait."""
+"""Connections that the kernel may queue."""
 AT_ONCE = 64
-"""Connections that are taken before others have their turn."""
+"""Connections accepted in one turn of the loop."""
 SPARE_DESCRIPTORS = 64
-"""For what the daemon opens itself: the wires of a worker that starts again, `melld status`, its files."""
+"""Kept for what the daemon opens itself: the wires of a restarted worker, `melld status`, its files."""
 LOOK_AGAIN_S = 0.1
 
 
@@ -32,13 +32,13 @@ class Acceptor:
         self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         self._listener.setblocking(False)
         self._listener.listen(WAITING)
         self._loop.add_reader(self._listener, self._accept)
 
     def stop(self) -> None:
-        """Accept no more, and close the socket."""
+        """Stop accepting and close the socket."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
@@ -63,7 +63,7 @@ class Acceptor:
         connection.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError as error:  # the client has gone already
+        except OSError as error:  # the client has left already
             log.debug("a connection was lost as it was made: %s", error)
             connection.close()
 
@@ -76,7 +76,7 @@ class Acceptor:
 
 
 def has_descriptors_to_spare() -> bool:
-    """Whether the process may open `SPARE_DESCRIPTORS` files more, as far as the lowest free number tells."""
+    """Return True if the process can open `SPARE_DESCRIPTORS` more files, judging by the lowest free descriptor."""
     try:
         lowest = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

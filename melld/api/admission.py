@@ -1,11 +1,8 @@
-"""Who may come in: how many calls run at once, and whether any may begin.
+"""Admits calls: limits how many run at once, in total and per client, and refuses them while not serving.
 
-Owns the count of the calls that wait for an engine, their tasks, each client's share of the places, and the lifecycle
-of the door:
+Owns the count of running calls, their tasks, each client's share of the places, and the API's lifecycle:
 
     open ──begin_drain──► draining ──abort──► aborted
-
-It never waits for an engine itself; `wait_idle` waits for the calls.
 """
 
 import asyncio
@@ -28,7 +25,7 @@ class Door(Enum):
 
 
 class Admission:
-    """Counts calls in and out.  One per daemon."""
+    """Counts the running calls.  One per daemon."""
 
     def __init__(
         self,
@@ -36,7 +33,7 @@ class Admission:
         why_closed: Callable[[], str | None],
         known_clients: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`why_closed` says in a few words why nobody is let in, or None when somebody is."""
+        """`why_closed` says in a few words why no call is admitted, or None if calls are."""
         self._max_concurrent = max_concurrent
         self._why_closed = why_closed
         self._known_clients = known_clients
@@ -48,18 +45,18 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Calls that have come in and not gone."""
+        """Number of running calls."""
         return len(self._calls)
 
     def why_closed(self) -> str | None:
-        """Why a new request would be refused, whoever sends it, or None."""
+        """Say why a call of any client would be refused; None if it would not."""
         return "draining" if self.door is not Door.OPEN else self._why_closed()
 
     def check(self, client: str = "") -> None:
-        """Refuse, as `call` would, before anything has been read.
+        """Refuse what `call` would refuse, before anything has been read.
 
         Raises:
-            Refusal: 503 while draining or not ready, 429 when as many run as may, in all or of this client.
+            Refusal: 503 while draining or not ready, 429 at the limit of calls, in total or of this client.
         """
         why_not = self.why_closed()
         if why_not is not None:
@@ -72,17 +69,17 @@ class Admission:
             raise Refusal(429, message, code="too_many_requests_of_key", headers=RETRY_AFTER)
 
     def share(self, client: str) -> int:
-        """How many places the client may hold: there is always room for one more client than there are now."""
+        """Return how many places the client may hold; there is always room for one more client than there are now."""
         others = sum(count > 0 and name != client for name, count in self._calls_of.items())
         parts = max(1, min(others + 2, self._known_clients()))
         return max(1, self._max_concurrent() // parts)
 
     @contextmanager
     def call(self, client: str = "") -> Iterator[None]:
-        """Hold a place for the current task, which is this client's.
+        """Hold a place for the client's call, which is the current task.
 
         Raises:
-            Refusal: 503 while draining or not ready, 429 when as many run as may.
+            Refusal: see `check`.
         """
         self.check(client)
         task = asyncio.current_task()
@@ -100,12 +97,12 @@ class Admission:
                 self._idle.set()
 
     def begin_drain(self) -> None:
-        """Let nobody in any more; who is in goes on."""
+        """Admit no more calls; running ones go on."""
         if self.door is Door.OPEN:
             self.door = Door.DRAINING
 
     async def wait_idle(self, deadline_s: float) -> bool:
-        """Wait until the last call has gone, for at most `deadline_s`; whether it has."""
+        """Wait at most `deadline_s` for the last call to end; return False if one still runs."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
@@ -114,7 +111,7 @@ class Admission:
         return True
 
     def abort(self) -> int:
-        """End every call now: each client is told, none is cut off in silence.  Returns how many there were."""
+        """End every call now, each with an answer to its client; return how many there were."""
         self.door = Door.ABORTED
         for task in self._calls:
             task.cancel()
@@ -122,10 +119,10 @@ class Admission:
 
     @property
     def aborted(self) -> bool:
-        """Whether a cancelled call was ended by the daemon, and not by its client."""
+        """Whether the daemon, not the client, has cancelled a cancelled call."""
         return self.door is Door.ABORTED
 
 
 def shutting_down() -> Refusal:
-    """What the clients of aborted calls are told."""
+    """Return the answer to clients of aborted calls."""
     return Refusal(503, "the daemon is shutting down", code="shutting_down", headers=RETRY_AFTER)

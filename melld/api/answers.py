@@ -1,6 +1,6 @@
-"""What an error looks like to a client: its status, its headers and its JSON body in the dialect of the endpoint.
+"""Errors as a client sees them: status, headers and JSON body in the dialect of the endpoint.
 
-Pure.  Which exception gets which answer is `melld.api.error_mapping`'s to say.
+Pure.  `melld.api.error_mapping` decides which exception gets which answer.
 """
 
 import json
@@ -14,7 +14,7 @@ from melld.errors import MelldError
 
 
 class Dialect(Enum):
-    """Whose error body and whose stream of events an endpoint speaks."""
+    """The API whose error bodies and event streams an endpoint uses."""
 
     OPENAI = "openai"
     RESPONSES = "responses"
@@ -47,11 +47,11 @@ class Answer(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def body(self, dialect: Dialect) -> bytes:
-        """The JSON body of an HTTP answer."""
+        """Return the JSON body of an HTTP answer."""
         return json.dumps(self._fields(dialect)).encode()
 
     def event(self, dialect: Dialect, sequence: int = 0) -> bytes:
-        """The end of a stream that had begun: an `error` event (its number `sequence`), and what a client awaits."""
+        """Return the end of a started stream: an `error` event, numbered `sequence`, and the stream's end mark."""
         if dialect is Dialect.RESPONSES:
             fields: dict[str, Any] = {"type": "error", "code": self.code or openai_type(self.status)}
             fields |= {"message": self.message, "param": self.param, "sequence_number": sequence}
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def openai_type(status: int) -> str:
-    """OpenAI's name for the kind of error behind a status."""
+    """Return OpenAI's type of error for a status."""
     if status == 401:
         return "authentication_error"
     if status == 429:

@@ -1,9 +1,8 @@
 """The HTTP API: one request from its head to its answer.
 
-    route ─► key ─► door (Admission) ─► body ─► guards ─► vLLM's serving class ─► one body, or a stream of events
+    route ─► key ─► admission ─► body ─► guards ─► vLLM's serving class ─► one body, or a stream of events
 
-Owns the order of these steps and the one place where errors become answers.  What an answer looks like, what is
-refused and how vLLM is called each have a module of their own.  Never talks to a worker.
+Owns the order of these steps and the one place where errors become answers.  Never talks to a worker.
 """
 
 import asyncio
@@ -65,32 +64,31 @@ class ApiContext:
     state: State
     """vLLM's serving classes, as `init_app_state` leaves them."""
     config: Callable[[], ServerConfig]
-    """Of now: a reload may change it."""
+    """The present configuration: a reload may change it."""
     keys: Callable[[], Keys]
     why_not_ready: Callable[[], str | None]
-    """Why no request would be served now, in a few words; None when it would."""
+    """Says in a few words why no request would be served now; None if it would."""
     why_closed: Callable[[], str | None]
-    """Why no call is let in: not even to wait."""
+    """Says why no call is admitted, not even to wait; None if calls are."""
     status: Callable[[], DaemonStatus]
-    """For /status and the page that shows it."""
     registry: CollectorRegistry
-    """Whose metrics /metrics shows, and where the API's own are registered."""
-    check_line: Callable[[str, int], None] = lambda _client, _priority: None
-    """Raises for a client whose request of that priority would be sent away as soon as it arrived."""
+    """The metrics of /metrics, to which the API adds its own."""
+    check_queue: Callable[[str, int], None] = lambda _client, _priority: None
+    """Raises if the full queue would send away a request of this client and priority on arrival."""
 
 
 @contextlib.asynccontextmanager
 async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> AsyncIterator[Admission]:
-    """Serve on these bound sockets for as long as the context is open.
+    """Serve on these bound sockets while the context is open.
 
-    At its end the calls that still run have `SETTLE_S` to end by themselves (the daemon has failed their requests by
-    then); what is left is aborted, and its clients are told.
+    At its end, running calls have `SETTLE_S` to end (the daemon has failed their requests by then); the others are
+    aborted, with an answer to their clients.
     """
     api = Api(context)
     server = ConnectionServer(api.handle, context.config())
     runner = web.ServerRunner(server, shutdown_timeout=SETTLE_S)
     await runner.setup()
-    # All that has been imported and built is for good: looking it through for garbage would stop every stream.
+    # What has been imported and built stays for ever: collecting garbage among it would pause every stream.
     freeze_gc_heap()
     acceptors = [Acceptor(listener, server) for listener in listeners]
     try:
@@ -100,7 +98,7 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):
-            log.warning("%d calls are ended by the shutdown", api.admission.abort())
+            log.warning("ending %d calls, which the shutdown does not wait for", api.admission.abort())
             await api.admission.wait_idle(SETTLE_S)
         for acceptor in acceptors:
             acceptor.stop()
@@ -109,7 +107,7 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
 
 
 class Exchange:
-    """One request while it is answered."""
+    """One HTTP request while it is answered."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
@@ -119,7 +117,7 @@ class Exchange:
         self.dialect = Dialect.OPENAI
         self.parameters: frozenset[str] = frozenset()
         self.response: web.StreamResponse | None = None
-        """The stream, once its head has been sent."""
+        """The stream after its head has been sent."""
         self.events = 0
 
 
@@ -144,24 +142,24 @@ class Api:
 
     @property
     def state(self) -> State:
-        """The serving classes of vLLM."""
+        """vLLM's serving classes."""
         return self._context.state
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The metrics to show."""
+        """The metrics of /metrics."""
         return self._context.registry
 
     def status(self) -> DaemonStatus:
-        """The daemon as it is now."""
+        """Return the daemon's present status."""
         return self._context.status()
 
     def why_not_ready(self) -> str | None:
-        """Why no call would be served now, in a few words; None when it would."""
+        """Say in a few words why no call would be served now; None if it would."""
         return self.admission.why_closed() or self._context.why_not_ready()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request, whatever happens."""
+        """Answer one request; every error becomes an answer, too."""
         exchange = Exchange(request)
         try:
             response = await self._answer(exchange)
@@ -173,13 +171,13 @@ class Api:
             task.uncancel()
             response = await self._fail(exchange, shutting_down())
         except ConnectionError:
-            # The client has gone while it was written to; aiohttp ends the connection.
+            # The client left during the answer; aiohttp ends the connection.
             self._counts.disconnects.inc()
             raise
         except Exception as error:  # noqa: BLE001 - the API's error middleware
             if request.transport is None:
                 self._counts.disconnects.inc()
-            # vLLM's serving classes make an error of their own of a cancellation.
+            # vLLM's serving classes turn a cancellation into an error of their own.
             response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
         self._counts.answered(exchange.route, response.status)
         return response
@@ -198,13 +196,13 @@ class Api:
         body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         if call.engine:
-            # Before anything else is looked at: under overload most requests come no further, and must cost little.
-            self._context.check_line(exchange.client, asked_priority(fields))
+            # First of all checks: under overload most requests get no further and must cost little.
+            self._context.check_queue(exchange.client, asked_priority(fields))
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
             return await self._serve(exchange, call, fields, len(body))
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
-        """The call, or the page (None) and the rest of its path."""
+        """Return the call, or None for a page, and the rest of the path."""
         request = exchange.request
         path = request.path.rstrip("/") or "/"
         rest = ""
@@ -223,7 +221,7 @@ class Api:
         return call, rest
 
     def _check_key(self, request: web.BaseRequest) -> str:
-        """Whose key it is, by its short name."""
+        """Check the request's key and return the client's short name."""
         headers, keys = request.headers, self._context.keys()
         if not keys and not self._context.config().allow_remote_without_key:
             self._check_host(headers.get("Host"))
@@ -235,7 +233,7 @@ class Api:
         return client
 
     def _check_host(self, host: str | None) -> None:
-        """Where there is no key, no web page may reach the daemon through its reader's browser."""
+        """Refuse foreign host names: without a key, no web page may reach the daemon through its reader's browser."""
         if not names_this_machine(host):
             message = "without an API key this server answers to localhost and to addresses, not to other names"
             raise Refusal(403, message, code="unknown_host")
@@ -248,7 +246,7 @@ class Api:
             yield
 
     def _least_priority(self) -> int | None:
-        """With several keys nobody pushes in before the others, unless the operator lets them."""
+        """Return the most urgent priority allowed: 0 with several keys, unless the operator has set another."""
         least = self._context.config().min_priority
         return 0 if least is None and len(self._context.keys().digests) > 1 else least
 
@@ -290,12 +288,12 @@ class Api:
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
-                log.warning("request %s: ended, nobody reads its stream", exchange.request_id)
+                log.warning("request %s: its client reads nothing, ending it", exchange.request_id)
             await give_up(performing)
         return response
 
     async def _fail(self, exchange: Exchange, error: BaseException) -> web.StreamResponse:
-        """Turn an error into the answer, or into the end of the stream that has begun."""
+        """Answer with an error, or end a started stream with it."""
         answer = answer_to(error, exchange.parameters)
         if needs_traceback(error, answer):
             log.error("request %s failed", exchange.request_id, exc_info=error)
@@ -312,6 +310,6 @@ class Api:
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id} | answer.headers
         response = web.Response(status=answer.status, body=answer.body(exchange.dialect), headers=headers)
         if not exchange.request.content.is_eof():
-            # The rest of the body is not wanted: what follows on this connection would be taken for it.
+            # The rest of the body is not read: the next request on this connection would be confused with it.
             response.force_close()
         return response

@@ -1,6 +1,6 @@
-"""Calls: the endpoints behind which an engine works, each a row of one table.
+"""Calls: one table of the endpoints that vLLM's serving classes serve.
 
-Owns the way from a parsed request to a result of vLLM's serving classes.  Sends nothing.
+Owns the way from a parsed request to a result of those classes.  Sends nothing.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from melld.api.parsing import check_bites, patient
 from melld.api.streams import begun
 from melld.config import ServerConfig
 
-# What vLLM may see of an HTTP request: tracing and session ids.  Its own headers (a priority, a data-parallel rank) are
-# not for clients.
+# The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
+# clients.
 FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
 MAX_EMBEDDED_MESSAGES = 256
 _EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
@@ -48,20 +48,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint."""
 
     serving: str
-    """The attribute of the serving state, as vLLM names it."""
+    """The attribute of vLLM's serving state."""
     method: str
-    """The method of it; empty when the object itself is called."""
+    """Its method; empty if the object itself is called."""
     parse: Callable[[dict[str, Any]], BaseModel]
-    """A body into vLLM's pydantic model."""
+    """Turns a body into vLLM's pydantic model."""
     api: str
-    """What it is called where it is missing."""
+    """The API's name, for errors."""
     dialect: Dialect = Dialect.OPENAI
     engine: bool = True
-    """Whether a worker computes for it."""
+    """Whether a worker computes it."""
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
     max_body_bytes: int = sys.maxsize
-    """Where the answer grows with the body and is made in one go; else the configuration's limit alone holds."""
+    """A limit below the configuration's, where the answer grows with the body and is made in one go."""
 
     def limits(self, config: ServerConfig) -> ServerConfig:
         """Return the limits of this endpoint's bodies."""
@@ -75,7 +75,7 @@ def _tokenize(body: dict[str, Any]) -> BaseModel:
 
 
 def _embed(body: dict[str, Any]) -> BaseModel:
-    """Parse one of five models, each tried: none with so many messages that this takes long."""
+    """Parse a body by trying five models, with few enough messages that this is quick."""
     check_bites(body)
     for name in ("messages", "input"):
         value = body.get(name)
@@ -149,7 +149,7 @@ CALLS = {
 
 
 class ForwardedRequest:
-    """What vLLM's serving classes are given in place of a Starlette request: chosen headers and a place for notes."""
+    """Stands in for the Starlette request of vLLM's serving classes: some headers and a place for their state."""
 
     def __init__(self, headers: CIMultiDict[str]) -> None:
         self.headers = headers
@@ -157,24 +157,24 @@ class ForwardedRequest:
 
 
 def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
-    """The part of an HTTP request's `headers` that vLLM may see, under the id that the request has here."""
+    """Return the headers that vLLM may see, with melld's request id."""
     chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
     chosen["X-Request-Id"] = request_id
     return ForwardedRequest(chosen)
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a call gives: a whole JSON body, or a stream that has begun."""
+    """A call's result: a whole JSON body, or a started stream."""
 
     body: bytes = b""
     stream: AsyncGenerator[str, None] | None = None
 
 
 def handler_of(call: Call, serving: State) -> Any:
-    """The serving class behind a call.
+    """Return the serving class behind a call.
 
     Raises:
-        Refusal: 400 where this model has none.
+        Refusal: 400 if this model has none.
     """
     handler = getattr(serving, call.serving, None)
     if handler is None:
@@ -184,7 +184,7 @@ def handler_of(call: Call, serving: State) -> Any:
 
 
 def is_stream(parsed: BaseModel) -> bool:
-    """Whether the request asks for a stream of events."""
+    """Return True if the request asks for a stream of events."""
     return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
 
 
@@ -207,7 +207,7 @@ async def perform(call: Call, serving: State, parsed: BaseModel, request: Forwar
 
 
 def trust_of(serving: State) -> Trust:
-    """What the operator's options of `[model.vllm]` let clients do."""
+    """Return what the operator's options in `[model.vllm]` let clients do."""
     arguments = serving.args
     return Trust(
         chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),
@@ -217,9 +217,9 @@ def trust_of(serving: State) -> Trust:
 
 
 def make_messages_honest(serving: State) -> None:
-    """Replace the Anthropic handler by one that raises what vLLM's would bury in a stream of its own.
+    """Replace the Anthropic handler by one that raises errors.
 
-    Its converter reads the chat stream, and turns an error there into the text of a validation failure.
+    vLLM's converter reads the chat stream and turns an error there into the text of a validation failure.
     """
     messages = getattr(serving, "anthropic_serving_messages", None)
     if messages is None:
@@ -237,7 +237,7 @@ def make_messages_honest(serving: State) -> None:
 
 
 async def give_up(work: asyncio.Task[Result]) -> None:
-    """End what a call still does, and free its engine; nothing where it has ended."""
+    """Cancel a call, so that its request is aborted; do nothing if it has ended."""
     work.cancel()
     with contextlib.suppress(Exception, asyncio.CancelledError):
         if (stream := (await work).stream) is not None:

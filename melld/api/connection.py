@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections: what aiohttp's parser and protocol leave open is closed here.
+"""HTTP/1.1 connections, with the protections that aiohttp's parser and protocol lack.
 
-Owns the time that a client may take for a request's head, the answers to heads that cannot be parsed (431 for one
-that is too large) or frame a body as they must not, the bound on what chunks may cost beside their content, and the
-watch over clients that do not read.  Knows nothing of routes.
+Owns the time limit for a request's head, the answers to heads that cannot be parsed, are too large (431) or frame
+their body ambiguously, the limit on the framing of chunked bodies, and the watch over clients that do not read.
+Knows nothing of routes.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from melld.config import ServerConfig
 log = logging.getLogger("melld.api")
 
 MAX_URL_BYTES = 4096
-# The kernel holds back at most so much of a stream that its reader does not take; beyond it the writer feels it.
+# What the kernel buffers of a stream whose reader takes nothing; beyond it the writer has to wait.
 UNSENT_BYTES = 128 << 10
 LINGER_S = 2.0
-# A body in chunks may take twice its size, and what two reads of the transport hold besides.  Each chunk costs the
-# event loop some microseconds; extensions of chunks, zeros before their sizes and trailers mean nothing here.
+# A chunked body may take twice its size, plus two reads of the transport.  Each chunk costs the event loop some
+# microseconds; extensions of chunks, zeros before their sizes and trailers carry nothing that melld uses.
 WIRE_BYTES_PER_BYTE = 2
 WIRE_BYTES_SPARE = 512 << 10
 
@@ -64,16 +64,16 @@ class Connection(web.RequestHandler):
         self._requests_seen = 0
         self._requests_answered = 0
         self._body: StreamReader = EMPTY_PAYLOAD
-        """Of the last request."""
+        """Body of the last request."""
         self._wire_bytes = 0
-        """What has come for it since its head; below 0 once it has been refused."""
+        """Bytes received for it since its head; below 0 once it is refused."""
         self._is_old = False
         """Whether its client speaks HTTP/1.0."""
         self._watch: HalfClosedWatch | None = None
-        """There when the client has said that it sends no more."""
+        """Set when the client has closed its sending side."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first head."""
+        """Start the time limit for the first head."""
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
@@ -81,14 +81,14 @@ class Connection(web.RequestHandler):
         self._arm()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Stop waiting."""
+        """Stop all timers."""
         self._disarm()
         if self._watch is not None:
             self._watch.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; a head that has begun must end in time."""
+        """Feed the parser; limit the time of a head and the framing of a body."""
         if self._wire_bytes < 0:
             return
         super().data_received(data)
@@ -105,7 +105,7 @@ class Connection(web.RequestHandler):
                 self._refuse_framing()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows more than aiohttp declares
-        """Keep the connection of a client that has sent all of its requests and waits for an answer."""
+        """Keep the connection of a client that has sent all its requests and waits for an answer."""
         waits = self._requests_answered < self._requests_seen and self._body.is_eof()
         if not waits or self.transport is None:
             return None
@@ -113,23 +113,23 @@ class Connection(web.RequestHandler):
         return True
 
     def _is_waiting(self) -> bool:
-        """Return whether nothing of the answer that is due has been sent."""
+        """Return True if nothing of the present answer has been sent."""
         request = self._current_request
         return request is not None and request.writer.output_size == 0
 
     def _refuse_framing(self) -> None:
-        """End the body whose chunks are nearly all framing: its reader answers, where there still is one."""
+        """Fail a body whose chunks are nearly all framing; its reader, if there still is one, answers."""
         if self._current_request is None:
             self.force_close()
             return
-        self._wire_bytes = -1  # what still comes is thrown away for a while, so that the answer is not lost
+        self._wire_bytes = -1  # discard what still comes for a while, so that the answer is not lost
         self._lingering_time = LINGER_S / 4
         self._body.set_exception(RequestPayloadError("its chunks hold next to no content"))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response; what comes after it is the next head."""
+        """Send the response; the next head may follow."""
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -140,7 +140,7 @@ class Connection(web.RequestHandler):
                 self.close()
 
     def _awaits_head(self) -> bool:
-        """Whether what comes now is a request's head: not a body, and not what is read and thrown away at the end."""
+        """Return True if the next bytes are a request's head, not a body and not what is discarded at the end."""
         return self._requests_answered == self._requests_seen and self._keepalive
 
     def handle_error(
@@ -150,7 +150,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a head that the parser refused: 431 where it is too large, 414 for its URL, else 400."""
+        """Answer a head that the parser refused: 431 if it is too large, 414 for its URL, else 400."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun")
         if isinstance(exc, LineTooLong) and exc.args[1] == MAX_URL_BYTES:
@@ -185,7 +185,7 @@ class Connection(web.RequestHandler):
 
 
 class ConnectionServer(web.Server):
-    """aiohttp's low-level server with connections of ours."""
+    """aiohttp's low-level server with melld's connections."""
 
     def __init__(self, handler: Any, limits: ServerConfig) -> None:
         super().__init__(self._handle, handler_cancellation=True)
@@ -193,7 +193,7 @@ class ConnectionServer(web.Server):
         self._limits = limits
 
     def __call__(self) -> web.RequestHandler:
-        """One connection's protocol, as `loop.create_server` asks for it."""
+        """Return the protocol of a new connection."""
         return Connection(self, self._limits, loop=self._loop)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -202,7 +202,7 @@ class ConnectionServer(web.Server):
 
 
 def framing_fault(request: web.BaseRequest) -> Answer | None:
-    """Return the answer to a request that nobody may take for framed, where it is one (RFC 9112, 6.1)."""
+    """Return the answer to a request whose framing is ambiguous (RFC 9112, 6.1), or None."""
     codings = [
         coding.strip().lower() for line in request.headers.getall("Transfer-Encoding", ()) for coding in line.split(",")
     ]
@@ -223,9 +223,9 @@ def _last_answer(answer: Answer) -> web.Response:
 
 
 class ReaderWatch:
-    """Ends a connection whose reader has taken nothing for `slow_reader_s` while there was something to take.
+    """Aborts a connection whose client has read nothing for `slow_reader_s` while data was waiting.
 
-    A context manager around the writing of one stream; `ended` says whether it had to.
+    A context manager around the writing of one stream; `ended` says whether it has aborted it.
     """
 
     def __init__(self, request: web.BaseRequest, slow_reader_s: float) -> None:

@@ -1,13 +1,11 @@
-"""Which answer an exception gets.
+"""Maps every exception that may end a request to one `Answer`.  Never sends and never logs.
 
-Owns the mapping from every exception that may end a request to one `Answer`.  Never sends anything and never logs.
-
-    Refusal, MelldError            their own status and code
-    ServingFault                   what vLLM's serving layer reported instead of raising it
-    pydantic's ValidationError     400, `param` from the place of the first error
-    vLLM's VLLMError and the bare  as vLLM's own exception handlers map them (vllm.entrypoints.serve.exception_handling)
-    ValueError family
-    anything else                  500, and the message stays inside
+Refusal, MelldError            their own status and code
+ServingFault                   what vLLM's serving layer reported instead of raising it
+pydantic's ValidationError     400, `param` from the place of the first error
+vLLM's VLLMError and the bare  as vLLM's own exception handlers map them (vllm.entrypoints.serve.exception_handling)
+ValueError family
+anything else                  500, without its message
 """
 
 import re
@@ -27,7 +25,7 @@ RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
 MAX_MESSAGE_CHARACTERS = 2000
 _PROMPTS = ("messages", "prompt", "input")
-"""The fields of which a request may have too much."""
+"""The fields that may make a request too large."""
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "tools")
 """The fields that constrain the output."""
 
@@ -41,7 +39,7 @@ class ServingFault(Exception):
 
 
 def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) -> Answer:
-    """The answer to a request that ended in `error`; `parameters` are the names that `param` may be guessed from."""
+    """Return the answer to a request that ended in `error`; `param` may be guessed from the names in `parameters`."""
     if isinstance(error, Refusal):
         return error.answer
     if _is_dead_end(error) and (conflict := _dead_end(parameters)) is not None:
@@ -65,7 +63,7 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
 
 
 def needs_traceback(error: BaseException, answer: Answer) -> bool:
-    """Whether the log must have the error: it is a fault of the server's that nobody has told yet."""
+    """Return True if the error must be logged: it is the server's fault and has not been logged yet."""
     if isinstance(error, EngineGenerateError) and error.__cause__ is not None:
         error = error.__cause__
     if answer.status < 500 or isinstance(error, MelldError):
@@ -74,7 +72,7 @@ def needs_traceback(error: BaseException, answer: Answer) -> bool:
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether this is raised on purpose; anything else is a bug, to be logged with its traceback."""
+    """Return True if the error is raised on purpose; any other is a bug, to be logged with its traceback."""
     if isinstance(error, ServingFault):
         return isinstance(error.reported, ErrorResponse) or is_known(error.reported)
     if isinstance(error, EngineGenerateError):
@@ -83,13 +81,13 @@ def is_known(error: BaseException) -> bool:
     return isinstance(error, on_purpose) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
 
 
-# What a structured output is asked for by, and what can take away every token with which it would go on.
+# The fields that ask for a structured output, and those that may forbid every token that would continue it.
 _STRUCTURES = ("structured_outputs", "response_format", "output_config", "text", "tools")
 _LIMITS = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids")
 
 
 def _is_dead_end(error: BaseException) -> bool:
-    """Whether a worker ended the request because the token that came was none that may come: vLLM gives no reason."""
+    """Return True if a worker ended the request because no allowed token was left, for which vLLM gives no reason."""
     found: object = error.reported if isinstance(error, ServingFault) else error
     if isinstance(found, ErrorResponse):
         return bool(found.error.code == 500 and found.error.message == str(GenerationError()))
@@ -105,7 +103,7 @@ def _dead_end(parameters: frozenset[str]) -> Answer | None:
 
 
 def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset()) -> Answer:
-    """The answer in one of vLLM's ErrorResponses."""
+    """Return the answer for one of vLLM's ErrorResponses."""
     error = response.error
     message = error.message[:MAX_MESSAGE_CHARACTERS]
     code, param = None, error.param
@@ -134,7 +132,7 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
 
 
 def _answer_to_validation(error: ValidationError) -> Answer:
-    """As vLLM's handler of a RequestValidationError, in one line for a person and with bounded length."""
+    """Answer as vLLM's handler of a RequestValidationError does, but in one line of bounded length."""
     errors = [one for one in error.errors(include_url=False, include_input=False) if one["type"] != NOT_LOOKED_AT]
     param = None
     for one in errors:
@@ -152,7 +150,7 @@ def _answer_to_validation(error: ValidationError) -> Answer:
     return Answer(400, "; ".join(lines)[:MAX_MESSAGE_CHARACTERS], param=param)
 
 
-# What vLLM says -> the code for it, and the fields that it may be about.
+# vLLM's text -> the code, and the fields that may be at fault.
 _FINER = (
     (re.compile("maximum (context|model) length"), "context_length_exceeded", ("messages", "prompt", "input")),
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
@@ -167,7 +165,7 @@ _FINER = (
 
 
 def _finer(message: str, param: str | None, parameters: frozenset[str]) -> tuple[str | None, str | None]:
-    """The code and the field of a bad request, where its text says more than its fields."""
+    """Return the code and the field of a bad request, as far as its text names them."""
     if param == "logprobs" and "top_logprobs" in parameters:
         return None, "top_logprobs"
     for pattern, code, fields in _FINER:
@@ -177,6 +175,6 @@ def _finer(message: str, param: str | None, parameters: frozenset[str]) -> tuple
 
 
 def _parameter_named_in(message: str, parameters: frozenset[str]) -> str | None:
-    """The field that the message begins with, else the first that it names and that is no word of the language."""
+    """Return the field that starts the message, else the first one in it that cannot be an English word."""
     words = re.findall(r"[a-z_]+", message)
     return next((w for i, w in enumerate(words) if w in parameters and (i == 0 or "_" in w)), None)

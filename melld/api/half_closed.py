@@ -1,8 +1,8 @@
-"""A client that has said all it will, and still listens, gets its answer; one that has gone gives its places back.
+"""Tells a client that has closed only its sending side, and gets its answer, from one that has left.
 
-Both send the same: the end of the stream (FIN).  To tell them apart something must be sent: the kernel of one that has
-gone answers with a reset, which this watch sees.  Before the answer has begun that is `100 Continue`, which a client of
-HTTP/1.1 passes over; afterwards the answer itself.  HTTP/1.0 knows no such thing: there the answer has a moment.
+Both send the end of the stream (FIN).  To tell them apart, something must be sent: the kernel of a client that has left
+replies with a reset, which this watch sees.  Before the answer starts, that is `100 Continue`, which HTTP/1.1 clients
+ignore; later it is the answer itself.  HTTP/1.0 has no such response: there the answer must start soon.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ import select
 from collections.abc import Callable
 
 FIRST_LOOK_S = 0.05
-"""An answer that is quicker needs no watch."""
+"""A quicker answer needs no watch."""
 LONGEST_INTERVAL_S = 2.0
 PROBE_AGAIN = 10
-"""Each probe comes so many times later than the one before: some clients pass over five interim responses, not more."""
+"""Factor from one probe's time to the next: some clients ignore five interim responses and no more."""
 OLD_CLIENTS_S = 1.0
-"""How long a client of HTTP/1.0 is believed to be there."""
+"""How long a client of HTTP/1.0 is assumed to listen."""
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HalfClosedWatch:
-    """Watches one connection whose client sends no more, until it is stopped; aborts it when its client has gone.
+    """Watches one connection whose client sends no more, and aborts it when its client has left.
 
-    `is_waiting` says whether nothing of an answer has been sent yet; `is_old` whether the client speaks HTTP/1.0.
+    `is_waiting` returns True before the answer has started; `is_old`: the client speaks HTTP/1.0.
     """
 
     def __init__(self, transport: asyncio.Transport, is_waiting: Callable[[], bool], *, is_old: bool) -> None:
@@ -36,7 +36,7 @@ class HalfClosedWatch:
         self._timer = self._loop.call_later(self._interval_s, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -54,7 +54,7 @@ class HalfClosedWatch:
         self._interval_s = min(2 * self._interval_s, LONGEST_INTERVAL_S)
 
     def _is_gone(self) -> bool:
-        """Return whether the kernel knows that nothing can be sent either (it reports that unasked)."""
+        """Return True if the kernel reports that nothing can be sent either."""
         kernel = select.poll()
         kernel.register(self._transport.get_extra_info("socket").fileno(), 0)
         return bool(kernel.poll(0))

@@ -1,6 +1,6 @@
-"""What the HTTP side counts: `melld_http_*` on /metrics.
+"""The metrics of the HTTP side: `melld_http_*` on /metrics.
 
-One series a route and status class: paths of strangers never become labels.
+One series per route and status; unknown paths never become labels.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge

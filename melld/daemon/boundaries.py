@@ -1,6 +1,6 @@
-"""Where the boundaries of this daemon lie, and what they depend on.
+"""Settings of the boundaries of this daemon: where they are saved, and what they depend on.
 
-Owns the fingerprint: figures that were measured on another machine, with another model or otherwise, do not count.
+Owns the fingerprint: figures measured on another machine, with another model or with other settings are not used.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def boundary_settings(
 
 
 def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Link], nbytes: int) -> tuple[Segment, ...]:
-    """What copies between the workers share, each segment taken to carry so many bytes per epoch."""
+    """Return what copies between the workers share; each segment is taken to carry `nbytes` per epoch."""
     cpus = [slot.worker for slot in slots if slot.uuid is None]
     pairs = [(one, other) for one in slots for other in slots if one.uuid and other.uuid and one.uuid != other.uuid]
     links = {(one.worker, other.worker): joined.get((str(one.uuid), str(other.uuid)), Link()) for one, other in pairs}
@@ -60,13 +60,13 @@ def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Lin
 
 
 def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:
-    """Where figures outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
+    """Return where figures outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
     managed = environment.get("STATE_DIRECTORY", "").split(":")[0]
     return Path(managed) if managed else runtime
 
 
 def fingerprint_of(hardware: str, model: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the figures depend on.  A model that is a directory counts by its description, not by its place."""
+    """Return what the figures depend on.  A model's directory counts by its config.json, not by its path."""
     described = Path(model) / "config.json"
     what = described.read_bytes() if described.is_file() else model.encode()
     return {
@@ -79,7 +79,7 @@ def fingerprint_of(hardware: str, model: str, settings: Mapping[str, Any]) -> di
 
 
 def cpu_name() -> str:
-    """What the processor calls itself, and how many there are."""
+    """Return the number of processors and their name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""From the configuration and the machine to the places for workers.
+"""Chooses the devices and makes a slot for each worker, from the configuration and the machine.
 
-Owns the choice of devices.  Asks NVML (no CUDA context) and nothing else.
+Asks NVML only, so no CUDA context is created.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ from melld.kvstore.nvml import Nvml, choose, restrict
 
 
 def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]) -> list[Device]:
-    """The GPUs to be used: none when CPU devices are asked for, or when the machine has no GPU and none is asked for.
+    """Return the GPUs to use: none if CPU devices are configured, or if no device is and the machine has no GPU.
 
     Raises:
-        ConfigError: a GPU is asked for that is not there.
+        ConfigError: a configured GPU is not there.
     """
     if devices.cpu is not None:
         return []
@@ -36,12 +36,12 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     if devices.cuda is None:
         return visible
     if not visible:
-        raise ConfigError("[devices] cuda", f"no GPU is to be found: {found.reason or 'NVML lists none'}")
+        raise ConfigError("[devices] cuda", f"no GPU found: {found.reason or 'NVML lists none'}")
     return choose(visible, devices.cuda)
 
 
 def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str]) -> list[Slot]:
-    """One place per device.  What the user's own environment says of vLLM goes before melld's defaults."""
+    """Return one slot per worker.  The user's environment takes precedence over melld's defaults for vLLM."""
     kind = "cuda" if gpus else "cpu"
     defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
     settings = {key: environment.get(key, value) for key, value in defaults.items()}
@@ -71,7 +71,7 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
 
 
 def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
-    """`cuda:0`, or `cuda:0.0`, `cuda:0.1` for the workers that share one GPU."""
+    """Return the devices' names: `cuda:0`, or `cuda:0.0`, `cuda:0.1` for workers that share one GPU."""
     seen: Counter[str] = Counter()
     names = []
     for gpu in gpus:
@@ -81,13 +81,13 @@ def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
 
 
 def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str, Any]:
-    """Arguments of one of the `workers` of a GPU.
+    """Return the arguments by which `workers` share a GPU.
 
-    vLLM measures what its KV cache may take by what is free on the GPU, which a second worker that starts beside it
-    changes: so each is told.
+    vLLM sizes its KV cache by the GPU's free memory, which a second worker starting beside it changes: so the size
+    must be configured.
 
     Raises:
-        ConfigError: they share the GPU, and it is not said how much each may take.
+        ConfigError: the workers share the GPU, and the size of their KV caches is not configured.
     """
     if workers == 1:
         return {}
@@ -98,9 +98,9 @@ def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str,
 
 
 def _gpu_environment(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """A cache of its own: vLLM writes what it compiles to files that it does not lock, and workers start side by side.
+    """Return a GPU worker's own environment: a cache of its own, and memory that other workers can map.
 
-    And memory that siblings can map.
+    vLLM does not lock the files of its compilation cache, and workers start side by side.
     """
     home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
     root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")

@@ -1,6 +1,6 @@
-"""When and why workers were woken or put to sleep, and what packing has saved.
+"""Remembers when and why workers were woken or put to sleep, and what packing has saved.
 
-Owns the last reason of each worker, and the shadow of best fit.  Hears every event and decision.
+Owns the last reason of each worker and the shadow of best fit.  Hears of every event and its commands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class Because(NamedTuple):
-    """A decision of the scheduler: when, and its word for why."""
+    """Time and reason of a decision of the scheduler."""
 
     at_s: float
     cause: str
 
 
 class History:
-    """The daemon's memory of reasons."""
+    """The reasons for the workers' states, and the sums of worker-seconds."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.switched: dict[WorkerId, Because] = {}
@@ -35,7 +35,7 @@ class History:
     def heard(
         self, event: events.AnyEvent, commands: Sequence[events.AnyCommand], _routes: Mapping[RequestId, str]
     ) -> None:
-        """Note an event and what was decided on it."""
+        """Note an event and its commands."""
         if isinstance(event, events.WorkerDown):
             self.switched.pop(event.worker, None)
         for command in commands:
@@ -46,20 +46,20 @@ class History:
 
     @property
     def worker_seconds_awake(self) -> float:
-        """Of all workers, since the start."""
+        """Worker-seconds awake since the start."""
         return self._awake.until(self._clock())
 
     @property
     def shadow_worker_seconds_awake(self) -> float:
-        """What best fit without migration would have needed."""
+        """Worker-seconds that best fit without migration would have needed."""
         return self._shadow.awake.until(self._clock())
 
     @property
     def gpu_hours_saved(self) -> float:
-        """The difference, in hours."""
+        """The difference of the two, in hours."""
         return (self.shadow_worker_seconds_awake - self.worker_seconds_awake) / SECONDS_PER_HOUR
 
     @property
     def shadow_preemptions(self) -> int:
-        """What best fit would have had to push out."""
+        """Requests that best fit would have had to preempt."""
         return self._shadow.preemptions

@@ -1,6 +1,6 @@
-"""Whether a model that is named, not a directory, can be had from the Hugging Face Hub: asked before anything slow.
+"""Checks that a model given by name can be had from the Hugging Face Hub, before anything slow.
 
-vLLM and transformers ask for each of a model's files with five retries, minutes without a network, before they fail.
+vLLM and transformers try five times for each of a model's files, which takes minutes without a network.
 """
 
 import logging
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def check_hub(path: str) -> list[str]:
-    """Ask the hub once.  Returns what a user should know of it.
+    """Ask the hub for the model once; return warnings for the user.
 
-    A hub that cannot be reached, or refuses, is not asked again by this process and those that it starts, if the model
-    was downloaded before.  What is a directory, or not the hub's to find, is left to vLLM.
+    If the hub refuses or cannot be reached and the model was downloaded before, this process and its children use
+    that copy and do not ask again.  Directories, and names that are not the hub's, are left to vLLM.
 
     Raises:
-        ConfigError: it was never downloaded, and the hub has no such model for us or cannot be reached.
+        ConfigError: the model was never downloaded, and the hub refuses it or cannot be reached.
     """
     if Path(path).exists() or "://" in path or path.endswith(".gguf") or os.environ.get("VLLM_USE_MODELSCOPE"):
         return []
@@ -35,15 +35,15 @@ def check_hub(path: str) -> list[str]:
         HfApi().model_info(name, timeout=PATIENCE_S)
         return []
     except HFValidationError:
-        raise ConfigError("[model] path", f"{path!r} is no directory and no name of a model") from None
+        raise ConfigError("[model] path", f"{path!r} is neither a directory nor the name of a model") from None
     except HfHubHTTPError as error:
         said = f"{error.response.status_code} {error.response.reason_phrase}"
-        why = f"{constants.ENDPOINT} does not give it out ({said}; one that is private or gated needs HF_TOKEN)"
+        why = f"{constants.ENDPOINT} refuses it ({said}; a private or gated model needs HF_TOKEN)"
     except (HTTPError, OSError) as error:
         why = f"{constants.ENDPOINT} cannot be reached ({error})"
     if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        raise ConfigError("[model] path", f"{path} is no directory, was not downloaded before, and {why}")
+        raise ConfigError("[model] path", f"{path} is not a directory, was not downloaded before, and {why}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    log.warning("%s is loaded as it was downloaded before: %s", name, why)
-    return [f"{name} is loaded as it was downloaded before: {why}"]
+    log.warning("%s: using the copy downloaded before: %s", name, why)
+    return [f"{name}: using the copy downloaded before: {why}"]

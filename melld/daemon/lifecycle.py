@@ -2,7 +2,7 @@
 
     run:  open ──► start ──► serve ──► drain ──► stop
 
-Owns the order of things, the signals, and what the service manager is told.  Never looks into a request.
+Owns the order of these steps, the signals, and the messages to the service manager.  Never looks into a request.
 """
 
 import asyncio
@@ -57,13 +57,13 @@ class Daemon:
         """Serve until told to stop.
 
         Raises:
-            MelldError: it could not be started.
+            MelldError: the daemon could not be started.
         """
         supervision = take_supervision(os.environ, os.getpid())
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
             control = self._open(supervision, stack)
-            if self._parts.decisions is not None:  # closed after the last worker has ended, to tell of that too
+            if self._parts.decisions is not None:  # closed after the last worker has ended, to record that too
                 stack.callback(self._parts.decisions.close)
             stack.push_async_callback(self._cancel_tasks)
             stack.push_async_callback(self._supervisor.stop)
@@ -81,7 +81,7 @@ class Daemon:
             await self._drain()
         self._say("melld: stopped")
 
-    # -- open: everything that can be found wrong in a moment, before anything slow ---------------------------------
+    # -- open: all quick checks, before anything slow ---------------------------------------------------------------
 
     def _open(self, supervision: Supervision, stack: contextlib.AsyncExitStack) -> ControlSocket:
         check_vllm_version()
@@ -104,7 +104,7 @@ class Daemon:
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[Any, Namespace]:
-        """Workers and the front end's imports side by side; returns the front end and vLLM's serving arguments."""
+        """Start the workers beside the front end's imports; return the front end and vLLM's serving arguments."""
         places = self._parts.fleet.places
         devices = ", ".join(place.slot.device for place in places.values())
         self._say(f"melld: loading {self.config.model.path} on {devices}")
@@ -128,7 +128,7 @@ class Daemon:
         return make_frontend(self._parts.fleet, self._parts.template, vllm_config, budget_s), arguments
 
     async def _start_both(self, places: Mapping[Any, Any], progress: StartProgress) -> tuple[Any, Namespace]:
-        """What is wrong with the configuration is told as such, also when a worker stumbles over it first."""
+        """Start the workers and prepare the front end; report a faulty option as such, whichever meets it first."""
         preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
         workers = asyncio.ensure_future(self._supervisor.start(progress.became_ready))
         try:
@@ -167,7 +167,7 @@ class Daemon:
             why_closed=self.watch.why_closed,
             status=self.watch.status,
             registry=registry,
-            check_line=self._parts.driver.check_line,
+            check_queue=self._parts.driver.check_queue,
         )
         take_over_loggers()
         media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
@@ -190,13 +190,14 @@ class Daemon:
     # -- drain ------------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Take nothing new; let what runs end, until the deadline or a second signal; then end it and say so."""
+        """Refuse new calls; wait for running ones until the deadline or a second signal; then end them."""
         self._condition.state = DaemonState.DRAINING
         self._notifier.stopping("draining")
         self.admission.begin_drain()
         if self.admission.in_flight:
             deadline_s = self.settings.config.server.drain_s
-            self._say(f"melld: {self.admission.in_flight} calls still run: at most {deadline_s:g} s (again to abort)")
+            waits = f"waiting up to {deadline_s:g} s for {self.admission.in_flight} calls"
+            self._say(f"melld: {waits} (press Ctrl-C or send SIGTERM again to end them now)")
             idle = asyncio.ensure_future(self.admission.wait_idle(deadline_s))
             aborted = asyncio.ensure_future(self._abort.wait())
             await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +219,7 @@ class Daemon:
         (self._abort if self._stop.is_set() else self._stop).set()
 
     async def _reload_at_hang_ups(self) -> None:
-        """Reload at SIGHUP, and tell the manager of it once it has been told that the daemon is ready."""
+        """Reload at each SIGHUP; tell the service manager of it if the daemon is ready."""
         while True:
             await self._hung_up.wait()
             self._hung_up.clear()
@@ -228,7 +229,7 @@ class Daemon:
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
-                log.error("reload refused, the old configuration stays: %s", error)
+                log.error("reload refused, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             if is_ready:
                 self._notifier.ready()
@@ -239,7 +240,7 @@ class Daemon:
         return reloaded
 
     def _look(self) -> Beat:
-        """Well while starting, and while any worker serves or is tried again."""
+        """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
         status = self.watch.status()
         hopeless = status.state is DaemonState.READY and self.watch.why_closed() is not None
         state = self.watch.why_not_ready() or status.state.value
@@ -248,7 +249,7 @@ class Daemon:
         )
 
     def status(self) -> Any:
-        """For the control socket."""
+        """Return the status, for the control socket."""
         return self.watch.status()
 
     # -- tasks ------------------------------------------------------------------------------------------------------
@@ -259,9 +260,9 @@ class Daemon:
         self._tasks.append(task)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        """A task of ours that ends by itself is a fault of ours: told once, and the daemon ends in good order."""
+        """Log a failed task, which is a bug in melld, and shut down in an orderly way."""
         if not task.cancelled() and task.exception() is not None:
-            log.error("the task '%s' failed", task.get_name(), exc_info=task.exception())
+            log.error("the task '%s' failed, shutting down", task.get_name(), exc_info=task.exception())
             self.failed = True
             self._stop.set()
 
@@ -272,7 +273,7 @@ class Daemon:
 
 
 def _prepare_frontend(config: Config, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
-    """In a thread: seconds of imports, and all that vLLM could refuse."""
+    """Import vLLM and check the configuration with it.  Takes seconds: to be called in a thread."""
     from melld.engine.frontend.rehearsal import prepare
 
     return prepare(config, next(iter(places.values())).slot.spec.device_kind)

@@ -1,8 +1,8 @@
-"""How late the event loop runs: what every token of every stream waits for.
+"""Measures how late the event loop runs, which delays every token of every stream.
 
 Owns three metrics: `melld_event_loop_delay_seconds`, a histogram of how late a timer fired,
-`melld_event_loop_delay_max_seconds`, the worst of the last one to two minutes, and `melld_event_loop_tasks`, the tasks
-that have not ended.  Costs some ten microseconds a sample.
+`melld_event_loop_delay_max_seconds`, the longest delay of the last one to two minutes, and `melld_event_loop_tasks`,
+the tasks that have not ended.  A sample costs about ten microseconds.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 
 
 class LoopProbe:
-    """A timer that measures its own lateness.  `start` and `stop` belong to the loop that it watches."""
+    """A timer that measures its own lateness.  Call `start` and `stop` on the loop that it watches."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._delays = Histogram(
@@ -41,23 +41,23 @@ class LoopProbe:
         self._worst_before_s = 0.0
 
     def start(self) -> None:
-        """Begin to sample, every INTERVAL_S."""
+        """Start to sample every INTERVAL_S."""
         loop = self._loop = asyncio.get_running_loop()
         self._window_ends = loop.time() + WINDOW_S
         self._arm(loop)
 
     def stop(self) -> None:
-        """End; safe to call twice."""
+        """Stop sampling; safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def max_delay_s(self) -> float:
-        """The longest delay of this window of a minute and the one before it."""
+        """Return the longest delay of this window of a minute and the one before it."""
         return max(self._worst_s, self._worst_before_s)
 
     def tasks(self) -> int:
-        """How many there are; 0 before `start`."""
+        """Return the number of unfinished tasks; 0 before `start`."""
         return len(asyncio.all_tasks(self._loop)) if self._loop is not None else 0
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,7 +1,4 @@
-"""The daemon's own metrics for Prometheus.
-
-Owns their names.  Reads what the watch tells and what others count; changes nothing.
-"""
+"""The daemon's own metrics for Prometheus, from its status and its counters."""
 
 from collections.abc import Iterator
 
@@ -10,23 +7,23 @@ from prometheus_client.metrics_core import Metric
 
 from melld.control.status import SERVING, DaemonStatus, MovingState
 from melld.daemon.watch import Watch
-from melld.driver.queue import WaitingLine
+from melld.driver.queue import RequestQueue
 from melld.engine.fleet.reports import Reports
 
 
 class Metrics:
     """A collector for prometheus_client's registry."""
 
-    def __init__(self, watch: Watch, line: WaitingLine, reports: Reports) -> None:
+    def __init__(self, watch: Watch, queue: RequestQueue, reports: Reports) -> None:
         self._watch = watch
-        self._line = line
+        self._queue = queue
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        """The `melld_*` metrics, for prometheus_client's registry."""
+        """Yield the `melld_*` metrics, for prometheus_client's registry."""
         status = self._watch.status()
         yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
-        yield self._line.collect()
+        yield self._queue.collect()
         yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
         yield _gauge("melld_ready", "1 while requests are served.", float(self._watch.why_not_ready() is None))
         yield from self._savings(status)
@@ -47,14 +44,14 @@ class Metrics:
 
     def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
         for name, text, count in (
-            ("melld_preemptions", "Requests that a worker pushed out for want of blocks.", status.preemptions),
+            ("melld_preemptions", "Requests that a worker preempted for lack of blocks.", status.preemptions),
             ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
             (
                 "melld_shadow_worker_awake_seconds",
-                "The same of best fit without migration, estimated.",
+                "The same for best fit without migration, estimated.",
                 status.shadow_worker_seconds_awake,
             ),
-            ("melld_shadow_preemptions", "Preemptions of that best fit, estimated.", status.shadow_preemptions),
+            ("melld_shadow_preemptions", "Preemptions by that best fit, estimated.", status.shadow_preemptions),
         ):
             family = CounterMetricFamily(name, text)
             family.add_metric([], count)
@@ -69,7 +66,7 @@ WORKER_METRICS = {
     "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
     "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
     "running_requests": ("melld_worker_requests_running", "Requests in its steps.", GaugeMetricFamily),
-    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not begun.", GaugeMetricFamily),
+    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not started.", GaugeMetricFamily),
     "tokens_per_s": ("melld_worker_output_tokens_per_second", "Over the last seconds.", GaugeMetricFamily),
     "restarts": ("melld_worker_restarts", "Starts of its process after the first.", CounterMetricFamily),
     "memory_bytes": ("melld_device_memory_used_bytes", "Memory of the device in use.", GaugeMetricFamily),

@@ -1,7 +1,4 @@
-"""What the daemon looks at before it begins, and what it says when it has begun.
-
-Owns the checks that take a moment, so that a mistake is told before anything slow is started.
-"""
+"""The quick checks before the daemon starts anything slow, and its message when it is ready."""
 
 import shlex
 import shutil
@@ -22,11 +19,11 @@ WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safet
 
 
 class CannotListen(MelldError):
-    """The address is taken, or not this machine's; it may be free later."""
+    """The address is taken, or not one of this machine."""
 
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
-    """What the configuration asks of the scheduler."""
+    """Return the scheduler's part of the configuration."""
     return SchedulerSettings(
         cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s),
         retire_after_s=config.idle.sleep_after_s,
@@ -36,7 +33,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
 
 
 def check_model(path: str) -> None:
-    """Raises `ConfigError` for a path that holds no model.  A bare name may be one that vLLM finds elsewhere."""
+    """Raise `ConfigError` for a path without a model.  A bare name is let through: vLLM may find it elsewhere."""
     directory, shown = Path(path), path or "''"
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -51,7 +48,7 @@ def check_model(path: str) -> None:
 
 
 def _model_near(wrong: Path) -> str:
-    """A hint at a model that lies in the directory, or beside it under a name like it."""
+    """Return a hint at a model inside the directory, or beside it under a similar name."""
     inside = sorted(one.parent for one in wrong.glob("*/config.json"))
     if inside:
         return f"; did you mean {str(inside[0])!r}?"
@@ -60,14 +57,14 @@ def _model_near(wrong: Path) -> str:
 
 
 def check_policy(policy: str) -> None:
-    """Raises `ConfigError` for a scheduling policy that there is not."""
+    """Raise `ConfigError` for an unknown scheduling policy."""
     if policy not in POLICIES:
         hint = did_you_mean(policy, POLICIES)
         raise ConfigError("[scheduler] policy", f"{policy!r} is none of {', '.join(POLICIES)}{hint}")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bound, and not yet listening: a taken port is found before anything slow is begun."""
+    """Return a bound socket that does not listen yet, so that a taken port is found before anything slow."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -91,9 +88,9 @@ def url_of(listeners: Sequence[socket.socket]) -> str:
 def ready_text(
     url: str, model: str, needs_key: bool, generates: bool, directory: str | None, missing: Sequence[WorkerStatus] = ()
 ) -> str:
-    """What a newcomer reads when the daemon is ready: lines to paste, for a model that writes or one that embeds.
+    """Return the message of a ready daemon, with lines to paste for a generating or an embedding model.
 
-    `directory`: the runtime directory, where one was configured.  `missing`: the workers that do not serve.
+    `directory`: the configured runtime directory.  `missing`: the workers that do not serve.
     """
     program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""

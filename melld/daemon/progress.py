@@ -1,7 +1,4 @@
-"""What is said while the workers load: nobody looks at a silent terminal, or journal, for a minute.
-
-Owns the words, a line each few seconds.  Waits for nothing.
-"""
+"""Prints a line every few seconds while the workers load, so that a slow start does not look stuck."""
 
 import asyncio
 import time
@@ -13,7 +10,7 @@ INTERVAL_S = 5.0
 
 
 class StartProgress:
-    """One start of the daemon, from its beginning."""
+    """The progress of one start of the daemon."""
 
     def __init__(self, places: Collection[Place], say: Callable[[str], None]) -> None:
         self._places = places
@@ -21,17 +18,17 @@ class StartProgress:
         self._began_s = time.monotonic()
 
     def became_ready(self, place: Place) -> None:
-        """Say which worker is ready."""
+        """Say that this worker is ready."""
         self._say(f"melld: {place.slot.worker} is ready on {place.slot.device} ({self._elapsed_s:.1f} s)")
 
     async def run(self) -> None:
-        """Say how far those are that are not ready, again and again."""
+        """Say every `INTERVAL_S` what the other workers do."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._say(f"melld: {self._elapsed_s:.0f} s: {self.line()}")
 
     def line(self) -> str:
-        """What goes on, the workers that do the same together."""
+        """Say what the workers do that are not ready, grouped by what they do."""
         by_doing: dict[str, list[str]] = {}
         for place in self._places:
             if not place.is_ready:

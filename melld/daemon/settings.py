@@ -1,7 +1,7 @@
-"""What the daemon goes by: its configuration and its keys, read at the start and again at each reload.
+"""The daemon's configuration and API keys, read at the start and at each reload.
 
-Owns which keys a reload changes, and the rule that what listens is judged anew whenever they do.  A reload that cannot
-be carried out changes nothing.  Files are read in a thread.
+Owns which settings a reload changes, and the rule that the listening sockets are checked again at each.  A reload that
+fails changes nothing.  Files are read in a thread.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
 
 
 class Settings:
-    """The configuration and the keys of now, and the sockets for which they must do."""
+    """The present configuration and keys, and the listening sockets."""
 
     def __init__(self, config: Config, read: Callable[[], Config], supervision: Supervision) -> None:
-        """Read the keys and open the sockets, or take the service manager's.
+        """Read the keys, and open the sockets or take the service manager's.
 
         Raises:
             ConfigError: the keys cannot be read, or the API would be open to the network.
-            CannotListen: the address cannot be had.
+            CannotListen: the address is taken.
         """
         self.config = config
         self._read = read
@@ -55,24 +55,24 @@ class Settings:
             listener.close()
 
     async def reload(self) -> Reloaded:
-        """Read everything again and go by it, as far as a running daemon can.
+        """Read everything again and apply what a running daemon can change.
 
         Raises:
-            ConfigError: it cannot be used; the old settings stay.
+            ConfigError: the new settings cannot be used; the old ones stay.
         """
         async with self._one_at_a_time:
             new, keys = await asyncio.to_thread(self._read_again)
             return self._apply(new, keys)
 
     def remarks(self) -> list[str]:
-        """Return what the operator should know of the address: one that was set and does not count."""
+        """Return a warning for the operator if the configured address is not used."""
         server = self.config.server
         if not self._is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
             return []
         if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
             return []
         really = ", ".join(map(address_of, self.listeners))
-        return [f"[server] host and port do not count: the service manager's socket unit listens, on {really}"]
+        return [f"[server] host and port are not used: the service manager's socket unit listens on {really}"]
 
     def _read_again(self) -> tuple[Config, Keys]:
         new = self._read()
@@ -82,7 +82,7 @@ class Settings:
         return new, keys
 
     def _apply(self, new: Config, keys: Keys) -> Reloaded:
-        # The address and this permission change at a start alone: until then the old ones must do, too.
+        # The address and this permission change only at a start: until then the keys must suffice for the old ones too.
         both_allow = self.config.server.allow_remote_without_key and new.server.allow_remote_without_key
         refuse_open_sockets(self.listeners, keys, allowed=both_allow)
         changed = changed_keys(self.config, new)
@@ -100,7 +100,7 @@ class Settings:
 
 
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
-    """`table.key` -> new value, of every key that differs."""
+    """Return the new value of every key that differs, by `table.key`."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
     return {
         f"{table}.{key}": getattr(getattr(new, table), key)
@@ -111,7 +111,7 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
 
 
 def in_words(reloaded: Reloaded) -> str:
-    """Return what a reload has changed, for the log: how many keys, never which."""
+    """Say what a reload has changed, for the log: how many API keys, never which."""
     found = list(reloaded.applied)
     if reloaded.keys_added or reloaded.keys_removed:
         found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
@@ -120,7 +120,7 @@ def in_words(reloaded: Reloaded) -> str:
 
 
 def _is_at(listener: socket.socket, host: str, port: int) -> bool:
-    """Return whether it listens on `host` (a name other than localhost is not looked up) and `port` (0: any)."""
+    """Return True if it listens on `host` (a name other than localhost is not looked up) and `port` (0: any)."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     its_host, its_port = listener.getsockname()[:2]

@@ -1,13 +1,13 @@
-"""What another way of placing the same requests would have kept awake: best fit, which never moves a running request.
+"""Estimates how many workers best fit, which never moves a running request, would have kept awake.
 
-Owns a scheduler of its own under that policy, and the sums of worker-seconds.  It is given the events that the real one
-is given, less the moves, and its commands are carried out in thought: nothing here reaches a worker.
+Owns a scheduler with that policy and the sums of worker-seconds.  It hears the same events as the real scheduler,
+except those of moves; its commands reach no worker.
 
-What the shadow cannot know it takes from the real run: requests grow and end there when they do in truth, also where
-best fit would have let them wait longer.  A worker of the shadow that overflows, since best fit cannot move what has
-grown too large, pushes its youngest requests out as vLLM does: counted as preemptions, and they stay with it, without
-the time that computing them anew would take.  Of what requests hold in common there is as much in the shadow as in
-truth, spread evenly, for nobody knows who shares with whom.  So it errs, if at all, on the side of best fit.
+What the shadow cannot know it takes from the real run: requests grow and end when they really do, even if best fit
+would have made them wait longer.  A worker of the shadow that overflows, since best fit cannot move requests away,
+preempts its youngest requests as vLLM does: they are counted and stay there, without the time to recompute them.
+Shared blocks amount to the same as in the real run, spread evenly, as nobody knows which requests share them.  Where
+these estimates err, they favour best fit.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ from melld.scheduler.policies.fit import BestFit
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Worker
 
-REAL_ALONE = (
+REAL_ONLY = (
     events.MoveCommitted,
     events.MoveAborted,
     events.MoveAsked,
@@ -30,7 +30,7 @@ REAL_ALONE = (
 
 
 class AwakeSeconds:
-    """The sum over workers of the seconds in which they were awake: active or draining, with requests or without."""
+    """Worker-seconds awake: active or draining, with or without requests."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -38,30 +38,30 @@ class AwakeSeconds:
         self._awake = 0
 
     def note(self, cluster: Cluster) -> None:
-        """The cluster has just handled an event."""
+        """Note the cluster's workers after it has handled an event."""
         now_s = cluster.now_s
         self.total += self._awake * (now_s - self._since_s)
         self._since_s, self._awake = now_s, len(cluster.active) + len(cluster.draining)
 
     def until(self, now_s: float) -> float:
-        """The sum as of now."""
+        """Return the sum up to `now_s`."""
         return self.total + self._awake * max(0.0, now_s - self._since_s)
 
 
 class Shadow:
-    """Best fit without migration, on the events of a real scheduler with these settings."""
+    """Best fit without migration, on the events of the real scheduler with these settings."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         cluster = msgspec.structs.replace(settings.cluster, instant_moves=True)
         self._scheduler = Scheduler(BestFit, msgspec.structs.replace(settings, cluster=cluster))
         self.awake = AwakeSeconds()
         self.preemptions = 0
-        self._pushed_out: dict[WorkerId, set[RequestId]] = {}
-        self._shared_bytes: dict[WorkerId, int] = {}  # in truth
+        self._preempted: dict[WorkerId, set[RequestId]] = {}
+        self._shared_bytes: dict[WorkerId, int] = {}  # in the real run
 
     def hear(self, event: AnyEvent) -> None:
-        """Take what the real scheduler has taken."""
-        if isinstance(event, REAL_ALONE):
+        """Handle an event of the real scheduler."""
+        if isinstance(event, REAL_ONLY):
             return
         if isinstance(event, events.WorkerSharingChanged):
             self._share(event)
@@ -72,8 +72,8 @@ class Shadow:
         cluster = self._scheduler.cluster
         if isinstance(event, events.RequestsGrew):
             for worker in cluster.active.values():
-                if worker.free_bytes < 0 or worker.id in self._pushed_out:
-                    self._push_out(worker)
+                if worker.free_bytes < 0 or worker.id in self._preempted:
+                    self._preempt(worker)
         self.awake.note(cluster)
 
     def _share(self, event: events.WorkerSharingChanged) -> None:
@@ -86,8 +86,8 @@ class Shadow:
             part_bytes = shared_bytes * its_bytes // all_bytes
             self._scheduler.handle(events.WorkerSharingChanged(event.at_s, worker, part_bytes))
 
-    def _push_out(self, worker: Worker) -> None:
-        """The youngest first, and never the last one; those that are out already are not counted again."""
+    def _preempt(self, worker: Worker) -> None:
+        """Preempt the youngest requests first, and never the last one; count each only once."""
         over_bytes, out = -worker.free_bytes, set()
         youngest = sorted(worker.requests.values(), key=lambda one: (-one.placed_s, -one.sequence))
         for request in youngest[:-1]:
@@ -95,6 +95,6 @@ class Shadow:
                 break
             over_bytes -= request.kv_bytes
             out.add(request.id)
-        self.preemptions += len(out - self._pushed_out.pop(worker.id, set()))
+        self.preemptions += len(out - self._preempted.pop(worker.id, set()))
         if out:
-            self._pushed_out[worker.id] = out
+            self._preempted[worker.id] = out

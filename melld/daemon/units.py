@@ -1,7 +1,7 @@
 """The texts of the systemd units that `melld install-service` writes, and what a service under them can read.
 
-The texts are pure: the units of `systemd/` in, the text to write out.  A written unit begins with a line that names
-its writer and the digest of all that follows, so that a file of somebody else, or an edited one, is told from ours.
+Pure: takes the units of `systemd/`, returns the text to write.  A written unit starts with a line that names its writer
+and the digest of the rest, so that melld never overwrites a foreign or edited file unnoticed.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ PROGRAM = "/usr/local/bin/melld"
 CONFIG = "/etc/melld/melld.toml"
 ROOT_GROUP = 0
 
-# What a user's own service manager can do without privileges; the rest of the system's unit needs namespaces, other
-# users or cgroups that a user's manager does not have.
+# Keys that a user's own service manager can apply without privileges; the others need namespaces, other users or
+# cgroups.
 _USER_KEYS_TEXT = """
 Description Documentation Requires After StartLimitIntervalSec StartLimitBurst Type NotifyAccess ExecStart
 ExecReload TimeoutStartSec WatchdogSec Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy
@@ -29,16 +29,16 @@ USER_KEYS = frozenset(_USER_KEYS_TEXT.split())
 
 
 def system_unit(unit: str, program: str) -> str:
-    """A unit of `systemd/` for the system's manager, with the program where it really is."""
+    """Return a unit of `systemd/` for the system's manager, with the program's actual path."""
     return unit.replace(PROGRAM, program)
 
 
 def user_unit(unit: str, program: str) -> str:
-    """A unit of `systemd/` for a user's own manager: started at log-in, configured in the user's `%E` directory."""
+    """Return a unit of `systemd/` for a user's manager: started at log-in, configured in the user's `%E` directory."""
     lines = [line for line in unit.splitlines() if not line.startswith("#") and _is_for_users(line)]
     text = "\n".join(lines) + "\n"
     text = text.replace(PROGRAM, program).replace(CONFIG, "%E/melld/melld.toml")
-    # The system's units are not the user's manager's to wait for.
+    # A user's manager cannot wait for the system's units.
     text = re.sub(r"^After=melld\.socket .*$", "After=melld.socket", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text.replace("WantedBy=multi-user.target", "WantedBy=default.target"))
 
@@ -49,21 +49,21 @@ def _is_for_users(line: str) -> bool:
 
 
 def signed(text: str) -> str:
-    """The text as it is written: with the line by which it is known again."""
+    """Return the text to write, with the first line that identifies it."""
     return f"{WRITER}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def is_ours(text: str) -> bool:
-    """Whether `text` is a unit as `signed` made it, for this or any other version of melld, unedited."""
+    """Return True if `text` is an unedited unit that `signed` made, in any version of melld."""
     match = _FIRST_LINE.match(text)
     return match is not None and hashlib.sha256(text[match.end() :].encode()).hexdigest() == match[1]
 
 
 def remark_on_key_file(named: str, root: Path = Path("/")) -> str | None:
-    """Return what is to be said of `[server] api_key_file`; None where the service can read it, or it is not there.
+    """Return a warning if the service cannot read `[server] api_key_file`; None if it can, or if there is no file.
 
-    The service runs as a user that exists only while it runs (DynamicUser): judged by modes alone, it may read what
-    everybody may, or a group that the unit names.
+    The service runs as a user that exists only while it runs (DynamicUser): by the file's mode, it may read what
+    everybody may, or what a group that the unit names may.
     """
     path = root / Path(named).absolute().relative_to("/")
     way = [path, *path.parents][: len(path.relative_to(root).parts)]
@@ -75,7 +75,7 @@ def remark_on_key_file(named: str, root: Path = Path("/")) -> str | None:
         return None
     return (
         f"[server] api_key_file: {named} cannot be read by the service, which runs as a user of its own ({closed} is "
-        "for its owner alone): leave the key out, and the unit hands over /etc/melld/api-keys; "
+        "for its owner only): remove this setting, and the unit hands over /etc/melld/api-keys, "
         "or give the file a group (docs/install.md)"
     )
 

@@ -1,6 +1,6 @@
-"""Tell what can be seen of the daemon: its status, and whether it serves.
+"""The daemon's status, and whether it serves.
 
-Owns the readings of devices and the rates, taken once a second.  Changes nothing.
+Owns the readings of devices and the token rates, taken once a second.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ RATE_WINDOW = 5
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while the daemon runs."""
+    """Facts that do not change while the daemon runs."""
 
     pid: int
     models: tuple[str, ...]
@@ -53,16 +53,16 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct):
-    """What the daemon's life says of itself: how far it is, and what to be warned of."""
+    """The daemon's state and its warnings."""
 
     state: DaemonState = DaemonState.STARTING
     reload_warnings: list[str] = []
-    """The next reload of the configuration that succeeds ends them."""
+    """Cleared by the next successful reload."""
     warnings: list[str] = []
 
 
 class Watch:
-    """The daemon's eyes on itself."""
+    """Builds the daemon's status."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Watch:
         self._tokens: dict[str, deque[tuple[float, int]]] = {}
 
     async def run(self) -> None:
-        """Read the devices and the rates, once a second, for ever."""
+        """Read the devices and the rates once a second, until cancelled."""
         while True:
             self._set_sources()
             self._readings = await self._poller.read()
@@ -99,7 +99,7 @@ class Watch:
             for worker, facts in self._fleet.workers.items():
                 seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
                 if seen and facts.tokens < seen[-1][1]:
-                    seen.clear()  # another process, which counts from 0
+                    seen.clear()  # a new process, which counts from 0
                 seen.append((now_s, facts.tokens))
             await asyncio.sleep(1.0)
 
@@ -110,7 +110,7 @@ class Watch:
                 continue
             self._metered[place.slot.device] = pid
             if place.slot.uuid is None:
-                self._readings.pop(place.slot.device, None)  # it tells of the process before
+                self._readings.pop(place.slot.device, None)  # it belongs to the process before
             self._capacities.pop(place.slot.worker, None)
             self._poller.set_source(place.slot.device, self._reader(place, pid))
 
@@ -121,7 +121,7 @@ class Watch:
         return lambda: nvml.read(device, uuid, *self._pids(uuid))
 
     def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
-        """Of the workers on that device, and of all others: what one of ours takes is not taken by others."""
+        """Return the pids of the workers on that device, and of all other workers: none of them counts as foreign."""
         own: list[int] = []
         guests: list[int] = []
         for place in self._fleet.places.values():
@@ -130,7 +130,7 @@ class Watch:
         return own, guests
 
     def _follow_capacities(self) -> None:
-        """Readings tell what others hold of GPUs alone: a CPU device's memory is the machine's."""
+        """Adjust GPU workers' capacities to the memory that other programs hold; CPU devices have no such limit."""
         for place in self._fleet.places.values():
             worker, reading = place.slot.worker, self._readings.get(place.slot.device)
             blocks = self._fleet.ledger.worker(worker)
@@ -145,11 +145,11 @@ class Watch:
     # -- readiness --------------------------------------------------------------------------------------------------
 
     def why_not_ready(self) -> str | None:
-        """Why a request would not be served now, in a few words; None when it would."""
+        """Say in a few words why a request would not be served now; return None if it would."""
         return self._why_not(lambda _place, state: state in SERVING)
 
     def why_closed(self) -> str | None:
-        """Why a request is not even let in to wait: nor will it be served soon, as no worker is tried again."""
+        """Say why requests may not even wait: no worker will be restarted; return None if they may."""
         return self._why_not(
             lambda place, state: state not in (WorkerState.DRAINING, WorkerState.DRAINED) and not place.given_up
         )
@@ -168,7 +168,7 @@ class Watch:
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
-        """Everything, as it is now."""
+        """Return the present status."""
         now_s = time.monotonic()
         live = self._fleet.live.values()
         placed = [request for request in live if request.worker is not None]
@@ -235,7 +235,7 @@ class Watch:
         )
 
     def _reading(self, place: Place) -> DeviceReading | None:
-        """The device's last.  A CPU device is what its process takes, so that of a process before says nothing."""
+        """Return the device's last reading.  A CPU device's reading is its process's, so an earlier one is dropped."""
         pid = place.process.pid if place.process is not None else None
         if place.slot.uuid is None and self._metered.get(place.slot.device) != pid:
             return None

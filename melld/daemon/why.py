@@ -1,7 +1,4 @@
-"""Say why things are as they are: who keeps a worker awake, what moves and what for.
-
-Owns the words.  Changes nothing.
-"""
+"""Says why workers are awake or asleep and why requests move, for the status."""
 
 from collections.abc import Callable
 
@@ -22,7 +19,7 @@ from melld.scheduler.view import ClusterView
 
 
 class Why:
-    """The reasons for what the daemon's workers and moves do."""
+    """The reasons for the states of workers and moves."""
 
     def __init__(
         self,
@@ -44,7 +41,7 @@ class Why:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def size_class(self, worker: WorkerId) -> str | None:
-        """The class of its largest request, in MELL's letters; None without requests."""
+        """Return the class of the worker's largest request, in MELL's letters; None without requests."""
         known = self._cluster.workers.get(worker)
         if known is None or not known.requests or not known.capacity_bytes:
             return None
@@ -52,7 +49,7 @@ class Why:
         return max(Limits.of(known.capacity_bytes).class_of(largest_bytes), T).name
 
     def why(self, place: Place) -> str:
-        """Why the worker is awake, or is not; empty while it is not known to the scheduler for other reasons."""
+        """Say why the worker is awake or not; empty if the scheduler does not know it for other reasons."""
         worker = place.slot.worker
         drain = self._driver.drains.by_worker.get(worker)
         known = self._cluster.workers.get(worker)
@@ -72,10 +69,10 @@ class Why:
         return f"idle: {self._idle(known)}"
 
     def _wakes(self, place: Place) -> str:
-        """How long a request would wait for it, as it stands now."""
+        """Say how long a request would wait for the worker to wake."""
         match place.state:
             case status.WorkerState.WAKING:
-                return "wakes"
+                return "waking"
             case status.WorkerState.STOPPING | status.WorkerState.STOPPED:
                 return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when it is needed"
         return "; ".join(filter(None, ("wakes at once", self._idle_workers.outlook(place.slot.worker))))
@@ -91,7 +88,7 @@ class Why:
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def moves(self) -> tuple[MoveStatus, ...]:
-        """Those that the scheduler has decided on and that are not over, in the order in which it did."""
+        """Return the unfinished moves, in the order of their decisions."""
         moving = [request for request in self._cluster.requests.values() if request.state is RequestState.MOVING]
         moving.sort(key=lambda request: request.moved_s)
         decided = [(self._stories.move_of(request.id), request.kv_bytes) for request in moving]
@@ -114,7 +111,7 @@ class Why:
         )
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """How requests go from each worker to each other one."""
+        """Return how requests move from each worker to each other one."""
         return tuple(
             LinkStatus(
                 source=source,

@@ -1,6 +1,6 @@
-"""Put together what the daemon consists of below its API.
+"""Wires the daemon below its API.
 
-Owns the wiring, and what an operator can ask of it over the control socket.  Starts nothing.
+Owns the wiring and the operations of the control socket.  Starts nothing.
 
     scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why, watch
 """
@@ -50,7 +50,7 @@ log = logging.getLogger("melld")
 
 
 class Parts(NamedTuple):
-    """One daemon's."""
+    """The parts of one daemon."""
 
     template: Template
     fleet: Fleet
@@ -64,10 +64,10 @@ class Parts(NamedTuple):
 
 
 def make_parts(config: Config, url: str, condition: Condition) -> Parts:
-    """Make all of them, on the devices that the configuration and the machine give.
+    """Make all parts, for the configured or found devices.
 
     Raises:
-        ConfigError: a device is asked for that is not there.
+        ConfigError: a configured device is not there.
     """
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
@@ -84,7 +84,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     stories = Stories(settings.stories_kept)
     taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
-    # The fleet and its driver know each other: the fleet asks for the driver once its first worker says something.
+    # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, itl_target_s)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     meters = MoveMeters(prometheus_client.REGISTRY)
@@ -99,7 +99,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     why = Why(scheduler, driver, history, stories, idle, clock)
     identity = _identity(config, slots[0].spec.device_kind, url, clock())
     watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
-    metrics = Metrics(watch, driver.line, fleet.reports)
+    metrics = Metrics(watch, driver.queue, fleet.reports)
     return Parts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
 
 
@@ -115,7 +115,7 @@ def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Ident
 
 
 def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, condition: Condition) -> DecisionLogFile | None:
-    """Begin the decision log, where one is asked for."""
+    """Open the decision log if one is configured."""
     if settings.decision_log is None:
         return None
 
@@ -128,7 +128,7 @@ def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, conditio
 
 
 def operations_of(parts: Parts) -> Mapping[str, Operation]:
-    """What `melld migrate`, `profile`, `drain`, `resume` and `why` ask for."""
+    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume` and `why`."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         return await parts.driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)

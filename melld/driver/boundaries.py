@@ -1,11 +1,11 @@
-"""The boundaries in force: measured at the first start or when asked for, saved, and read at later starts.
+"""The boundaries in force: measured after the first start or on demand, saved, and read at later starts.
 
-Owns the file and the order of the measurements; the workers measure.  A user's request comes first: nothing is measured
-while there is one, and what was begun is given up when one comes.
+Owns the file and the order of the measurements; the workers measure.  Users' requests come first: nothing is measured
+while one runs, and a request that arrives ends the measurement.
 
-    start ──► saved for this very machine, model and configuration? ── yes ──► in force
-                 │ no: the defaults are in force; once nobody has been there for a while
-                 └──► one batch size of one worker after the other, then links (`driver_boundaries_links`) ──► saved
+    start ──► saved for this machine, model and configuration? ── yes ──► in force
+                 │ no: the defaults are in force; once no request has run for a while
+                 └──► each worker with each batch size, one at a time, then links (`driver/links`) ──► saved
 """
 
 import asyncio
@@ -30,24 +30,28 @@ log = logging.getLogger("melld.boundaries")
 FILE = "boundaries.json"
 BATCHES = (0, 1, 4, 16)
 QUIET_S = 10.0
-"""Nobody has been there for so long: then it is measured unasked."""
+"""Seconds without a request before melld measures unasked."""
 PREFILL_S = 40.0
-"""What all workers may take together: with the links, and what an answer may be late, a minute."""
+"""Time for the prefills of all workers: with the links and late answers, a measurement takes at most a minute."""
 MOST_PREFILL_S = 3.0
 ANSWER_S = 5.0
 
 
 class NotMeasured(MelldError):
-    """Nothing was measured: requests are running, or it is being measured already."""
+    """The boundaries cannot be measured now."""
 
     status = 409
     code = "not_measured"
 
+    def __init__(self, why: str) -> None:
+        super().__init__(f"nothing was measured: {why}")
+
 
 class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`fingerprint`: what the figures depend on, in words.  `share`: by how much a step may become longer.
+    """Settings of the measurements.
 
-    `segments`: what some links may share.  Until that is measured, each is taken to carry as much as one link.
+    `fingerprint`: what the figures depend on, in words.  `share`: the part by which a step may become longer.
+    `segments`: what links may share; until it is measured, each is taken to carry as much as one link.
     """
 
     directory: Path
@@ -55,13 +59,13 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     epoch_s: float
     share: float
     read: bool
-    """Figures that were saved count."""
+    """Use saved figures."""
     measure_unasked: bool
     segments: tuple[Segment, ...] = ()
 
 
 class BoundaryKeeper:
-    """One fleet's boundaries; those that were saved on such a machine are in force at once."""
+    """One fleet's boundaries.  Saved ones that were measured under the same conditions are in force at once."""
 
     def __init__(self, fleet: Fleet, planner: Planner, settings: BoundarySettings, clock: Callable[[], float]) -> None:
         self.profiled: Profiled | None = None
@@ -77,7 +81,7 @@ class BoundaryKeeper:
     # -- saved -------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Put what was saved in force, if it was measured on such a machine with such a model and configuration."""
+        """Put the saved figures in force if they were measured under the same conditions."""
         if not self._settings.read:
             return
         try:
@@ -85,11 +89,11 @@ class BoundaryKeeper:
         except FileNotFoundError:
             return
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("%s cannot be used: %s", self._file, error)
+            log.warning("%s cannot be used, keeping the default boundaries: %s", self._file, error)
             return
         changed = [key for key, value in self._settings.fingerprint.items() if saved.fingerprint.get(key) != value]
         if changed:
-            log.info("%s was measured under other conditions (%s): not used", self._file, ", ".join(changed))
+            log.info("%s was measured under other conditions (%s), ignoring it", self._file, ", ".join(changed))
         else:
             self._adopt(saved)
 
@@ -100,7 +104,7 @@ class BoundaryKeeper:
             fresh.write_bytes(text + b"\n")
             fresh.replace(self._file)
         except OSError as error:
-            log.warning("the boundaries were measured and could not be saved: %s", error)
+            log.warning("cannot save the measured boundaries, using them until the daemon stops: %s", error)
 
     def _adopt(self, profiled: Profiled) -> None:
         self.profiled = profiled
@@ -110,20 +114,20 @@ class BoundaryKeeper:
     # -- shown -------------------------------------------------------------------------------------------------------
 
     def report(self) -> Profiled:
-        """What is in force."""
+        """Return the boundaries in force."""
         if self.profiled is not None:
             return self.profiled
         defaults = self._planner.boundaries
         return Profiled(boundaries=defaults, fingerprint=dict(self._settings.fingerprint), file=str(self._file))
 
     def line(self) -> str:
-        """For `melld status`."""
+        """Return the boundaries in force as one line for `melld status`."""
         return self.report().in_one_line()
 
     # -- measured ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Measure unasked, once, when nobody is there; again later if somebody came."""
+        """Measure once, unasked, when no request has run for a while; try again if one comes meanwhile."""
         if self.profiled is not None or not self._settings.measure_unasked:
             return
         quiet_since_s = self._clock()
@@ -135,17 +139,17 @@ class BoundaryKeeper:
                 try:
                     await self.measure()
                 except NotMeasured as error:
-                    log.debug("the boundaries were not measured: %s", error)
+                    log.debug("boundaries: %s", error)
                     quiet_since_s = self._clock()
 
     async def measure(self) -> Profiled:
-        """Measure what there is, save it and put it in force: at most a minute.
+        """Measure all workers and links, save the figures and put them in force; takes at most a minute.
 
         Raises:
-            NotMeasured: there are requests, or came.
+            NotMeasured: a request runs or arrives, or another measurement runs.
         """
         if self._busy:
-            raise NotMeasured("it is being measured")
+            raise NotMeasured("another measurement is running and ends within a minute")
         self._busy = True
         try:
             began_s = self._clock()
@@ -178,7 +182,7 @@ class BoundaryKeeper:
             self._busy = False
 
     async def _prefill(self, worker: WorkerId, workers: int, notes: list[str]) -> PrefillTable:
-        """One worker's table; empty where it could not be measured beside a request: the defaults are more careful."""
+        """Measure one worker's table; empty if not even one request leaves room: the defaults are more careful."""
         seconds = min(MOST_PREFILL_S, PREFILL_S / (workers * len(BATCHES)))
         table: list[tuple[int, int]] = []
         for batch in BATCHES:
@@ -197,7 +201,7 @@ class BoundaryKeeper:
         return tuple(table) if len(table) > 1 else ()
 
     async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
-        """Bytes per epoch from the one worker to the other."""
+        """Measure the bytes per epoch from one worker to the other; None if it cannot be measured."""
         source, destination = pair
         blocks = self._fleet.ready[source].total_blocks
         measured = await self._ask(
@@ -214,17 +218,17 @@ class BoundaryKeeper:
     async def _ask(
         self, worker: WorkerId, make: Callable[[int], msgspec.Struct], seconds: float, notes: list[str]
     ) -> Any:
-        """The worker's answer; None, and a note, where it has none.
+        """Return the worker's answer; None, and a note, if it fails.
 
         Raises:
-            NotMeasured: there are requests.
+            NotMeasured: a request runs or arrives.
         """
         if self._fleet.live:
-            raise NotMeasured("requests are running")
+            raise NotMeasured("requests are running; try again when none are")
         try:
             return await self._fleet.calls.ask(worker, make, 3 * seconds + ANSWER_S)
         except (RuntimeError, TimeoutError) as error:
             if self._fleet.live or str(error) == wire.WANTED:
-                raise NotMeasured("a request came") from error
-            notes.append(f"{worker}: {error or 'it did not answer in time'}")
+                raise NotMeasured("a request arrived; try again when none are running") from error
+            notes.append(f"{worker}: {error or 'no answer in time'}")
             return None

@@ -1,10 +1,10 @@
-"""Workers that an operator wants for something else: emptied, stopped, and given back.
+"""Drains: empties and stops a worker whose device an operator wants, and brings it back on request.
 
 Owns the drains under way and those that are done, which keep their workers out of service until `resume`.  Never moves
-a request: the scheduler does, from `WorkerDraining` on; never ends a process: the supervisor does.
+a request: the scheduler does, after `WorkerDraining`.  Never ends a process: the supervisor does.
 
     drain ──► DRAINING ──empty, or its worker died, or the deadline──► STOPPING ──► DRAINED
-                 │  ▲ it has a request that no other worker could ever hold: at the deadline it says so and goes on
+                 │  ▲ a request that no other worker could ever hold: at the deadline it is reported, the drain goes on
                  └──────────────── resume, from any of them ────────────────► back in service
 """
 
@@ -28,18 +28,21 @@ log = logging.getLogger("melld.drain")
 
 
 class LastWorker(MelldError):
-    """Without it nobody would serve."""
+    """The worker cannot be drained: without it no request would be served."""
 
     status = 409
     code = "last_worker"
 
     def __init__(self, worker: str, others: Sequence[str]) -> None:
         rest = f" ({'; '.join(others)})" if others else ""
-        super().__init__(f"{worker} is the last worker that takes requests{rest}: it cannot be drained")
+        super().__init__(
+            f"{worker} is the last worker that takes requests{rest} and cannot be drained: "
+            "resume another one first, or stop the daemon"
+        )
 
 
 class DrainState(enum.StrEnum):
-    """Where a drain stands."""
+    """State of a drain."""
 
     DRAINING = "draining"
     STOPPING = "stopping"
@@ -53,7 +56,7 @@ DRAIN_TRANSITIONS: Mapping[tuple[DrainState, str], DrainState] = {
 
 
 class Drain:
-    """One worker's drain, and what has become of the requests that were there."""
+    """One worker's drain and the fate of the requests that were there."""
 
     def __init__(self, worker: WorkerId, began_s: float) -> None:
         self.worker = worker
@@ -67,19 +70,19 @@ class Drain:
         self.stuck = ""
         self.resumed = False
         self.answer = asyncio.Event()
-        """There is something to tell those who wait: drained, stuck at the deadline, or resumed."""
+        """Set when callers that wait have something to hear: drained, stuck at the deadline, or resumed."""
         self.deadline: asyncio.TimerHandle | None = None
         self.stopping: asyncio.Task[None] | None = None
 
     def step(self, event: str) -> None:
-        """Go on to the next state."""
+        """Go to the state that the table names."""
         after = DRAIN_TRANSITIONS.get((self.state, event))
         if after is None:
             raise IllegalTransition("drain", self.worker, self.state, event)
         self.state = after
 
     def report(self, now_s: float) -> Drained:
-        """How far it is."""
+        """Return the drain's progress."""
         outcome = DrainOutcome.DRAINED if self.state is DrainState.DRAINED else DrainOutcome.DRAINING
         if self.resumed:
             outcome = DrainOutcome.RESUMED
@@ -114,10 +117,10 @@ class Drains:
         self._tell = tell
 
     async def drain(self, worker: WorkerId, wait: bool, deadline_s: float | None) -> Drained:
-        """Take the worker out of service; said again, tell how far that is.
+        """Take the worker out of service and return the drain's progress; a repeated call returns it again.
 
         Raises:
-            UnknownWorker: nobody is called so.
+            UnknownWorker: no worker has that name.
             LastWorker: no other worker takes requests.
         """
         place = self._fleet.place_of(worker)
@@ -135,10 +138,10 @@ class Drains:
         return drain.report(self._clock())
 
     async def resume(self, worker: WorkerId) -> Resumed:
-        """Take the worker into service again, and start its process if there is none.
+        """Take the worker into service again and start its process if there is none.
 
         Raises:
-            UnknownWorker: nobody is called so.
+            UnknownWorker: no worker has that name.
         """
         place = self._fleet.place_of(worker)
         drain = self.by_worker.pop(worker, None)
@@ -149,7 +152,7 @@ class Drains:
             drain.answer.set()
             if drain.stopping is not None:
                 await drain.stopping
-        if worker in self.by_worker:  # it was drained anew meanwhile
+        if worker in self.by_worker:  # drained again meanwhile
             return Resumed(worker=worker, was_drained=True, started=False)
         if worker in self._cluster.workers:
             self._tell(events.WorkerResumed(self._clock(), worker=worker))
@@ -160,7 +163,7 @@ class Drains:
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
     async def close(self) -> None:
-        """The daemon ends: so do the tasks."""
+        """Cancel all tasks and timers: the daemon ends."""
         tasks = [drain.stopping for drain in self.by_worker.values() if drain.stopping is not None]
         for drain in self.by_worker.values():
             if drain.deadline is not None:
@@ -169,15 +172,15 @@ class Drains:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- how it goes -------------------------------------------------------------------------------------------------
+    # -- steps of a drain --------------------------------------------------------------------------------------------
 
     def _begin(self, place: Place) -> Drain:
         worker = place.slot.worker
         self._refuse_last(worker)
         drain = self.by_worker[worker] = Drain(worker, self._clock())
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
-        log.info("%s is drained of %d requests", worker, len(drain.left))
-        if not self._fleet.is_ready(worker):  # nothing of it has begun
+        log.info("draining %s, which has %d requests", worker, len(drain.left))
+        if not self._fleet.is_ready(worker):  # none of its requests has started
             self._fleet.withdraw(worker)
         elif worker in self._cluster.workers:
             self._tell(events.WorkerDraining(self._clock(), worker=worker))
@@ -198,7 +201,7 @@ class Drains:
         raise LastWorker(worker, others)
 
     def heard(self, event: events.AnyEvent) -> None:
-        """Follow the drains under way, once an event has been dealt with."""
+        """Follow the drains under way after an event has been handled."""
         for drain in self.by_worker.values():
             if drain.state is not DrainState.DRAINED:
                 self._note(drain, event)
@@ -224,16 +227,16 @@ class Drains:
         self._stop_if_empty(drain)
 
     def _stop_if_empty(self, drain: Drain) -> None:
-        """The scheduler withdraws a worker when it has let go of it; of one that is not up it knows nothing."""
+        """Stop the worker once the scheduler has withdrawn it, or if the scheduler does not know it."""
         worker = self._cluster.workers.get(drain.worker)
         if drain.state is DrainState.DRAINING and (worker is None or worker.state is WorkerState.WITHDRAWN):
             self._stop(drain)
 
     def _force(self, drain: Drain) -> None:
-        """The deadline: those that are left go on elsewhere from their tokens, as after a worker's death.
+        """Stop the worker at the deadline: the requests left resume elsewhere from their tokens, as after its death.
 
-        They wait ahead of all others where there is no room now.  Where one could never be held by any other worker,
-        nothing is forced: it would wait for ever.
+        Without room now, they wait ahead of all others.  If no other worker could ever hold one of them, nothing is
+        forced, as it would wait for ever.
         """
         if drain.state is not DrainState.DRAINING:
             return
@@ -242,7 +245,7 @@ class Drains:
         too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
-            log.warning("%s is not drained at its deadline: %s", drain.worker, drain.stuck)
+            log.warning("%s is not empty at its deadline, the drain goes on: %s", drain.worker, drain.stuck)
             drain.answer.set()
         else:
             self._stop(drain)

@@ -1,6 +1,6 @@
-"""Carries facts to the scheduler and its commands to the fleet.
+"""Carries events to the scheduler and its commands to the fleet.
 
-Owns the scheduler's clock and its epochs.  Decides nothing, runs nothing itself.
+Owns the scheduler's clock and its epochs.  Decides nothing.
 
     fleet ──event──► driver ──► Scheduler.handle ──commands──► driver ──► fleet.place / refuse
 """
@@ -17,7 +17,7 @@ from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
 from melld.driver.executor import Executor, Link
 from melld.driver.moves import WantedMoves
-from melld.driver.queue import WaitingLine
+from melld.driver.queue import RequestQueue
 from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError, UnknownRequest
@@ -34,17 +34,17 @@ Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId,
 
 
 class NoRoomAsked(MelldError):
-    """The worker that an operator names cannot take the request now."""
+    """The worker that an operator named cannot take the request now."""
 
     status = 409
     code = "no_room"
 
     def __init__(self, request: str, worker: str) -> None:
-        super().__init__(f"{worker} has no room for {request} now, or is not awake")
+        super().__init__(f"{worker} is not awake or has no room for {request} now: the request stays where it is")
 
 
 class NotCarriedOut(MelldError):
-    """A fault of ours kept a decision about the request from being made, or from being carried out."""
+    """A bug in melld kept a decision about the request from being made or carried out."""
 
     code = "not_carried_out"
 
@@ -53,9 +53,9 @@ class NotCarriedOut(MelldError):
 
 
 class Driver:
-    """One model's scheduler at work on its fleet.
+    """One fleet's scheduler at work.
 
-    `taps` hear every event, what was decided on it, and the routes of the moves among that, after it was done.
+    `taps` hear of every event, its commands, and the ways of the moves among them, after they were carried out.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Driver:
         clock: Callable[[], float],
         epoch_s: float,
     ) -> None:
-        self.line = WaitingLine(fleet, clock)
+        self.queue = RequestQueue(fleet, clock)
         self.moves = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.preemptions = 0
-        self._pushed_out: set[RequestId] = set()
+        self._preempted: set[RequestId] = set()
         self._fleet = fleet
         self._clock = clock
         self._epoch_s = epoch_s
@@ -86,10 +86,10 @@ class Driver:
         self._taps = taps
 
     def handle(self, event: events.AnyEvent) -> None:
-        """Let the scheduler hear of it, and do what it says.  What doing so brings about is handled afterwards.
+        """Tell the scheduler of an event and carry out its commands; events that these cause are handled afterwards.
 
-        Events are numbered here.  One that comes while another is handled was brought about by that one, unless it
-        names its cause itself.
+        Events are numbered here.  An event that names no cause and arrives while another is handled was caused by
+        that one.
         """
         self._told = EventId(self._told + 1)
         cause = event.cause or self._handling or NO_EVENT
@@ -105,14 +105,14 @@ class Driver:
             self._handling = None
 
     def _take(self, event: events.AnyEvent) -> None:
-        """One event to its end: whatever fails on the way is told, and ends nothing but itself."""
+        """Handle one event to its end; a step that fails is logged and stops no other step."""
         if self.moves.is_stale(event):
             self._try(event, lambda: self.moves.heard(event))
             return
         commands = self._decide(event)
         is_epoch = isinstance(event, events.EpochStarted)
         self._try(event, lambda: self.moves.heard(event))
-        self._try(event, lambda: self.line.heard(event))
+        self._try(event, lambda: self.queue.heard(event))
         for command in commands:
             if (error := self._try(command, partial(self._obey, command, is_epoch))) is not None:
                 self._try(command, partial(self._give_up, command, NotCarriedOut(error)))
@@ -124,26 +124,26 @@ class Driver:
             self._try(event, partial(tap, event, commands, ways))
 
     def _decide(self, event: events.AnyEvent) -> list[events.AnyCommand]:
-        """The scheduler's answer; a request that it cannot take in ends with that."""
+        """Return the scheduler's commands; if it fails on a new request, end that request."""
         decided: list[events.AnyCommand] = []
         error = self._try(event, lambda: decided.extend(self._scheduler.handle(event)))
         if error is None:
             return decided
         if isinstance(event, events.RequestArrived):
             self._try(event, lambda: self._end(event.request, NotCarriedOut(error)))
-        return self._scheduler.cluster.take_commands()  # decided before it failed, and counted
+        return self._scheduler.cluster.take_commands()  # decided before it failed, and already booked
 
     def _try(self, what: msgspec.Struct, act: Callable[[], None]) -> Exception | None:
-        """Do this; what it raises is logged, and returned."""
+        """Do one step; log and return the exception if it fails."""
         try:
             act()
-        except Exception as error:  # the boundary of one step: the others are taken, and no caller is harmed
+        except Exception as error:  # the boundary of one step: the others go on, and no caller fails
             log.exception("failed: %s", what)
             return error
         return None
 
     def _give_up(self, command: events.AnyCommand, error: MelldError) -> None:
-        """The command was not carried out: its client is told, and the scheduler."""
+        """Tell the client and the scheduler that a command was not carried out."""
         match command:
             case events.PlaceRequest() | events.QueueRequest() | events.ShedRequest() | events.RefuseRequest():
                 self._end(command.request, error)
@@ -160,19 +160,19 @@ class Driver:
                 )
 
     def _end(self, request: RequestId, error: MelldError) -> None:
-        """Nobody knows it any more: its client is told, and the scheduler, whatever it has kept of it."""
+        """End a request with an error, in the fleet and in the scheduler."""
         self._fleet.end(request, error)
         self.handle(events.RequestFinished(self._clock(), request=request))
 
     async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport | AlreadyThere:
-        """Move a request because an operator says so; returns when it is done, or when it has come to nothing.
+        """Move a request for an operator and pin it there; return when the move is committed or cancelled.
 
-        It then stays there, see `Scheduler`.  `request`: its id, or what of it tells it from the others.
+        `request`: its id, or a part of it that no other request has.
 
         Raises:
-            MelldError: it could not even be begun.
+            MelldError: the move could not start.
         """
-        request = self._called(request)
+        request = self._find(request)
         self._fleet.place_of(destination)
         if request in self.executor.moves:
             raise MoveRefused(request, Refusal.ALREADY_LEAVING)
@@ -191,55 +191,55 @@ class Driver:
 
     @property
     def links(self) -> Mapping[tuple[WorkerId, WorkerId], Link]:
-        """Whether KV can be copied from each worker to each other one."""
+        """The link from each worker to each other one."""
         return self.executor.links
 
     def is_pinned(self, request: RequestId) -> bool:
-        """Whether an operator has sent it where it is, or is going."""
+        """Return True if an operator has pinned the request to its worker or destination."""
         known = self._cluster.requests.get(request)
         return known is not None and known.pinned
 
-    def _called(self, name: str) -> RequestId:
+    def _find(self, name: str) -> RequestId:
         alike = [name] if name in self._fleet.live else [request for request in self._fleet.live if name in request]
         if len(alike) != 1:
             raise UnknownRequest(name, alike)
         return RequestId(alike[0])
 
-    def check_line(self, client: str, priority: int) -> None:
-        """Refuse a request that would be sent away at once.
+    def check_queue(self, client: str, priority: int) -> None:
+        """Refuse a request that the full queue would send away at once.
 
         Raises:
             QueueFull
         """
         if self._scheduler.would_shed(client, priority):
-            self.line.refuse()
+            self.queue.refuse()
 
     def _ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
-        """How the moves among the commands, just obeyed, go or will go; those that are off already are left out."""
+        """Return the ways of the moves among these commands; leave out moves that are cancelled already."""
         ways = {one.request: self.moves.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
         return {request: str(via) for request, via in ways.items() if via is not None}
 
     def why_deferred(self, request: RequestId) -> str:
-        """Why the request's move has not begun; empty if it has, or if there is none."""
+        """Say why the request's move has not started; empty if it has, or if there is none."""
         return self.moves.why_deferred(request)
 
     def migration_of(self, request: RequestId) -> Migration | None:
-        """Its migration that is under way."""
+        """Return the request's migration under way, or None."""
         move = self.executor.moves.get(request)
         return move.migration if move is not None else None
 
     async def run(self) -> None:
-        """The epochs: what has grown, then the re-planning."""
+        """Start an epoch every `epoch_s`, after telling the scheduler the requests' present sizes."""
         while True:
             await asyncio.sleep(self._epoch_s)
             self._tell_preempted()
             self._tell_sizes()
             cluster = self._cluster
-            if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan, nor to log
+            if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan or to log
                 self.handle(events.EpochStarted(self._clock()))
 
     def _tell_sizes(self) -> None:
-        """What has grown, and then what is shared: of sizes that the scheduler knows."""
+        """Tell the scheduler what has grown, and then what is shared of the sizes that it knows."""
         grown = self._news(self._fleet.take_grown())
         if grown:
             self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
@@ -249,17 +249,17 @@ class Driver:
                 self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
     def _tell_preempted(self) -> None:
-        self._pushed_out &= self._cluster.requests.keys()
+        self._preempted &= self._cluster.requests.keys()
         for request in self._fleet.take_preempted():
-            if request not in self._pushed_out:
-                self._pushed_out.add(request)
+            if request not in self._preempted:
+                self._preempted.add(request)
                 self.preemptions += 1
                 self.handle(events.RequestPreempted(self._clock(), request=request))
 
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
-        """Those that the scheduler would heed: a request that is computed anew may seem to shrink for a while.
+        """Return the sizes that the scheduler should know: a request that is recomputed may shrink for a while.
 
-        One that vLLM had preempted is told once it holds again what it held.
+        A preempted request is reported once it holds again what it held before.
         """
         known = self._cluster.requests
         news = {}
@@ -267,8 +267,8 @@ class Driver:
             request = known.get(name)
             if request is None or request.worker is None or kv_bytes < request.kv_bytes:
                 continue
-            if kv_bytes > request.kv_bytes or name in self._pushed_out:
-                self._pushed_out.discard(name)
+            if kv_bytes > request.kv_bytes or name in self._preempted:
+                self._preempted.discard(name)
                 news[name] = kv_bytes
         return news
 
@@ -276,13 +276,13 @@ class Driver:
         log.debug("%s", command)
         match command:
             case events.PlaceRequest():
-                self.line.goes_on(command.request)
+                self.queue.goes_on(command.request)
                 if command.request in self._fleet.live:
                     self._fleet.place(command.request, command.worker, command.cause)
             case events.QueueRequest():
-                self.line.waits(command.request)
+                self.queue.waits(command.request)
             case events.ShedRequest():
-                self.line.send_away(command)
+                self.queue.send_away(command)
             case events.RefuseRequest():
                 self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
             case events.ActivateWorker():

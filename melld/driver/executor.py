@@ -1,7 +1,7 @@
-"""Carries migrations out: the table's actions go to the workers, their answers, losses and deadlines to the table.
+"""Runs migrations: sends the table's actions to the workers, and their answers, deaths and deadlines to the table.
 
-Owns the migrations under way, the links between workers, and the timers.  Decides nothing: `migration` does; moves no
-bytes: workers do.
+Owns the migrations under way, the links between workers, and the timers.  Decides nothing: `migration` does.  Copies
+no bytes: workers do.
 
     driver, operator ──start──► Executor ──commands──► fleet ──► workers
           ▲ MoveCommitted, MoveAborted     ◄──answers, deaths, ended requests──┘
@@ -29,7 +29,7 @@ from melld.scheduler import events
 
 log = logging.getLogger("melld.migration")
 GAP_S = 30.0
-"""How long a report waits for the first token after a hand-over."""
+"""Longest wait of a report for the first token after a hand-over."""
 
 
 class NoLink(MelldError):
@@ -39,21 +39,21 @@ class NoLink(MelldError):
     code = "no_link"
 
     def __init__(self, source: str, destination: str, why: str) -> None:
-        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}")
+        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
 
 
 class Link(NamedTuple):
     """Whether KV can be copied from one worker to another."""
 
     failure: str
-    """Why not; empty once it can."""
+    """Why KV cannot be copied; empty if it can."""
     transport: str = ""
     bytes_per_s: float = 0.0
-    """As tried when it was opened, with a few blocks."""
+    """Measured with a few blocks when the link was opened."""
 
 
 class Move:
-    """One migration under way, and who waits for its end."""
+    """One migration under way, with its timer and the events of its end."""
 
     def __init__(self, migration: Migration) -> None:
         self.migration = migration
@@ -62,11 +62,11 @@ class Move:
         self.gap_s: float | None = None
         self.ended = asyncio.Event()
         self.told = asyncio.Event()
-        """Ended, and the client's gap is known where there is one."""
+        """Set once the migration has ended and the client's gap, if any, is known."""
 
     @property
     def link(self) -> tuple[WorkerId, WorkerId]:
-        """From where to where."""
+        """Source and destination."""
         return self.migration.wish.source, self.migration.wish.destination
 
 
@@ -82,13 +82,13 @@ class Executor:
         self._meters = meters
         self._max_moves_per_link = max_moves_per_link
         self.links: dict[tuple[WorkerId, WorkerId], Link] = {}
-        """From each worker to each other one, of those that have been ready."""
+        """By (source, destination), of workers that have been ready."""
         self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
         self._by_number: dict[int, Move] = {}
         self._gaps: dict[RequestId, Move] = {}
         self._numbers = 0
 
-    # -- asked for ---------------------------------------------------------------------------------------------------
+    # -- called by the driver ----------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -98,13 +98,13 @@ class Executor:
         paces: Mapping[Via, MovePace] | None = None,
         cause: EventId = NO_EVENT,
     ) -> Move:
-        """Begin to move a request; `via` None: its KV if that can be, else its tokens.
+        """Start to move a request.  Without `via`, move its KV if possible, else its tokens.
 
         `paces`, `cause`: see `Wish`.
 
         Raises:
-            MoveRefused: it is not on a worker, or on its way already.
-            NoLink: KV is asked for, and cannot be copied there.
+            MoveRefused: the request is on no worker, or is moving already.
+            NoLink: `via` is KV, which cannot be copied there.
         """
         live = self._fleet.live.get(request)
         if live is None or live.worker is None:
@@ -130,10 +130,11 @@ class Executor:
         return move
 
     def check_link(self, request: RequestId, destination: WorkerId, via: Via | None) -> str:
-        """Why KV cannot be copied to there from where the request is; empty if it can.
+        """Say why the request's KV cannot be copied to the destination; empty if it can.
 
         Raises:
-            NoLink: KV is asked for all the same.
+            MoveRefused: the request is on no worker.
+            NoLink: `via` is KV, which cannot be copied there.
         """
         source = self._fleet.live[request].worker
         if source is None:
@@ -144,25 +145,25 @@ class Executor:
         return why_not
 
     async def report(self, move: Move) -> MoveReport:
-        """What came of it, once it has ended and the client has had its next token."""
+        """Return the report once the migration has ended and the client has received its next token."""
         await move.ended.wait()
         try:
             await asyncio.wait_for(move.told.wait(), GAP_S)
         except TimeoutError:
-            log.warning("no token of %s in %.0f s since it was moved", move.migration.wish.request, GAP_S)
+            log.warning("request %s: no token for %.0f s since its move", move.migration.wish.request, GAP_S)
         return report_of(move.migration, move.gap_s)
 
-    # -- told by the fleet -------------------------------------------------------------------------------------------
+    # -- called by the fleet -----------------------------------------------------------------------------------------
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """Have it and each of its siblings open one another's KV memory."""
+        """Have the worker and each other one open one another's KV memory."""
         for other, theirs in self._fleet.ready.items():
             if other != worker:
                 self._open(worker, ready, other)
                 self._open(other, theirs, worker)
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """End, or roll back, what it took part in, and have nobody hold its memory."""
+        """End or roll back the worker's migrations, and have the other workers close its KV memory."""
         self.links = {ends: link for ends, link in self.links.items() if worker not in ends}
         for move in list(self._by_number.values()):
             source, destination = move.link
@@ -175,11 +176,11 @@ class Executor:
                 self._fleet.send(other, wire.CloseLink(peer=worker))
 
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
-        """An answer of a worker."""
+        """Handle a worker's answer."""
         if isinstance(message, wire.LinkOpened):
             link = Link(message.failure, message.transport, message.bytes_per_s)
             self.links[WorkerId(message.peer), worker] = link
-            what = f"by {message.transport}" if not message.failure else f"is not open: {message.failure}"
+            what = f"by {message.transport}" if not message.failure else f"cannot be copied: {message.failure}"
             log.info("KV from %s to %s %s", message.peer, worker, what)
             return
         move = self._by_number.get(message.move)
@@ -190,14 +191,14 @@ class Executor:
         self._act(move, move.migration.answered(message, self._clock()))
 
     def request_ended(self, request: RequestId) -> None:
-        """Its migration, if any, is for nothing."""
+        """Cancel the request's migration, if there is one."""
         if (move := self.moves.get(request)) is not None:
             self._happened(move, Sign.GONE)
         if (waiting := self._gaps.pop(request, None)) is not None:
             waiting.told.set()
 
     def went_on(self, request: RequestId, gap_s: float) -> None:
-        """The client has seen the gap."""
+        """Note the gap that the client has seen."""
         if (move := self._gaps.pop(request, None)) is not None:
             move.gap_s = gap_s
             self._meters.gap(move.migration.via, gap_s)
@@ -227,7 +228,7 @@ class Executor:
                     self._finish(move, action.outcome)
 
     def _commit(self, move: Move, lease: int) -> None:
-        """Change the owner in the fleet and in the scheduler together: nothing can come between."""
+        """Change the owner in the fleet and in the scheduler, with nothing in between."""
         wish, via = move.migration.wish, str(move.migration.via)
         self._fleet.hand_over(wish.request, wish.destination, lease, wish.cause)
         self._fleet.tell(
@@ -264,7 +265,7 @@ class Executor:
             move.told.set()
         move.ended.set()
         self._meters.ended(migration, outcome)
-        # A policy may ask again and again for what cannot be carried at all.
+        # A policy may ask again and again for a move that cannot start at all.
         never_began = outcome is Outcome.REFUSED and migration.number <= 1
         log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
         if outcome is not Outcome.COMMITTED:

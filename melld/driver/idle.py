@@ -1,6 +1,6 @@
-"""Puts workers that are not needed to rest: asks the rule, several times a second, and does what it says.
+"""Puts idle workers to sleep and stops them: asks the rule several times a second and does what it says.
 
-Owns the looking.  `scheduler.idle` decides; the fleet acts.
+Owns only the timing.  `scheduler.idle` decides; the fleet acts.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ LOOK_S = 0.25
 
 
 class IdleWorkers:
-    """The workers of one fleet that have nothing to do."""
+    """The idle workers of one fleet."""
 
     def __init__(self, fleet: Fleet, cluster: ClusterView, settings: IdleSettings, clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -28,13 +28,13 @@ class IdleWorkers:
         self._idle = Idle(settings)
 
     async def run(self) -> None:
-        """For ever."""
+        """Apply the rule every `LOOK_S`, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Once."""
+        """Apply the rule once."""
         at_rest = []
         in_use = 0
         for place in self._fleet.places.values():
@@ -48,19 +48,19 @@ class IdleWorkers:
                 at_rest.append(WorkerAtRest(worker, known.rank, place.state is WorkerState.ASLEEP, place.wake_s))
         rest = self._idle.look(in_use, at_rest, self._clock())
         for worker in rest.sleep:
-            log.info("%s sleeps: it is not needed", worker)
+            log.info("%s: not needed, putting it to sleep", worker)
             self._fleet.sleep(worker)
         for worker in rest.stop:
             wake_s = self._fleet.places[worker].wake_s
-            log.info("%s ends: it is not needed; its last start took %.1f s", worker, wake_s)
+            log.info("%s: not needed, stopping it; its last start took %.1f s", worker, wake_s)
             self._fleet.stop_worker(worker)
 
     def outlook(self, worker: WorkerId) -> str:
-        """When a sleeping worker's process will end, in words; empty where that is not in sight."""
+        """Say when a sleeping worker's process will end; empty if it will not."""
         ending = self._idle.endings.get(worker)
         if ending is None or math.isinf(ending.at_s):
             return ""
-        kept = ", kept as it was needed again soon of late" if ending.kept else ""
+        kept = ", kept longer because it was soon needed again lately" if ending.kept else ""
         return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
 
     def _is_in_use(self, worker: WorkerId) -> bool:

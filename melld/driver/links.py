@@ -1,6 +1,6 @@
-"""What links carry: each pair of workers alone, then those together that may share something.
+"""Measures what links carry: each pair of workers alone, then together the pairs that may share something.
 
-Owns which pairs are measured together, and what follows from it.  Asks through `measure`; keeps and saves nothing.
+Owns the choice of pairs to measure together and the conclusions.  Keeps nothing.
 
     each pair alone ──► all into one worker, all out of one, pairs over one segment ──► what they carry together
 """
@@ -14,18 +14,18 @@ from melld.ids import WorkerId
 from melld.migrate.boundaries import Pair, Segment
 
 Measure = Callable[[Pair, float], Awaitable[int | None]]
-"""Bytes per epoch over the pair's link, tried for so many seconds; None where it cannot be measured."""
+"""Measures bytes per epoch over the pair's link for that many seconds; None if it cannot be measured."""
 ALONE_S, TOGETHER_S = 10.0, 5.0
-"""What all pairs, and all that may share something, may take."""
+"""Time for all pairs alone, and for all groups together."""
 MOST_S = 0.3
 MOST_PAIRS = 8
-"""More are not measured at once."""
+"""At most this many pairs are measured at once."""
 SHARED_BELOW = 0.9
-"""Pairs share a segment that matters if together they carry less than this part of what they carry one by one."""
+"""A segment is a limit if its pairs together carry less than this part of what they carry one by one."""
 
 
 class LinksMeasured(msgspec.Struct, frozen=True):
-    """In bytes per epoch.  Segments that are no limit are left out."""
+    """What links carry, in bytes per epoch.  Segments that are no limit are left out."""
 
     links: dict[WorkerId, dict[WorkerId, int]]
     ports_out: dict[WorkerId, int]
@@ -34,7 +34,7 @@ class LinksMeasured(msgspec.Struct, frozen=True):
 
 
 async def measure_links(workers: Sequence[WorkerId], segments: Sequence[Segment], measure: Measure) -> LinksMeasured:
-    """Measure all pairs of these workers; `segments` are those that some pairs may share."""
+    """Measure all pairs of these workers; `segments` are what some pairs may share."""
     pairs = [(source, destination) for source in workers for destination in workers if source != destination]
     seconds = min(MOST_S, ALONE_S / max(len(pairs), 1))
     alone = {pair: nbytes for pair in pairs if (nbytes := await measure(pair, seconds)) is not None}
@@ -62,7 +62,7 @@ async def measure_links(workers: Sequence[WorkerId], segments: Sequence[Segment]
 
 
 def _apart(pairs: Sequence[Pair]) -> list[Pair]:
-    """Of these pairs some that share no port, so that what holds them up is what all of them share."""
+    """Return some of these pairs that share no port, so that only the segment can slow them down together."""
     chosen: list[Pair] = []
     for source, destination in pairs:
         if all(source != other and destination != another for other, another in chosen):
@@ -71,7 +71,7 @@ def _apart(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 async def _at_once(measured: Sequence[Awaitable[int | None]]) -> list[int | None]:
-    """All of them; where one cannot go on, that is raised once all are over."""
+    """Run all measurements; once all are over, raise the first error."""
     found = await asyncio.gather(*measured, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException):

@@ -1,10 +1,10 @@
-"""The moves that the scheduler wants, from its command to their beginning: the planner at work on the fleet.
+"""The moves that the scheduler wants, from its command to their start: the planner at work on the fleet.
 
-Owns what the planner is told (present sizes, open ways, batches) and what becomes of its word.  Decides nothing itself;
-what has begun is the executor's.
+Owns what the planner hears (present sizes, open ways, batches) and acts on its answer.  Decides nothing; the executor
+owns the moves that have started.
 
     MoveRequest ──want──► Planner ──► Executor.start
-         ▲                   └─ given up, or its worker or its way has gone ──► MoveAborted
+         ▲                   └─ given up, or its worker or its way is gone ──► MoveAborted
     EpochStarted ──plan──►
 """
 
@@ -27,18 +27,18 @@ log = logging.getLogger("melld.driver")
 BOTH = (Via.KV, Via.TOKENS)
 
 
-class MoveCalledOff(MelldError):
-    """It waited for its turn, and was called off before that came."""
+class MoveCancelled(MelldError):
+    """A deferred move was cancelled before it started."""
 
     status = 409
-    code = "move_called_off"
+    code = "move_cancelled"
 
     def __init__(self, request: str, why: str) -> None:
-        super().__init__(f"the move of {request} was called off before it began: {why}")
+        super().__init__(f"the move of {request} was cancelled before it started: {why}")
 
 
 class WantedMoves:
-    """All moves that the scheduler has asked for and that have not begun.  `tell` takes the driver's events."""
+    """All moves that the scheduler has asked for and that have not started.  `tell` takes events for the driver."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class WantedMoves:
         self._executor = executor
         self._clock = clock
         self._tell = tell
-        self._chosen: dict[RequestId, Via] = {}  # by operators, for moves that wait
-        self._planned: dict[RequestId, Via] = {}  # of moves under way that had the choice
+        self._chosen: dict[RequestId, Via] = {}  # by operators, for deferred moves
+        self._planned: dict[RequestId, Via] = {}  # by the planner, for moves under way
         self._without_kv: set[RequestId] = set()
         self._waiters: dict[RequestId, list[asyncio.Future[Move]]] = {}
 
-    # -- what comes in -----------------------------------------------------------------------------------------------
+    # -- called by the driver ----------------------------------------------------------------------------------------
 
     def want(self, command: events.MoveRequest, asked: bool, via: Via | None, is_epoch: bool) -> None:
-        """The scheduler has decided on a move: it begins at once, at the epoch that begins now, or later.
+        """Take a move that the scheduler has decided on: it starts at once, with the epoch that starts now, or later.
 
         `asked`: an operator wants it, by way of `via` if that is given.
         """
@@ -86,17 +86,17 @@ class WantedMoves:
             self._start(start)
 
     def plan(self) -> None:
-        """An epoch has begun, and all that it asked for is known."""
+        """Plan an epoch's moves, all of which have been asked for."""
         for deferred in list(self.planner.waiting.values()):
             self._look_again(deferred.wanted)
         plan = self.planner.epoch({} if self.planner.is_idle else self._batches())
         for start in plan.starts:
             self._start(start)
         for deferred in plan.given_up:
-            self._call_off(deferred, f"it has waited for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
+            self._cancel(deferred, f"it has waited for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
 
     def heard(self, event: events.AnyEvent) -> None:
-        """What happened, once the scheduler has heard of it and before its answer is obeyed."""
+        """Follow an event after the scheduler has heard of it and before its commands are carried out."""
         match event:
             case events.MoveCommitted() | events.MoveAborted():
                 self.planner.ended(event.request)
@@ -107,15 +107,15 @@ class WantedMoves:
                 self.planner.ended(event.request)
                 self._without_kv.discard(event.request)
                 if (deferred := self.planner.drop(event.request)) is not None:
-                    self._forget(deferred, "it has ended")
+                    self._forget(deferred, "the request has ended")
             case events.WorkerDown():
                 for deferred in self.planner.drop_worker(event.worker):
-                    self._call_off(deferred, f"{event.worker} has gone")
+                    self._cancel(deferred, f"{event.worker} is gone")
 
     def is_stale(self, event: events.AnyEvent) -> bool:
-        """Whether the move that is off is one that the scheduler counts no more: a newer one waits, or has begun.
+        """Return True if the event aborts a move that the scheduler has dropped: a newer one waits or has started.
 
-        The scheduler drops a move when it hears that a worker is down; the source may have to be thawed after that.
+        The scheduler drops a move when a worker goes down; the source may still have to be thawed after that.
         """
         if not isinstance(event, events.MoveAborted):
             return False
@@ -123,15 +123,15 @@ class WantedMoves:
         has_begun = move is not None and move.migration.outcome in (None, Outcome.COMMITTED)
         return has_begun or event.request in self.planner.waiting
 
-    # -- what can be seen --------------------------------------------------------------------------------------------
+    # -- for status and operators ------------------------------------------------------------------------------------
 
     @property
     def deferred(self) -> list[Deferred]:
-        """Those that wait, and why."""
+        """The deferred moves, each with its reason."""
         return list(self.planner.waiting.values())
 
     def why_deferred(self, request: RequestId) -> str:
-        """Why the request's move has not begun; empty if it has, or if there is none."""
+        """Say why the request's move has not started; empty if it has, or if there is none."""
         move, deferred = self._executor.moves.get(request), self.planner.waiting.get(request)
         if deferred is not None:
             return deferred.cause.value if move is None else "its last move is not over yet"
@@ -139,17 +139,17 @@ class WantedMoves:
         return "others go over the same link" if queued else ""
 
     def way_of(self, request: RequestId) -> Via | None:
-        """The way that its move goes, or will go if nothing stands in its way; None if there is no move."""
+        """Return the way of the request's move, or the planned way of a deferred one; None if there is no move."""
         if (deferred := self.planner.waiting.get(request)) is not None:
             return self.planner.first_way(deferred.wanted)
         move = self._executor.moves.get(request)
         return move.migration.via if move is not None else None
 
     async def begun(self, request: RequestId) -> Move:
-        """The migration, once it has begun.
+        """Return the request's migration once it has started.
 
         Raises:
-            MoveCalledOff: it never will.
+            MoveCancelled: the move was cancelled before.
             KeyError: there is no such move.
         """
         if request not in self.planner.waiting:
@@ -158,27 +158,27 @@ class WantedMoves:
         self._waiters.setdefault(request, []).append(future)
         return await future
 
-    # -- what the planner is told ------------------------------------------------------------------------------------
+    # -- facts for the planner ---------------------------------------------------------------------------------------
 
     def _look_again(self, wanted: Wanted) -> None:
-        """Its present size and ways; one whose request is somewhere else by now is off."""
+        """Refresh a move's size and ways; cancel it if the request has left the source."""
         live = self._fleet.live.get(wanted.request)
         if live is None or live.worker != wanted.source:
             if (deferred := self.planner.drop(wanted.request)) is not None:
-                self._call_off(deferred, f"it is not on {wanted.source} any more")
+                self._cancel(deferred, f"the request has left {wanted.source}")
             return
         kv_bytes, tokens, ways = self._size(wanted.request, wanted.source, wanted.destination)
         self.planner.resize(wanted.request, max(kv_bytes, wanted.kv_bytes), tokens, ways)
 
     def _size(self, request: RequestId, source: WorkerId, destination: WorkerId) -> tuple[int, int, tuple[Via, ...]]:
-        """Bytes (0 where its worker has said nothing of it yet), tokens, and the ways that are open now."""
+        """Return bytes (0 before its worker's first report of it), tokens, and the ways that are open now."""
         live = self._fleet.live.get(request)
         holding: Holding | None = self._fleet.ledger.holding(request, source)
         kv_bytes = holding.kv_bytes if holding is not None else 0
         if live is None or live.worker != source:
             return kv_bytes, 1, ()
         tokens = live.prompt_tokens + len(live.output_token_ids)
-        is_free = request not in self._executor.moves  # else its last move has yet to be put in order
+        is_free = request not in self._executor.moves  # else its last move must be cleaned up first
         if not (is_free and self._fleet.is_ready(source) and self._fleet.is_ready(destination)):
             return kv_bytes, tokens, ()
         chosen = self._chosen.get(request)
@@ -188,27 +188,27 @@ class WantedMoves:
         return kv_bytes, tokens, ways
 
     def _batches(self) -> dict[WorkerId, int]:
-        """Requests that decode on each worker."""
+        """Return the number of decoding requests on each worker."""
         ledger = self._fleet.ledger
         return {
             worker: sum(holding.phase == Phase.DECODING for holding in ledger.holdings_on(worker))
             for worker in self._fleet.workers
         }
 
-    # -- what becomes of them ----------------------------------------------------------------------------------------
+    # -- starting and cancelling -------------------------------------------------------------------------------------
 
     def _start(self, start: Start) -> None:
         wanted = start.wanted
-        # A source that finds that its KV cannot go sends the tokens, where both ways are open.
+        # If both ways are open, a source whose KV cannot be copied sends the tokens instead.
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
         try:
             move = self._executor.start(wanted.request, wanted.destination, via, self._paces(wanted), wanted.cause)
-        except Exception as error:  # the boundary of one move: the others begin
+        except Exception as error:  # the boundary of one move: the others start
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", start)
             if wanted.request not in self._executor.moves:  # else its deadline ends it
                 self.planner.ended(wanted.request)
-                self._call_off(Deferred(wanted, self._clock()), str(error))
+                self._cancel(Deferred(wanted, self._clock()), str(error))
             return
         self._planned[wanted.request] = start.via
         self._chosen.pop(wanted.request, None)
@@ -217,15 +217,15 @@ class WantedMoves:
                 future.set_result(move)
 
     def _paces(self, wanted: Wanted) -> dict[Via, MovePace]:
-        """The ways on which it is more than a boundary lets through in one epoch."""
+        """Return a pace for each way on which the move takes more than one epoch."""
         epoch_s, paces = self.planner.boundaries.epoch_s, {}
         for via, cost in ((Via.KV, wanted.kv_bytes), (Via.TOKENS, wanted.tokens)):
             if cost > (per_epoch := self.planner.per_epoch(wanted, via)):
                 paces[via] = MovePace(per_epoch / epoch_s, cost / per_epoch * epoch_s)
         return paces
 
-    def _call_off(self, deferred: Deferred, why: str) -> None:
-        """The scheduler counts it on both workers until it hears of this."""
+    def _cancel(self, deferred: Deferred, why: str) -> None:
+        """Cancel a deferred move and tell the scheduler, which counts the request on both workers until then."""
         wanted = deferred.wanted
         way = wanted.request, wanted.source, wanted.destination, wanted.cause
         log.info("move of %s (%s -> %s, event #%d) cancelled: %s", *way, why)
@@ -241,4 +241,4 @@ class WantedMoves:
         self._chosen.pop(request, None)
         for future in self._waiters.pop(request, ()):
             if not future.done():
-                future.set_exception(MoveCalledOff(request, why))
+                future.set_exception(MoveCancelled(request, why))

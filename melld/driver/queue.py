@@ -1,6 +1,6 @@
-"""Who waits for room, as the daemon tells of it: how long, who was sent away, and when to come again.
+"""The queue as the daemon reports it: how long requests wait, how many were sent away, when clients may retry.
 
-Owns the times of waiting and the counts for the metrics.  Never decides who waits: the scheduler does.
+Owns the waiting times and the counts for the metrics.  Never decides who waits: the scheduler does.
 """
 
 import logging
@@ -21,12 +21,12 @@ MAX_RETRY_AFTER_S = 60.0
 TELL_EVERY_S = 10.0
 
 
-class WaitingLine:
-    """The line in front of the workers, seen from the driver."""
+class RequestQueue:
+    """The requests that wait for room, seen from the driver."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self.sent_away: Counter[str] = Counter({Reason.QUEUE_FULL: 0, Reason.WAITED_TOO_LONG: 0})
-        """How many, by the reason."""
+        """Requests sent away, by reason."""
         self._fleet = fleet
         self._clock = clock
         self._since_s: dict[RequestId, float] = {}
@@ -35,21 +35,21 @@ class WaitingLine:
         self._told_s = float("-inf")
 
     def waits(self, request: RequestId) -> None:
-        """There is no room for it now."""
+        """Note that the request waits for room."""
         self._since_s[request] = self._clock()
 
     def goes_on(self, request: RequestId) -> None:
-        """It was given room."""
+        """Note that the request was placed."""
         since_s = self._since_s.pop(request, None)
         self._last_wait_s = 0.0 if since_s is None else self._clock() - since_s
 
     def heard(self, event: events.AnyEvent) -> None:
-        """Who has ended waits no more."""
+        """Drop a finished request from the queue."""
         if isinstance(event, events.RequestFinished):
             self._since_s.pop(event.request, None)
 
     def refuse(self) -> None:
-        """Refuse one that would be sent away as soon as it arrived, before anything has been done for it.
+        """Refuse a request that would be sent away on arrival, before any work is done for it.
 
         Raises:
             QueueFull
@@ -59,7 +59,7 @@ class WaitingLine:
         raise self._error(Reason.QUEUE_FULL)
 
     def send_away(self, command: events.ShedRequest) -> None:
-        """End it, with an answer that says when to come again."""
+        """End a waiting request with an answer that says when to retry."""
         self._since_s.pop(command.request, None)
         self.sent_away[command.reason] += 1
         self._fleet.end(command.request, self._error(command.reason))
@@ -67,13 +67,13 @@ class WaitingLine:
 
     @property
     def retry_after_s(self) -> float:
-        """How long the last one waited that was given room: so long is the line."""
+        """How long the last placed request waited: an estimate for the next."""
         return min(MAX_RETRY_AFTER_S, max(1.0, self._last_wait_s))
 
     def collect(self) -> Metric:
-        """The counts for Prometheus."""
+        """Return the counts for Prometheus."""
         family = CounterMetricFamily(
-            "melld_requests_sent_away", "Requests that ended before they began, for want of room.", labels=["cause"]
+            "melld_requests_sent_away", "Requests that ended before they started, for lack of room.", labels=["cause"]
         )
         for reason, count in self.sent_away.items():
             family.add_metric([reason], count)
@@ -84,7 +84,7 @@ class WaitingLine:
         return kind(len(self._since_s), self.retry_after_s)
 
     def _tell(self, reason: Reason) -> None:
-        """One line for many: under overload they come by the hundred."""
+        """Log one line for many requests: under overload hundreds are sent away."""
         self._untold += 1
         now_s = self._clock()
         if now_s - self._told_s >= TELL_EVERY_S:

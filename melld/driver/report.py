@@ -1,7 +1,4 @@
-"""What is told of a migration when it has ended: its report, its log line, its metrics.
-
-Owns the words and the buckets.  Changes nothing.
-"""
+"""A finished migration's report, log line and metrics."""
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,31 +12,31 @@ GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One migration, from its beginning to its end."""
+    """One migration from its start to its end."""
 
     move: int
     request: str
     cause: EventId
-    """The event on which it was decided: `step` in the decision log."""
+    """The event on which the move was decided: `step` in the decision log."""
     source: str
     destination: str
     via: Via
     outcome: Outcome
     reason: str
-    """Why it was not carried out; empty when it was."""
+    """Why it was not committed; empty if it was."""
     rounds: int
-    """Copies that moved blocks, the last one, after the freeze, included."""
+    """Copies that moved blocks, including the last one after the freeze."""
     blocks: int
     copied_bytes: int
     copy_s: float
     """Seconds in which bytes moved."""
     total_s: float
     gap_s: float | None
-    """Between the last token before and the first one after, as the daemon saw them; null if there was none."""
+    """Seconds between the last token before and the first one after, as the daemon saw them; null without any."""
     story: tuple[str, ...]
 
     def line(self) -> str:
-        """For the log."""
+        """Return the report as one line for the log."""
         gap = "" if self.gap_s is None else f", gap {self.gap_s * 1e3:.1f} ms"
         why = f" ({self.reason})" if self.reason else ""
         return (
@@ -50,7 +47,7 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(migration: Migration, gap_s: float | None) -> MoveReport:
-    """The report of a migration that has ended."""
+    """Return the report of a migration that has ended."""
     wish, outcome = migration.wish, migration.outcome
     assert outcome is not None, migration.told()
     return MoveReport(
@@ -95,5 +92,5 @@ class MoveMeters:
         self._copy_s.inc(migration.copy_s)
 
     def gap(self, via: Via, gap_s: float) -> None:
-        """A client has waited so long."""
+        """Count a client's gap."""
         self._gap_s.labels(via).observe(gap_s)

@@ -74,7 +74,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: a worker is one device"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is none of "),
-        (["--device", "cuda:0"], "[devices] cuda: no GPU is to be found"),
+        (["--device", "cuda:0"], "[devices] cuda: no GPU found"),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )

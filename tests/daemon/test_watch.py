@@ -38,14 +38,14 @@ class Watched:
         identity = Identity(pid=1, models=("demo",), policy="most-free", url="", started_s=0.0)
         self.condition = Condition(state=DaemonState.READY)
         self.watch = Watch(daemon.fleet, daemon.driver, history, why, boundaries, identity, self.condition, None)
-        self.fleet, self.line = daemon.fleet, daemon.driver.line
+        self.fleet, self.queue = daemon.fleet, daemon.driver.queue
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
             place.step("ready")
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(Metrics(self.watch, self.line, self.fleet.reports))  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, self.queue, self.fleet.reports))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 

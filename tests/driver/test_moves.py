@@ -8,7 +8,7 @@ import pytest
 
 from melld.cli.migrate import in_words, was_moved
 from melld.control.messages import AlreadyThere
-from melld.driver.moves import MoveCalledOff
+from melld.driver.moves import MoveCancelled
 from melld.ids import RequestId
 from melld.migrate.planner import Cause
 from melld.migrate.snapshot import Via
@@ -110,7 +110,7 @@ async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineD
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
     daemon.fleet.abort([second])
-    with pytest.raises(MoveCalledOff, match="it has ended"):
+    with pytest.raises(MoveCancelled, match="the request has ended"):
         await tasks[1]
     assert daemon.causes() == {}
     daemon.refuse(first)
@@ -124,7 +124,7 @@ async def test_a_worker_that_dies_takes_the_moves_to_it_along(daemon: OfflineDae
     await asyncio.sleep(0)
     assert daemon.state(second) is RequestState.MOVING
     daemon.fleet.withdraw(W1)
-    with pytest.raises(MoveCalledOff, match="w1 has gone"):
+    with pytest.raises(MoveCancelled, match="w1 is gone"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     assert daemon.causes() == {}
@@ -138,7 +138,7 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await asyncio.sleep(0)
     for _ in range(22):
         daemon.epoch()
-    with pytest.raises(MoveCalledOff, match="it has waited for 2 s: the link is full"):
+    with pytest.raises(MoveCancelled, match="it has waited for 2 s: the link is full"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     daemon.refuse(first)

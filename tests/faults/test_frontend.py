@@ -31,4 +31,4 @@ def test_a_daemon_that_can_answer_nobody_any_more_ends(demo_model: Path) -> None
         answer = request(daemon.url, "POST", "/v1/chat/completions", chat(max_tokens=5))
         assert answer.status >= 500
         assert daemon.wait_end() == 1
-    assert any("the task 'outputs' failed" in line for line in daemon.lines)
+    assert any("the task 'outputs' failed, shutting down" in line for line in daemon.lines)

@@ -136,4 +136,4 @@ def test_the_time_to_come_again_is_how_long_the_line_is(world: World) -> None:
     world.admit("waits", FULL[:40])
     world.now_s = 4.0
     world.fleet.abort(["runs"])
-    assert world.driver.line.retry_after_s == pytest.approx(4.0)
+    assert world.driver.queue.retry_after_s == pytest.approx(4.0)

@@ -1,6 +1,6 @@
-"""Reading a request's body: its type, its size and its time are bounded before a byte of it is believed.
+"""Reads a request's body within limits of type, size and time.
 
-A compressed body is counted by what it grows to, and no further than the limit, so that a bomb costs no more than that.
+A compressed body is decompressed no further than the limit, so that a bomb costs no more than a body of that size.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ ENCODINGS = ("", "identity", *_ZLIB)
 
 
 async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
-    """The whole body of a JSON call.
+    """Read the whole body of a JSON call.
 
     Raises:
-        Refusal: 415 for a type or encoding that is not served, 413 above `max_body_bytes`, 408 when it does not come in
-            `body_timeout_s`, 400 when it is malformed.
+        Refusal: 415 for an unsupported type or encoding, 413 above `max_body_bytes`, 408 after `body_timeout_s`, 400
+            if it is malformed.
     """
     if request.content_type != "application/json":
         raise Refusal(415, "Content-Type must be application/json", code="unsupported_media_type")
@@ -31,7 +31,7 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
     if (request.content_length or 0) > limits.max_body_bytes:
         raise _too_large(limits)
     try:
-        if request.content.is_eof():  # it came with its head: there is nothing to wait for
+        if request.content.is_eof():  # it came with the head: nothing to wait for
             return await _read(request, limits)
         await _let_go_on(request)
         async with asyncio.timeout(limits.body_timeout_s):
@@ -59,7 +59,7 @@ async def _read(request: web.BaseRequest, limits: ServerConfig) -> bytes:
 
 
 class _Inflate:
-    """A gzip or zlib stream, opened to one byte beyond the limit."""
+    """A gzip or zlib stream, decompressed to one byte beyond the limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
@@ -81,7 +81,7 @@ async def _let_go_on(request: web.BaseRequest) -> None:
     """Answer a client (curl) that asks before it sends a large body, and waits a second for the answer."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # What was written is not yet the response: aiohttp counts it as such.
+        # aiohttp would count this as part of the response.
         request.writer.output_size = 0
 
 

@@ -1,9 +1,9 @@
-"""From the bytes of a body to a JSON object that is safe to hand on.
+"""Parses a body into a JSON object that is safe to pass on.
 
-Pure.  What Python's parser lets through and the layers below choke on is refused here: values that JSON does not have
-(NaN, Infinity), numbers beyond a double or 64 bits, halves of surrogate pairs, a key twice in one object (two
-parsers on the way would disagree about its value), nesting that exhausts a recursive reader, and more values than can
-be read without stopping everything else: the reader in C lets nobody else run.
+Pure.  Refuses what Python's parser accepts and later layers fail on: values that JSON does not have (NaN, Infinity),
+numbers beyond a double or 64 bits, halves of surrogate pairs, a key twice in one object (two parsers would disagree
+about its value), nesting that exhausts a recursive reader, and so many values that the parser, which is written in C,
+would block every other thread for long.
 """
 
 import collections
@@ -18,22 +18,22 @@ from melld.api.answers import Refusal
 MAX_CONTAINERS = 50_000
 """Objects and lists in a body."""
 MAX_VALUES = 300_000
-"""Values in a body: more than a prompt has tokens."""
+"""Values in a body: more than the tokens of any prompt."""
 MAX_ESCAPES = 1_500_000
 """Backslashes in a body: room for 8 MiB of text in which every character is escaped as `\\uXXXX`."""
 _PIECE_BYTES = 1 << 20
 _INTEGERS = range(-(2**63), 2**64)
-# What only a slow walk can judge: halves of pairs, long integers, large exponents.  Where every digit is made a 0,
-# and every D and E small, each is a fixed string, which is found at the speed of memory.
+# Signs of what only a slow walk can check: halves of pairs, long integers, large exponents.  With every digit replaced
+# by 0, and D and E by small letters, each sign is a fixed string, which is found at the speed of memory.
 _FLATTENED = bytes.maketrans(b"123456789DE", b"000000000de")
 _SUSPECTS = (b"\\ud", b"0" * 19, b"e000", b"e+000")
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
-    """The JSON object in `body`.
+    """Return the JSON object in `body`.
 
     Raises:
-        Refusal: 400, with the top-level key at fault as `param` where there is one.
+        Refusal: 400, with the top-level key at fault, if any, as `param`.
     """
     if not body.strip():
         raise _malformed("the body is empty")
@@ -60,7 +60,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _check_amount(body: bytes) -> None:
-    """Count before anything is read: first what may be text as well, at the speed of memory."""
+    """Limit escapes, containers and values before parsing: first by a quick count that includes text in strings."""
     if body.count(b"\\") > MAX_ESCAPES:
         raise _malformed(f"the body holds more than {MAX_ESCAPES} escapes: send UTF-8")
     if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS and body.count(b",") <= MAX_VALUES:

@@ -1,9 +1,8 @@
-"""Where the media that requests name may be fetched from: public addresses alone, unless the operator allows more.
+"""Restricts the media URLs of requests to public addresses, unless the operator allows more.
 
-A client names a URL, and the daemon fetches it from where it stands: behind the firewall, beside services that trust
-their own machine.  Every address is judged as the socket for it is made, after all resolving: a name that changes its
-mind (DNS rebinding) and a redirect come past here like any other.  A proxy of the environment would resolve names
-itself, so none is used.
+A client names a URL, and the daemon fetches it from behind the firewall, beside services that trust their own machine.
+Every address is checked when its socket is created, after name resolution, so DNS rebinding and redirects are covered
+too.  A proxy from the environment would resolve names itself, so none is used.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ from vllm.exceptions import VLLMValidationError
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _OTHERS = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Public by their number, and internal all the same: Azure's host, which hands out secrets."""
+"""Internal addresses in public ranges: Azure's host, which hands out secrets."""
 
 
 @contextlib.asynccontextmanager
 async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[None]:
-    """Have vLLM, in this process, fetch what requests name from public addresses alone.
+    """Make vLLM, in this process, fetch the media of requests from public addresses only.
 
-    `has_domains`: the operator has named the domains that may be asked; then a redirect leads to no other one.
+    `has_domains`: the operator has listed the allowed domains; then redirects are not followed.
     """
     if has_domains:
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
@@ -45,7 +44,7 @@ async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[Non
 
 
 def guarded_session(is_refused: Callable[[str], bool]) -> aiohttp.ClientSession:
-    """Return a client that connects to no address which `is_refused`."""
+    """Return a client that does not connect to refused addresses."""
 
     def make_socket(address: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, place = address
@@ -53,7 +52,7 @@ def guarded_session(is_refused: Callable[[str], bool]) -> aiohttp.ClientSession:
             raise VLLMValidationError("a media URL leads to an address that is not public")
         return socket.socket(family, kind, protocol)
 
-    # One address after the other, so that the refusal of one is the answer.
+    # One address after the other, so that a refusal becomes the answer.
     connector = aiohttp.TCPConnector(socket_factory=make_socket, happy_eyeballs_delay=None)
     return aiohttp.ClientSession(connector=connector, trust_env=False)
 
@@ -63,7 +62,7 @@ def _refuse_to_block() -> NoReturn:
 
 
 def is_internal(host: str) -> bool:
-    """Return whether an address is loopback, private, link-local, a cloud's own or otherwise not for everybody."""
+    """Return True if an address is loopback, private, link-local, a cloud's own or otherwise not public."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,9 +1,8 @@
-"""What melld refuses in a request's JSON before vLLM's models see it.
+"""Refuses requests by their JSON, before vLLM's models see them.
 
-Pure: a JSON object in, a `Refusal` (400, with `param`) or nothing out.  Here stand the fields that would reach into the
-engine past the API (transfer parameters, templates), those that would be ignored in silence, and the shapes that a
-model would drop, or name less plainly.  How much work a call asks for is judged after parsing, where numbers are
-numbers: `melld.api.guards.work`.  Whether a value makes sense to the model is vLLM's to judge.
+Pure: a JSON object in, a `Refusal` (400, with `param`) or nothing out.  Refuses fields that would reach into the engine
+past the API (transfer parameters, templates), fields that would be silently ignored, and shapes that vLLM's models
+would drop or report unclearly.  `melld.api.guards.work` limits the work of a call after parsing; vLLM checks the rest.
 """
 
 import re
@@ -18,20 +17,20 @@ from melld.engine.frontend.schema import Budget, check_schema
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# Each would have an effect that clients must not have, or would have none where they expect one.
+# Each would have an effect that clients must not have, or none where they expect one.
 REFUSED = {
     "best_of": "best_of is not supported: ask for n answers",
     "kv_transfer_params": "kv_transfer_params is not for clients",
     "ec_transfer_params": "ec_transfer_params is not for clients",
     "data_parallel_rank": "melld chooses the worker",
-    "guided_json": "guided_json is gone: use response_format or structured_outputs",
-    "guided_regex": "guided_regex is gone: use structured_outputs",
-    "guided_choice": "guided_choice is gone: use structured_outputs",
-    "guided_grammar": "guided_grammar is gone: use structured_outputs",
+    "guided_json": "guided_json was removed: use response_format or structured_outputs",
+    "guided_regex": "guided_regex was removed: use structured_outputs",
+    "guided_choice": "guided_choice was removed: use structured_outputs",
+    "guided_grammar": "guided_grammar was removed: use structured_outputs",
 }
 TOOLS_FACTOR = 8
 TOOL_VALUES = 20
-"""What a tool counts for beside its schema: vLLM compares each with all others."""
+"""Values that a tool counts for besides its schema: vLLM compares each tool with all others."""
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "output_format")
 _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
@@ -45,7 +44,7 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> None:
-    """Refuse what must not go on.
+    """Refuse a request that must not reach vLLM.
 
     Raises:
         Refusal, InvalidSchema, TooManyValues: 400, with the field as `param`.
@@ -66,7 +65,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
 
 
 def check_request_id(name: object, param: str) -> None:
-    """A request id goes into logs, metrics, decision logs and headers: 128 plain characters at most."""
+    """Refuse an id that is not at most 128 plain characters: it goes into logs, decision logs and headers."""
     if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
         raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
 
@@ -113,7 +112,7 @@ def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: 
 
 
 def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
-    """No conversation is so long that vLLM holds the event loop while it goes through it."""
+    """Limit the length of a conversation: vLLM blocks the event loop while it goes through it."""
     if not isinstance(entries, list) or not entries or isinstance(entries[0], int):  # numbers: a prompt's tokens
         return
     objects = [one for one in entries if isinstance(one, dict)]
@@ -132,7 +131,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _check_media(messages: object, budget: Budget) -> None:
-    """No part of a message names a file of this machine."""
+    """Refuse messages whose parts name a file of this machine."""
     if not isinstance(messages, list) or not messages or isinstance(messages[0], int):  # numbers: a prompt's tokens
         return
     budget.spend(len(messages), "messages")
@@ -161,7 +160,7 @@ def _check_tool_choice(body: dict[str, Any]) -> None:
 
 
 def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
-    """Only the size: whether it can be compiled is for a judge to find out (`melld.engine.frontend.judges`)."""
+    """Limit the size of constraints; a judge finds out whether they compile (`melld.engine.frontend.judges`)."""
     for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
         for name in names:
             if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
@@ -169,7 +168,7 @@ def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
 
 
 def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:
-    """Every tool's JSON schema.  Some of vLLM's tool parsers compile them in this process."""
+    """Yield every tool's JSON schema.  Some of vLLM's tool parsers compile them in this process."""
     tools = tools if isinstance(tools, list) else []
     budget.spend(TOOL_VALUES * len(tools), "tools")
     for tool in tools:

@@ -1,8 +1,7 @@
-"""How much work one call may ask for, judged on what vLLM will read.
+"""Limits the work that one call may ask for.
 
-Pure: a parsed request (one of vLLM's pydantic models) in, a `Refusal` (400, with `param`) or nothing out.  JSON has
-several ways to write a number that pydantic takes for one (`200`, `200.0`, `"200"`, `true`), so no limit is compared
-with the JSON itself.
+Pure: a parsed request (one of vLLM's pydantic models) in, a `Refusal` (400, with `param`) or nothing out.  Limits are
+compared with parsed values, because pydantic accepts several forms of one number (`200`, `200.0`, `"200"`, `true`).
 """
 
 from typing import Any
@@ -13,17 +12,17 @@ from melld.api.answers import Refusal
 from melld.config import ServerConfig
 
 _INTEGER = TypeAdapter(int)
-# Beyond these a score is no number any more, and the worker or the beam search fails.
+# Beyond these a score is no longer a number, and the worker or the beam search fails.
 _RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}
-# vLLM goes through these for each prompt of a call, on the event loop: together some 30 ms at most.
+# vLLM goes through these for each prompt of a call, on the event loop: at most about 30 ms together.
 _FOR_EACH_PROMPT = {"logit_bias": 30_000, "stop_token_ids": 500_000}
 MAX_BAD_WORDS_CHARACTERS = 20_000
 MAX_CHARACTERS_IN_STRINGS = 100_000
-"""Of a text whose tokens are to be told as strings."""
+"""Limit of a text whose tokens are returned as strings."""
 
 
 def asked_priority(body: dict[str, Any]) -> int:
-    """Return the `priority` that a body will have when it is parsed; 0 where it will not pass."""
+    """Return the `priority` that a body will have when it is parsed; 0 if it is invalid."""
     try:
         return _INTEGER.validate_python(body.get("priority", 0))
     except ValidationError:
@@ -81,7 +80,7 @@ def _count_prompts(value: Any) -> int:
 
 
 def _field(request: BaseModel, name: str) -> Any:
-    """A field that the model has.  One that it does not know has no effect, and may hold anything."""
+    """Return a field that the model has, or None.  Unknown fields have no effect and may hold anything."""
     return getattr(request, name) if name in type(request).model_fields else None
 
 

@@ -292,10 +292,10 @@ class VirtualDaemon:
         probation = self.fleet._dispatch._probation
         lines = {request: worker for worker, line in probation._lines.items() for request in line}
         if lines != probation._worker_of:
-            yield f"in line for trial are {lines}, and by request {probation._worker_of}"
+            yield f"in the queue of suspects are {lines}, and by request {probation._worker_of}"
         for request, worker in lines.items():
             if request not in live or live[request].worker != worker:
-                yield f"{request} is in line for trial on {worker}, and {live.get(request)}"
+                yield f"{request} is in the queue of suspects on {worker}, and {live.get(request)}"
         for worker, place in self.fleet.places.items():
             for request in place.held:
                 if request in live and live[request].worker != worker:
@@ -342,8 +342,8 @@ class VirtualDaemon:
         """What is kept beside requests and moves is of those that there are."""
         executor, wanted = self.executor, self.driver.moves
         waiting = {name for name, known in self.cluster.requests.items() if known.state is RequestState.WAITING}
-        if self.driver.line._since_s.keys() != waiting:
-            yield f"the line has {sorted(self.driver.line._since_s)}, the scheduler {sorted(waiting)}"
+        if self.driver.queue._since_s.keys() != waiting:
+            yield f"the queue has {sorted(self.driver.queue._since_s)}, the scheduler {sorted(waiting)}"
         if executor._gaps.keys() - self.fleet.live.keys():
             yield f"a first token is waited for of {sorted(executor._gaps)}"
         if {move.migration.wish.request for move in executor._by_number.values()} != executor.moves.keys():
