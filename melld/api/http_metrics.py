@@ -18,7 +18,7 @@ class HttpMetrics:
             "melld_http_disconnects", "Clients that left before their answer was complete", registry=registry
         )
         self.slow_readers = Counter(
-            "melld_http_slow_readers", "Streams ended because nobody read them", registry=registry
+            "melld_http_slow_readers", "Streams ended because their client read nothing", registry=registry
         )
         self.failed_streams = Counter(
             "melld_http_failed_streams", "Streams that ended in an error event", registry=registry

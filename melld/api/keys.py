@@ -1,7 +1,7 @@
-"""API keys: who may talk to the daemon over TCP.
+"""API keys: reads them, and checks the keys that clients present.
 
 Owns the comparison, in constant time, of a presented key with the digests of the configured ones, and the files that
-hold them; no plain key is kept, and none is named in an error.
+hold them.  Keeps no plain key and names none in an error.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _DIGEST = re.compile(f"{_PREFIX}([0-9a-f]{{64}})", re.IGNORECASE)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The SHA-256 digests of the keys; none means that no key is asked for."""
+    """The SHA-256 digests of the keys; without any, no key is needed."""
 
     digests: tuple[bytes, ...] = ()
 
@@ -30,11 +30,11 @@ class Keys(msgspec.Struct, frozen=True):
         return bool(self.digests)
 
     def open_to(self, presented: str | None) -> bool:
-        """Whether `presented` is one of the keys, or none is asked for."""
+        """Return True if `presented` is one of the keys, or none is needed."""
         return self.client_of(presented) is not None
 
     def client_of(self, presented: str | None) -> str | None:
-        """The name of the key: its number among the keys, empty where none is asked for; None for a wrong one.
+        """Return the client's name: the key's number, or an empty text if none is needed; None for a wrong key.
 
         Every key is compared, in constant time.
         """
@@ -48,7 +48,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
-    """Read the keys of the configuration, of its key file and of the service manager's credential, which may lack.
+    """Read the keys of the configuration, of its key file and of the service manager's optional credential.
 
     Raises:
         ConfigError: a file cannot be read or holds a bad line, or the key file holds no key.
@@ -65,10 +65,10 @@ def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
 
 
 def parse_keys(text: str, where: str) -> list[bytes]:
-    """Return the digests of the keys in `text`: one a line, plain or `sha256:<hex>`; `#` begins a comment.
+    """Return the digests of the keys in `text`: one per line, plain or `sha256:<hex>`; `#` starts a comment.
 
     Raises:
-        ConfigError: a line is a broken digest, or holds what no client can send.
+        ConfigError: a line is a broken digest, or holds characters that no client can send.
     """
     digests = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -84,7 +84,7 @@ def parse_keys(text: str, where: str) -> list[bytes]:
 
 
 def _read(path: Path, *, may_lack: bool = False) -> str:
-    """Read a small regular file.  Anything else, a FIFO say, could keep its reader waiting for ever."""
+    """Read a small regular file; refuse anything else, such as a FIFO, which could block for ever."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             about = os.fstat(file.fileno())
@@ -106,7 +106,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def presented_key(authorization: str | None, x_api_key: str | None) -> str | None:
-    """The key in `Authorization: Bearer KEY` (OpenAI's clients) or in `x-api-key: KEY` (Anthropic's)."""
+    """Return the key in `Authorization: Bearer KEY` (OpenAI's clients) or in `x-api-key: KEY` (Anthropic's)."""
     scheme, _, key = (authorization or "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else x_api_key
 

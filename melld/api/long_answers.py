@@ -1,8 +1,8 @@
-"""Long answers in pieces: no log-probabilities, embeddings or choices, however many, hold the event loop.
+"""Builds long answers in pieces, so that many log-probabilities, embeddings or choices do not block the event loop.
 
-vLLM makes an answer's log-probabilities in one go, and pydantic the JSON of all of it.  Here the log-probabilities of
-an answer that is no stream are left out until it has been built, and made a stretch at a time; then lists that are long
-are left out of the JSON, and put in a stretch at a time.  What comes of it is what vLLM's own way gives, byte for byte.
+vLLM makes an answer's log-probabilities in one go, and pydantic its JSON.  Here the log-probabilities of an answer that
+is not a stream are left out at first and made piece by piece; long lists are left out of the JSON and inserted piece by
+piece.  The result equals vLLM's, byte for byte.
 """
 
 import re
@@ -22,25 +22,25 @@ from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs
 from melld.engine.frontend.turns import Turns
 
 PIECE = 500
-"""Values that are made, or written, in one turn of the loop: one to three milliseconds."""
+"""Values made or written in one turn of the loop: one to three milliseconds."""
 
 
 class Unmade(msgspec.Struct, frozen=True):
-    """Log-probabilities that are to be made."""
+    """Log-probabilities that are still to be made."""
 
     stands_in: BaseModel
-    """What is in their place, or the one item of the list that is."""
+    """The placeholder, or the one item of the list that is the placeholder."""
     make: Callable[..., Any]
     arguments: dict[str, Any]
     source: str
-    """The argument that has vLLM's log-probabilities, by token."""
+    """The argument with vLLM's log-probabilities, by token."""
 
 
 _UNMADE: ContextVar[dict[int, Unmade] | None] = ContextVar("melld_unmade", default=None)
 
 
 def make_logprobs_late(serving: State) -> None:
-    """Have vLLM's serving classes leave out long log-probabilities, for `LongAnswer` to make."""
+    """Make vLLM's serving classes leave out long log-probabilities, for `LongAnswer` to make."""
     for name, method, source, empty in (
         ("openai_serving_chat", "_create_chat_logprobs", "top_logprobs", ChatCompletionLogProbs),
         ("openai_serving_completion", "_create_completion_logprobs", "top_logprobs", CompletionLogProbs),
@@ -64,19 +64,19 @@ def _late(make: Callable[..., Any], source: str, empty: Callable[[], BaseModel] 
 
 
 def _width(logprobs: Any) -> int:
-    """Return how many log-probabilities there are for one token."""
+    """Return the number of log-probabilities of one token."""
     return 1 + len(logprobs[-1] or ()) if logprobs else 1
 
 
 class LongAnswer:
-    """One answer of vLLM's that is no stream."""
+    """One answer of vLLM that is not a stream."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._unmade: dict[int, Unmade] = {}
 
     async def ask(self, serve: Awaitable[Any]) -> Any:
-        """Return what vLLM's method returns, long log-probabilities apart."""
+        """Return what vLLM's method returns, without long log-probabilities."""
         token = _UNMADE.set(self._unmade)
         try:
             return await serve
@@ -84,7 +84,7 @@ class LongAnswer:
             _UNMADE.reset(token)
 
     async def encode(self, answer: BaseModel, dump: dict[str, Any]) -> bytes:
-        """Return what `model_dump_json` with these arguments would, had nothing been left out."""
+        """Return what `model_dump_json` with these arguments would return if nothing were left out."""
         return b"".join([piece async for piece in self._written(answer, dump)])
 
     async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -114,7 +114,7 @@ class LongAnswer:
         yield b"]"
 
     async def _late_json(self, unmade: Unmade, dump: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Make and write one stretch after the other: what has been written is not kept as objects."""
+        """Make and write one stretch after the other, so that the objects of written stretches are freed."""
         tokens, logprobs = unmade.arguments["token_ids"], unmade.arguments[unmade.source]
         step = max(1, PIECE // _width(logprobs))
         written: dict[str, list[bytes]] = {}
@@ -145,7 +145,7 @@ class LongAnswer:
             yield b"}"
 
     def _shortened(self, model: BaseModel, mark: str, left_out: list[Any]) -> BaseModel:
-        """Return the model with marks in the place of what is long, which goes to `left_out`."""
+        """Return the model with marks in place of long values, which go to `left_out`."""
         changed: dict[str, Any] = {}
         for name in type(model).model_fields:
             value = getattr(model, name)
@@ -161,7 +161,7 @@ class LongAnswer:
         return model.model_copy(update=changed) if changed else model
 
     def _stretches(self, values: list[Any]) -> Iterator[list[Any]]:
-        """The values, together as far as they make a piece."""
+        """Split the values into stretches of about a piece."""
         start, weight = 0, 0
         for index, value in enumerate(values):
             more = self._weight(value)
@@ -172,7 +172,7 @@ class LongAnswer:
         yield values[start:]
 
     def _weight(self, value: Any) -> int:
-        """Count the values in it, or some more than a piece holds."""
+        """Count the values inside, up to a little more than a piece."""
         if id(value) in self._unmade:
             return PIECE + 1
         inner: Iterator[Any]

@@ -1,8 +1,7 @@
 """The OpenAPI 3.1 document of the API, at `/openapi.json`.
 
-Generated: the bodies from the pydantic models of vLLM that serve them and from melld's own Structs, the calls from
-`melld.api.calls`, the fields that are refused from `melld.api.guards.request`.  Owns the words about each route, and
-the models by which each is described.  Serves nothing.
+Generated: the bodies from vLLM's pydantic models and melld's own Structs, the calls from `melld.api.calls`, the refused
+fields from `melld.api.guards.request`.  Owns each route's summary and models.  Serves nothing.
 """
 
 import functools
@@ -40,60 +39,60 @@ SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What went wrong, in OpenAI's form."""
+    """An error in OpenAI's form."""
 
     message: str
-    """For people."""
+    """Text for people."""
     type: str
-    """OpenAI's kind of error."""
+    """OpenAI's type of error."""
     param: str | None
     """The field at fault."""
     code: str | None
-    """For programs."""
+    """Code for programs."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer with a status of 400 or more, but those of Anthropic's endpoints."""
+    """The body of every answer with a status of 400 or more, except on Anthropic's endpoints."""
 
     error: Problem
 
 
 class AnthropicProblem(msgspec.Struct, frozen=True):
-    """What went wrong, in Anthropic's form."""
+    """An error in Anthropic's form."""
 
     type: str
     message: str
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True):
-    """The body of an error of Anthropic's endpoints."""
+    """The body of an error on Anthropic's endpoints."""
 
     type: str
     error: AnthropicProblem
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The daemon lives."""
+    """Sign that the daemon's event loop runs."""
 
     status: str
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether requests are taken now, and if not, why."""
+    """Whether requests are served now, and if not, why."""
 
     status: str
     reason: str = ""
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """Of melld, and of the engine underneath."""
+    """Versions of melld and vLLM."""
 
     version: str
     vllm: str
 
 
 class Described(NamedTuple):
-    """A call's models.  Where `streams`, `"stream": true` makes the answer a stream of server-sent events."""
+    """A call's models.  If `streams`, `"stream": true` makes the answer a stream of server-sent events."""
 
     takes: Any
     gives: Any
@@ -105,7 +104,7 @@ CALLED: dict[str, Described] = {
     "/v1/chat/completions": Described(
         ChatCompletionRequest, ChatCompletionResponse, "Answer a conversation (OpenAI Chat Completions)", True
     ),
-    "/v1/completions": Described(CompletionRequest, CompletionResponse, "Go on with a text (OpenAI Completions)", True),
+    "/v1/completions": Described(CompletionRequest, CompletionResponse, "Continue a text (OpenAI Completions)", True),
     "/v1/responses": Described(ResponsesRequest, ResponsesResponse, "Answer (OpenAI Responses)", True),
     "/v1/messages": Described(
         AnthropicMessagesRequest, AnthropicMessagesResponse, "Answer a conversation (Anthropic Messages)", True
@@ -114,7 +113,7 @@ CALLED: dict[str, Described] = {
         AnthropicCountTokensRequest, AnthropicCountTokensResponse, "Count a conversation's tokens (Anthropic)"
     ),
     "/v1/embeddings": Described(
-        EmbeddingRequest, EmbeddingResponse | EmbeddingBytesResponse, "Embed texts, with a model that can"
+        EmbeddingRequest, EmbeddingResponse | EmbeddingBytesResponse, "Embed texts, with an embedding model"
     ),
     "/tokenize": Described(TokenizeChatRequest | TokenizeCompletionRequest, TokenizeResponse, "Text into tokens"),
     "/detokenize": Described(DetokenizeRequest, DetokenizeResponse, "Tokens into text"),
@@ -122,7 +121,7 @@ CALLED: dict[str, Described] = {
 
 
 class Looked(NamedTuple):
-    """A page's answer: a model, or a media type alone."""
+    """A page's answer: a model, or only a media type."""
 
     gives: Any
     summary: str
@@ -133,11 +132,11 @@ class Looked(NamedTuple):
 
 LOOKED: dict[str, Looked] = {
     "/": Looked(None, "The page for people, which shows /status live", "text/html", open=True),
-    "/health": Looked(Health, "Liveness: the daemon's loop turns", open=True),
-    "/ready": Looked(Readiness, "Readiness: 503 with the reason until requests are taken", open=True),
+    "/health": Looked(Health, "Liveness: the daemon's event loop runs", open=True),
+    "/ready": Looked(Readiness, "Readiness: 503 with the reason while no request is served", open=True),
     "/version": Looked(Versions, "Versions of melld and of vLLM"),
     "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
-    "/status": Looked(DaemonStatus, "Workers and requests as they are now"),
+    "/status": Looked(DaemonStatus, "Present workers and requests"),
     "/openapi.json": Looked(None, "This document"),
     "/v1/models": Looked(ModelList, "The models that are served"),
     "/v1/models/{model}": Looked(ModelCard, "One model"),
@@ -146,7 +145,7 @@ LOOKED: dict[str, Looked] = {
 
 @functools.cache
 def openapi_document() -> bytes:
-    """The document, as JSON."""
+    """Return the document as JSON."""
     schemas, components = _schemas()
     paths: dict[str, Any] = {path: {"get": _page(path, page, schemas)} for path, page in LOOKED.items()}
     paths |= {path: {"post": _call(path, schemas)} for path in CALLS}
@@ -155,7 +154,7 @@ def openapi_document() -> bytes:
         "info": {
             "title": "melld",
             "version": version("melld"),
-            "description": "Where a body is vLLM's to judge, its model is vLLM's; docs/api.md says what differs.",
+            "description": "Bodies that vLLM checks have vLLM's models; docs/api.md says what differs.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -172,7 +171,7 @@ def openapi_document() -> bytes:
 
 
 def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
-    """The schema of each (path, `takes` or `gives`), and the components that they name."""
+    """Return the schema of each (path, `takes` or `gives`), and the components that they name."""
     wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLED.items()]
     wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLED.items()]
     models = ("/v1/models", "/v1/models/{model}")
@@ -193,13 +192,13 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
 
 
 def _leave_out_refused(schema: dict[str, Any]) -> None:
-    """A field that melld refuses in every request is not offered."""
+    """Drop the fields that melld refuses in every request."""
     for name in REFUSED:
         schema.get("properties", {}).pop(name, None)
 
 
 def _name_the_encoding(schema: Any) -> None:
-    """Bytes within JSON are base64, which pydantic calls by a word of OpenAPI 3.0's that JSON Schema does not know."""
+    """Mark bytes within JSON as base64, for which pydantic uses a word of OpenAPI 3.0 that JSON Schema lacks."""
     if isinstance(schema, dict):
         if schema.get("type") == "string" and schema.get("format") == "binary":
             del schema["format"]
@@ -221,9 +220,9 @@ def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
         "parameters": [{"name": "X-Request-Id", "in": "header", "required": False, "schema": wanted_id}],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schemas[path, "takes"]}}},
         "responses": {
-            "200": {"description": "Done, or the stream has begun", "content": content},
+            "200": {"description": "Done, or the stream has started", "content": content},
             "4XX": _error("The request is at fault", dialect),
-            "5XX": _error("The server is at fault, or busy: Retry-After says when to come again", dialect),
+            "5XX": _error("The server is at fault, or busy: Retry-After says when to try again", dialect),
         },
     }
 

@@ -1,4 +1,4 @@
-"""The endpoints that need no engine: what is served, whether it lives, what it does, and its metrics."""
+"""The endpoints that need no engine: health, readiness, versions, metrics, models, status and the overview page."""
 
 import asyncio
 import json
@@ -24,17 +24,17 @@ class Facts(Protocol):
 
     @property
     def state(self) -> State:
-        """The serving classes of vLLM."""
+        """vLLM's serving classes."""
 
     @property
     def registry(self) -> CollectorRegistry:
         """The metrics."""
 
     def status(self) -> DaemonStatus:
-        """The daemon as it is now."""
+        """Return the daemon's present status."""
 
     def why_not_ready(self) -> str | None:
-        """The reason, in a word; None when ready."""
+        """Say in a few words why no call would be served now; None if it would."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -47,12 +47,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def health(_facts: Facts, _rest: str) -> Page:
-    """Liveness: the daemon's loop turns."""
+    """Answer while the daemon's event loop runs."""
     return _json({"status": "ok"})
 
 
 async def ready(facts: Facts, _rest: str) -> Page:
-    """Readiness: 503 with the reason until requests can be served, and while draining."""
+    """Answer 200 if requests are served, else 503 with the reason."""
     reason = facts.why_not_ready()
     if reason is None:
         return _json({"status": "ready"})
@@ -60,17 +60,17 @@ async def ready(facts: Facts, _rest: str) -> Page:
 
 
 async def versions(_facts: Facts, _rest: str) -> Page:
-    """Of melld, and of the engine underneath."""
+    """Return the versions of melld and vLLM."""
     return _json({"version": version("melld"), "vllm": vllm_version})
 
 
 async def metrics(facts: Facts, _rest: str) -> Page:
-    """Prometheus' text format: vLLM's own metrics for each worker, and melld's."""
+    """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format."""
     return Page(generate_latest(facts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def models(facts: Facts, name: str) -> Page:
-    """The list of models, or the one called `name`."""
+    """Return the list of models, or the one called `name`."""
     found = await facts.state.openai_serving_models.show_available_models()
     if not name:
         return Page(found.model_dump_json().encode())
@@ -81,17 +81,17 @@ async def models(facts: Facts, name: str) -> Page:
 
 
 async def overview(_facts: Facts, _rest: str) -> Page:
-    """The page for people."""
+    """Return the page for people."""
     return Page(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
 
 
 async def status(facts: Facts, _rest: str) -> Page:
-    """What `melld status --json` prints."""
+    """Return what `melld status --json` prints."""
     return Page(msgspec.json.encode(facts.status()), headers=NO_STORE)
 
 
 async def openapi(_facts: Facts, _rest: str) -> Page:
-    """The description of this API; made once, beside the loop, for it takes a good part of a second."""
+    """Return the description of this API.  It is made once, in a thread, because that takes most of a second."""
     return Page(await asyncio.to_thread(openapi_document))
 
 
@@ -105,7 +105,7 @@ PAGES: dict[str, Callable[[Facts, str], Any]] = {
     "/metrics": metrics,
     "/v1/models": models,
 }
-# The page itself tells nothing: what it shows comes from /status, for which it asks its reader for a key.
+# The page itself holds nothing: it shows /status, for which it asks its reader for a key.
 WITHOUT_KEY = frozenset({"/", "/health", "/ready"})
 
 

@@ -1,9 +1,9 @@
-"""From a JSON object to the pydantic model of its endpoint, in small bites.
+"""Parses a JSON object into the pydantic model of its endpoint, in small bites.
 
 pydantic validates in C, holds the interpreter's lock to the end and collects every error of every item: a list of
-thousands, each tried as one of 25 types, stops all streams for minutes.  The models here are vLLM's own, but for one
-thing: between two items of a long list Python code runs, so that another thread may, and after the first wrong item
-none is looked at.  What pydantic cannot be interrupted in is bounded before.
+thousands, each tried as one of 25 types, stops all streams for minutes.  The models here are vLLM's, except that Python
+code runs between two items of a long list, so that other threads may run, and that no item is validated after the
+first wrong one.  Values that pydantic validates without interruption are limited before.
 """
 
 import functools
@@ -19,9 +19,9 @@ from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandl
 from melld.api.answers import Refusal
 
 MAX_INNER_VALUES = 512
-"""Objects and lists in one message, or in one entry like it: it is validated in one go."""
+"""Objects and lists in one message or similar entry, which is validated in one go."""
 SMALL = 1000
-"""Entries of a list that are validated in one go, whatever they are."""
+"""Entries of any list that may be validated in one go."""
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
 _OF_TOKENS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
@@ -29,11 +29,10 @@ _OF_ARGUMENTS = ("vllm_xargs", "logit_bias")
 
 
 def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
-    """Return what makes a body into the model (a subclass of it).  Made for a thread.
+    """Return a function that parses a body into (a subclass of) the model, to be called in a thread.
 
-    Raises (what is returned):
-        ValidationError, vLLM's errors: the body does not fit the model.
-        Refusal: a part of it is too large to be looked at in one go.
+    The function raises ValidationError or vLLM's errors if the body does not fit the model, and `Refusal` if a part
+    is too large to be validated in one go.
     """
     fields: dict[str, Any] = {}
     for name in _BY_ITEM & model.model_fields.keys():
@@ -49,7 +48,7 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
 
 
 def check_bites(body: dict[str, Any]) -> None:
-    """Refuse what pydantic would chew on for long in one go.
+    """Refuse values that pydantic would take long to validate in one go.
 
     Raises:
         Refusal: 400, with the field as `param`.
@@ -65,7 +64,7 @@ def check_bites(body: dict[str, Any]) -> None:
 
 @functools.cache
 def _by_item(annotation: Any) -> Any:
-    """The type with every item of its lists looked at by itself."""
+    """Return the type with a validator around every item of its lists."""
     if get_origin(annotation) is list:
         (item,) = get_args(annotation)
         return list[Annotated[item, WrapValidator(_look_at)]]  # type: ignore[valid-type]
@@ -75,7 +74,7 @@ def _by_item(annotation: Any) -> Any:
 
 
 def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Validate one item, unless one before it was wrong."""
+    """Validate one item, unless an earlier one was wrong."""
     assert info.context is not None
     if info.context.get("wrong"):
         raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
@@ -89,7 +88,7 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
 
 
 def _holds_more_than(root: Any, most: int) -> bool:
-    """Whether there are so many objects and lists in it, schemas apart: those are for nobody to validate here."""
+    """Return True if it holds more than `most` objects and lists, except schemas, which are not validated here."""
     waiting, found = [root], 0
     while waiting:
         value = waiting.pop()
@@ -107,7 +106,7 @@ def _holds_more_than(root: Any, most: int) -> bool:
 
 
 def _check_tokens(values: list[Any], name: str) -> None:
-    """A long list is of tokens, or of lists of tokens; a list of messages is looked at item by item."""
+    """Refuse a long list that is not of tokens or lists of tokens; messages are validated item by item."""
     if values and isinstance(values[0], dict):
         if len(values) > SMALL and name != "input":
             raise _bad(name, f"{name} is no list of objects")

@@ -1,6 +1,6 @@
-"""Who can reach the API: judged by the sockets that listen, and by the names that requests ask for.
+"""Checks who can reach the API: by the sockets that listen, and by the host names in requests.
 
-Owns the rule that what other machines reach asks for a key, and the guard against DNS rebinding where there is none.
+Owns the rule that an API reachable from other machines needs a key, and the guard against DNS rebinding without one.
 """
 
 import functools
@@ -14,20 +14,20 @@ from melld.errors import ConfigError
 
 
 def refuse_open_listen(config: ServerConfig, keys: Keys) -> None:
-    """Refuse a `[server] host` beyond loopback without a key, unless the configuration says so in as many words.
+    """Refuse a `[server] host` beyond loopback without a key, unless the configuration allows it explicitly.
 
     Raises:
-        ConfigError: it would be open to the network.
+        ConfigError: the API would be open to the network.
     """
     if not (keys or config.allow_remote_without_key or is_loopback(config.host)):
         raise _is_open(config.host or "every address")
 
 
 def refuse_open_sockets(listeners: Iterable[socket.socket], keys: Keys, *, allowed: bool) -> None:
-    """Refuse the same of sockets that are open already, whatever the configuration says of their address.
+    """Refuse open sockets beyond loopback without a key, whatever address is configured.
 
     Raises:
-        ConfigError: one of them is open to the network.
+        ConfigError: a socket is open to the network.
     """
     for listener in listeners:
         if not (keys or allowed or is_local(listener)):
@@ -35,7 +35,7 @@ def refuse_open_sockets(listeners: Iterable[socket.socket], keys: Keys, *, allow
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Return whether this machine alone can connect; of a kind of socket that is not known here nobody can tell."""
+    """Return True if only this machine can connect; False for unknown kinds of sockets."""
     if listener.family == socket.AF_UNIX:
         return True
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
@@ -44,7 +44,7 @@ def is_local(listener: socket.socket) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is localhost or a loopback address, also one of IPv4 written as IPv6."""
+    """Return True if `host` is localhost or a loopback address, including IPv4 written as IPv6."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -53,7 +53,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return where it listens, as people write it."""
+    """Return the socket's address as people write it."""
     name = listener.getsockname()
     if listener.family == socket.AF_INET6:
         return f"[{name[0]}]:{name[1]}"
@@ -64,9 +64,9 @@ def address_of(listener: socket.socket) -> str:
 
 @functools.lru_cache(maxsize=128)  # most clients name the same host in every request
 def names_this_machine(host: str | None) -> bool:
-    """Whether a `Host` header is localhost or an address, as of somebody who means this machine.
+    """Return True if a `Host` header is localhost or an address.
 
-    A web page whose own name was made to point here (DNS rebinding) has its reader's browser send that name instead.
+    With DNS rebinding, a web page's name points here, and its reader's browser sends that name.
     """
     name = (host or "localhost").strip().lower()
     bracketed = name.startswith("[")

@@ -1,9 +1,10 @@
 """Streams of server-sent events on their way from vLLM's serving classes to a socket.
 
-vLLM yields ready text.  What it leaves to be done here: an error that it would write into a stream is raised instead,
-so that one before the head becomes an HTTP status and one after it an `error` event in the endpoint's dialect; and a
-stream that is given up frees its engine.  The head goes out with the first token, or soon after the request has been
-admitted: from then on only a fault of the server's, or a full machine, can end it.
+vLLM yields ready text.  Here an error that vLLM would write into a stream is raised instead: before the head it becomes
+an HTTP status, after it an `error` event in the endpoint's dialect.  A cancelled stream aborts its request.
+
+The head is sent with the first token, or soon after the request has been admitted: from then on only a fault of the
+server, or a full machine, can end the stream.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from melld.api.answers import Dialect
 from melld.api.error_mapping import ServingFault
 
 HEAD_AFTER_S = 1.0
-"""How long an admitted request may still be answered with a status, if it has no token: workers find some errors."""
+"""How long an admitted request without a token can still be answered with a status: workers find some errors."""
 COMMENT = b": keep-alive\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
@@ -37,9 +38,9 @@ _STREAMING = (
 
 
 def make_streams_raise(serving: State) -> None:
-    """Have vLLM's serving classes raise the errors that they would write into their streams, and log none of them.
+    """Make vLLM's serving classes raise the errors that they would write into their streams, without logging them.
 
-    All of theirs go through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
+    All these errors pass through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
     """
     for name in _STREAMING:
         handler = getattr(serving, name, None)
@@ -60,10 +61,10 @@ def _raise(
 
 
 async def begun(stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGenerator[str, None]:
-    """The stream, once it has said something: until then its errors are raised from here.
+    """Return the stream after its first event; raise its errors until then.
 
     Raises:
-        ServingFault, or what the stream raised: nothing has been sent yet.
+        ServingFault, or any error of the stream: nothing has been sent yet.
     """
     held: list[str] = []
     try:
@@ -88,7 +89,7 @@ async def _go_on(held: list[str], stream: AsyncGenerator[Any, None], dialect: Di
 
 
 def _text(item: Any, dialect: Dialect) -> str:
-    """One event as text; `ServingFault` if it is an error (the Anthropic converter lets none pass as an exception)."""
+    """Return an event as text; raise `ServingFault` for an error event (the Anthropic converter raises none)."""
     if dialect is Dialect.RESPONSES:
         return f"event: {item.type}\ndata: {item.model_dump_json(by_alias=True)}\n\n"
     if dialect is Dialect.ANTHROPIC and item.startswith("event: error"):
@@ -99,10 +100,10 @@ def _text(item: Any, dialect: Dialect) -> str:
 
 
 async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
-    """Wait until a stream's head may go: `work` (up to the first token) is done, or its request admitted for a while.
+    """Wait until a stream's head may be sent: `work` (up to the first token) is done, or was admitted a while ago.
 
     Raises:
-        What `work` raised: nothing has been sent yet.
+        Any error of `work`: nothing has been sent yet.
     """
     waiting = asyncio.ensure_future(admitted.wait())
     try:
@@ -116,7 +117,7 @@ async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
 
 
 class KeepAlive:
-    """Writes a comment into a stream that has said nothing for `silence_s`.  A context manager around its writing."""
+    """Writes a comment into a stream after `silence_s` without events.  A context manager around its writing."""
 
     def __init__(self, response: web.StreamResponse, silence_s: float) -> None:
         self._response = response
@@ -150,5 +151,5 @@ class KeepAlive:
         self._arm()
 
     async def _write(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the client has gone: whoever writes the events is told
+        with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
             await self._response.write(COMMENT)

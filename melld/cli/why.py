@@ -1,7 +1,4 @@
-"""`melld why`: a request's story, from the daemon or from a decision log.
-
-Owns the question and the words.
-"""
+"""`melld why`: print a request's story, from the daemon or from a decision log."""
 
 import argparse
 import sys
@@ -26,18 +23,18 @@ _REASONS = frozenset(Reason)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = (
-        "Tell what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
+        "Print what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
         "seconds since it arrived; #N is the event on which it happened, `step` in the decision log."
     )
-    parser.epilog = "Exit codes: 0 told, 1 the request is not known, 2 bad usage, 3 no daemon to talk to."
-    parser.add_argument("request", metavar="REQUEST", help="its id, or a part of it; also one that ended of late")
-    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log, instead of asking the daemon")
+    parser.epilog = "Exit codes: 0 done, 1 unknown request or unreadable log, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument("request", metavar="REQUEST", help="its id or a part of it; it may have ended recently")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of asking the daemon")
     parser.add_argument("--json", action="store_true", help="print the story as JSON")
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, or read, and tell; the exit code."""
+    """Print the story; return the exit code."""
     if arguments.log is None:
         return ask("why", arguments, (AskStory(request=arguments.request), None), Story, in_words)
     try:
@@ -53,16 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _records(file: Iterator[bytes]) -> Iterator[Record]:
-    """The log's records; a last line that is cut off is passed over."""
+    """Yield the log's records; skip a last line that is cut off."""
     for line in file:
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=Record)
 
 
 def in_words(story: Story) -> str:
-    """The story for people."""
+    """Return the story as text for people."""
     end_s = story.lines[-1].at_s if story.lines else 0.0
-    head = f"{story.request}: {'ended' if story.ended else 'told so far,'} {end_s:.3f} s after it arrived"
+    head = f"{story.request}: {'ended' if story.ended else 'running, last event'} {end_s:.3f} s after it arrived"
     lines = [f"{line.at_s:10.3f} s  {_what(line)}  ({_event(line)})" for line in story.lines]
     if story.left_out:
         lines.insert(1, f"{'':10}    {story.left_out} lines are not kept")
@@ -81,13 +78,13 @@ def _what(line: Line) -> str:
         case Happened.MOVED:
             return f"moved {way}{by}{took}"
         case Happened.MOVE_CANCELLED:
-            return f"move cancelled after {line.took_s or 0:.3f} s, it stays on {line.worker}: {_sentence(line.reason)}"
+            return f"move cancelled after {line.took_s or 0:.3f} s, stays on {line.worker}: {_sentence(line.reason)}"
         case Happened.DISPLACED:
             return f"displaced: {line.source} is gone, its tokens so far are kept"
         case Happened.PREEMPTED:
             return f"preempted: {line.worker} ran out of blocks"
         case Happened.RESUMED:
-            return f"goes on, on {line.worker}: its client saw no token for {(line.pause_s or 0) * 1e3:.1f} ms"
+            return f"resumed on {line.worker}: its client saw no token for {(line.pause_s or 0) * 1e3:.1f} ms"
     return f"{line.what}{': ' if line.reason else ''}{_sentence(line.reason)}"
 
 
@@ -96,5 +93,5 @@ def _sentence(reason: str) -> str:
 
 
 def _event(line: Line) -> str:
-    cause = f", brought about by #{line.cause}" if line.cause else ""
+    cause = f", caused by #{line.cause}" if line.cause else ""
     return f"#{line.event} {line.event_in_words}{cause}"

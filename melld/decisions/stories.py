@@ -1,7 +1,7 @@
-"""What happened to each request, and why: its arrival, its waits, its workers, its moves, its end.
+"""The story of each request: when it arrived, waited, was placed, moved and ended, and why.
 
-Owns a bounded memory of stories, folded from the records of the decision log, whoever gives them: the daemon as it
-makes them, or a log read from a disk.  Pure: nothing is decided here, and nothing asked.
+Owns a bounded memory of stories, made from the records of the decision log: of the running daemon, or from a file.
+Pure.
 
     Recorder ──records of one event──► Stories ──story──► `melld why`
 """
@@ -19,11 +19,11 @@ from melld.errors import UnknownRequest
 from melld.ids import RequestId
 
 MOST_LINES = 100
-"""Lines that a story keeps: its first one, and the latest."""
+"""Lines that a story keeps: the first one and the latest."""
 
 
 class Happened(enum.StrEnum):
-    """What a line of a story tells."""
+    """Kind of a story's line."""
 
     ARRIVED = "arrived"
     QUEUED = "queued"
@@ -39,40 +39,40 @@ class Happened(enum.StrEnum):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line."""
+    """One line of a story."""
 
     at_s: float
-    """Since the request arrived."""
+    """Seconds since the request arrived."""
     what: Happened
     event: int
     """The id of the event on which it happened: `step` in the decision log."""
     event_in_words: str
     cause: int = 0
-    """The event that brought that one about; 0 where it came from outside."""
+    """The event that caused that one; 0 if it came from outside."""
     reason: str = ""
-    """What was decided for, or why it failed."""
+    """The decision's reason, or why it failed."""
     worker: str = ""
-    """Where the request is from then on; of a move that begins, where it is to go."""
+    """The request's worker from then on; the destination of a move that starts."""
     source: str = ""
     via: str = ""
     took_s: float | None = None
-    """From the decision to move until the move's end."""
+    """Seconds from the decision to move to the move's end."""
     pause_s: float | None = None
-    """How long the client saw no token."""
+    """Seconds in which the client saw no token."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's story, so far or to its end."""
+    """One request's story so far, or to its end."""
 
     request: str
     ended: bool
     lines: tuple[Line, ...]
     left_out: int = 0
-    """Lines after the first that are not kept."""
+    """Number of lines after the first that are not kept."""
 
 
 class _OpenStory:
-    """A story as it grows."""
+    """A growing story."""
 
     def __init__(self, arrived: Record) -> None:
         self.request = str(arrived["request"])
@@ -96,7 +96,7 @@ class _OpenStory:
 
 
 class Stories:
-    """The stories of all requests that live, and of the last `kept` that ended."""
+    """The stories of all unfinished requests, and of the last `kept` that ended."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
@@ -104,10 +104,10 @@ class Stories:
         self._ended: OrderedDict[RequestId, _OpenStory] = OrderedDict()
 
     def story(self, name: str) -> Story:
-        """The story of the request of that id, or of the only one whose id contains it; those that live come first.
+        """Return the story of the request of that id, or of the only one whose id contains it, unfinished ones first.
 
         Raises:
-            UnknownRequest: none is known, or several could be meant.
+            UnknownRequest: no request matches, or several do.
         """
         for known in (self._live, self._ended):
             alike = [name] if name in known else [request for request in known if name in request]
@@ -118,12 +118,12 @@ class Stories:
         raise UnknownRequest(name, [])
 
     def move_of(self, request: RequestId) -> Record | None:
-        """The decision to move the request, while that move is under way."""
+        """Return the decision to move the request while that move is under way, else None."""
         story = self._live.get(request)
         return story.move if story is not None else None
 
     def take(self, records: Sequence[Record]) -> None:
-        """Fold in the records of one event."""
+        """Add the records of one event."""
         event = ""
         for record in records:
             if record["kind"] in _PASSED_OVER:
@@ -167,7 +167,7 @@ _PASSED_OVER = frozenset(
 
 
 def stories_of(records: Iterable[Record]) -> Stories:
-    """The stories that a whole log tells."""
+    """Return the stories of a whole log."""
     stories = Stories(kept=2**63)
     for _, found in groupby(records, key=lambda record: record.get("step")):
         stories.take(list(found))
@@ -175,10 +175,10 @@ def stories_of(records: Iterable[Record]) -> Stories:
 
 
 def event_in_words(records: Sequence[Record]) -> str:
-    """The event whose records these are."""
+    """Describe the event whose records these are."""
     fact = next((record for record in records if not is_decision(record)), None)
-    if fact is None:  # a simulation's log does not tell its epochs
-        return "the period of re-planning began"
+    if fact is None:  # a simulation's log has no records of epochs
+        return "an epoch started"
     kind, request, worker = fact["kind"], fact.get("request"), fact.get("worker")
     match kind:
         case "worker" if fact["capacity_bytes"] == 0:
@@ -186,7 +186,7 @@ def event_in_words(records: Sequence[Record]) -> str:
         case "worker" if "machine" in fact:
             return f"{worker} is ready"
         case "moved":
-            return f"the move of {request} {'is done' if fact['outcome'] == 'committed' else 'was cancelled'}"
+            return f"the move of {request} was {'committed' if fact['outcome'] == 'committed' else 'cancelled'}"
         case "ask":
             return f"an operator wants {request} on {fact['destination']}"
     return _EVENTS[str(kind)].format(request=request, worker=worker)
@@ -196,20 +196,20 @@ _EVENTS = {
     "arrive": "{request} arrived",
     "grow": "requests have grown",
     "finish": "{request} ended",
-    "preempt": "{worker} pushed {request} out",
-    "resumed": "{request} goes on",
-    "epoch": "the period of re-planning began",
-    "worker": "{worker} may run more or less than before",
+    "preempt": "{worker} preempted {request}",
+    "resumed": "{request} resumed",
+    "epoch": "an epoch started",
+    "worker": "the limits of {worker} changed",
     "share": "the requests on {worker} share more or less than before",
-    "steady": "{worker} has worked for long enough since it died",
-    "wake": "{worker} wakes sooner or later than before",
+    "steady": "{worker} has run long enough since its last death",
+    "wake": "the wake time of {worker} changed",
     "drain": "an operator takes {worker} out of service",
     "resume": "an operator takes {worker} back into service",
 }
 
 
 def _line(story: _OpenStory, record: Record, event: str) -> Line | None:
-    """What the record adds to the story of its request."""
+    """Return the line that the record adds to its request's story, or None."""
     reason = str(record.get("cause", ""))
     match record["kind"]:
         case "arrive":

@@ -56,8 +56,8 @@ def test_a_story_is_told_from_the_arrival_to_the_end() -> None:
         (Happened.DISPLACED, "", "w1 is gone"),
         (Happened.QUEUED, "", "w1 is gone"),
         (Happened.PLACED, "w0", "a ended"),
-        (Happened.RESUMED, "w0", "c goes on"),
-        (Happened.PREEMPTED, "w0", "w0 pushed c out"),
+        (Happened.RESUMED, "w0", "c resumed"),
+        (Happened.PREEMPTED, "w0", "w0 preempted c"),
         (Happened.FINISHED, "", "c ended"),
     ]
     assert [line.event for line in story.lines] == [5, 5, 6, 7, 7, 8, 9, 10, 11]

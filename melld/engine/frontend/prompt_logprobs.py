@@ -1,8 +1,8 @@
-"""The log-probabilities of long prompts, taken in piece by piece.
+"""Processes the log-probabilities of long prompts piece by piece.
 
-vLLM takes all those of a prompt in at once when its prefill is over, on the event loop: 0.03 s for ten thousand of
-them, 0.36 s where the tokens are parts of characters.  Here such an output is held back until its pieces are in; those
-of other requests go ahead, later ones of the same request wait behind it.
+vLLM processes all those of a prompt at once after its prefill, on the event loop: 0.03 s for ten thousand of them,
+0.36 s if the tokens are parts of characters.  Here such an output is held back until its pieces are processed; other
+requests' outputs go ahead, later ones of the same request wait behind it.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from vllm.v1.outputs import LogprobsTensors
 from melld.engine.frontend.turns import Turns
 
 PIECE = 400
-"""Log-probabilities in one turn of the loop: one to fifteen milliseconds."""
+"""Log-probabilities processed in one turn of the loop: one to fifteen milliseconds."""
 
 
 class PromptLogprobs:
-    """Holds outputs back until their log-probabilities are in."""
+    """Holds outputs back until their log-probabilities are processed."""
 
     def __init__(
         self, states: Mapping[str, Any], put_back: Callable[[EngineCoreOutputs], None], turns: Turns, piece: int = PIECE
     ) -> None:
-        """`states` are vLLM's, by request; `put_back` takes outputs that are held back no longer."""
+        """`states` are vLLM's, by request; `put_back` takes outputs that are no longer held back."""
         self._states = states
         self._put_back = put_back
         self._turns = turns
@@ -33,7 +33,7 @@ class PromptLogprobs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
-        """Return the step with what need not wait."""
+        """Return the step without the outputs that must wait."""
         if not self._held and not any(map(self._is_long, step.outputs)):
             return step
         at_once = []
@@ -70,10 +70,10 @@ class PromptLogprobs:
         for start in range(0, positions, step):
             await self._turns.mine()
             state = self._states.get(output.request_id)
-            if state is None:  # it has been aborted: nobody wants the rest
+            if state is None:  # the request was aborted: the rest is not needed
                 break
             piece = slice(start, start + step)
-            state.logprobs_processor._update_prompt_logprobs(  # noqa: SLF001 - vLLM would give it all of them
+            state.logprobs_processor._update_prompt_logprobs(  # noqa: SLF001 - vLLM would pass all of them
                 LogprobsTensors(
                     tensors.logprob_token_ids[piece], tensors.logprobs[piece], tensors.selected_token_ranks[piece]
                 )
