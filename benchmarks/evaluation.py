@@ -23,9 +23,9 @@ from tables import record
 
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.experiment import SchedulerChoices, run_policy
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.service import bound_gpu_s
 
 POLICIES_SHOWN = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
@@ -129,7 +129,7 @@ def one_instance(policy: str, seed: int) -> tuple[Fraction, Fraction]:
     """Peak over peak of the optimum, and the worst instant, of requests that come, grow and end at random."""
     chance = random.Random(seed)
     settings = SchedulerSettings(ClusterSettings(instant_moves=True))
-    scheduler = Scheduler(POLICIES[policy], settings)
+    scheduler = Scheduler(ALL_POLICIES[policy], settings)
     for number in range(2 * MOST_LIVE):
         scheduler.handle(events.WorkerUp(0.0, f"w{number}", CAPACITY))  # type: ignore[arg-type]
     live: dict[str, int] = {}

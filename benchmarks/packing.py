@@ -19,9 +19,9 @@ import msgspec
 from packing_cells import Cell, Result, adopt, compute, source_of
 from tables import record
 
-from melld.scheduler.policies.names import POLICIES
 from melld.simulator.measures import Report
 from melld.simulator.plots import draw_batching, draw_groups, draw_over_time
+from melld.simulator.policies import ALL_POLICIES
 
 LOADS = {
     "conv": "Azure 2023 conversation",
@@ -85,7 +85,7 @@ class Table:
         show: Callable[..., str],
     ) -> None:
         self.rows = rows
-        self.policies = [policy for policy in policies if policy in POLICIES]
+        self.policies = [policy for policy in policies if policy in ALL_POLICIES]
         self.show = show
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
@@ -215,7 +215,7 @@ TABLES = {
 
 def plot(folder: pathlib.Path, results: dict[Cell, Result], seeds: Sequence[int]) -> None:
     """The paper's figures, of the 13B machines."""
-    chosen = [policy for policy in (*BASELINES, *MELLS) if policy in POLICIES]
+    chosen = [policy for policy in (*BASELINES, *MELLS) if policy in ALL_POLICIES]
 
     def reports(load: str, policy: str) -> list[Report]:
         cells = (Cell("13B", load, policy, seed) for seed in seeds)

@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import horizon_s
 from melld.simulator.latency import profile_for
 from melld.simulator.links import GIB, LinkSettings
 from melld.simulator.measures import Measures
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.run import Run
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
@@ -111,7 +111,7 @@ def simulate(cell: Cell) -> Result:
     load = arrivals(cell, settings)
     cluster = ClusterSettings(horizon_s=horizon_s(settings), instant_moves=False)
     limits = SchedulerSettings(cluster=cluster, wait_deadline_s=WAIT_DEADLINE_S)
-    simulation = Simulation(settings, load, Scheduler(POLICIES[cell.policy], limits))
+    simulation = Simulation(settings, load, Scheduler(ALL_POLICIES[cell.policy], limits))
     measures = simulation.measures = Goodput(settings, load)
     simulation.run()
     window_s = load.arrival_s[-1]

@@ -15,8 +15,8 @@ import time
 
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.policies import ALL_POLICIES
 
 CAPACITY = 10_000_000
 PER_WORKER = 10
@@ -30,7 +30,7 @@ class Load:
     def __init__(self, policy: str, workers: int, fullness: float) -> None:
         self.random = random.Random(7)
         settings = SchedulerSettings(ClusterSettings(instant_moves=True), retire_after_s=1e9)
-        self.scheduler = Scheduler(POLICIES[policy], settings)
+        self.scheduler = Scheduler(ALL_POLICIES[policy], settings)
         self.fullness, self.now_s, self.count = fullness, 0.0, 0
         self.sizes: dict[str, int] = {}
         self.names: list[str] = []
@@ -103,7 +103,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="10,100,1000,10000")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", default=",".join(ALL_POLICIES))
     parser.add_argument("--operations", type=int, default=4000)
     given = parser.parse_args()
     print("| policy | workers | median µs | p99 µs | growth, µs per request | epoch, µs per worker |")

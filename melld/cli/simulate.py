@@ -21,13 +21,14 @@ from melld.decisions.records import Record, encode
 from melld.decisions.replay import Choice, replay
 from melld.errors import ConfigError, MelldError
 from melld.migrate.snapshot import Via
-from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
+from melld.scheduler.policies.names import DEFAULT_POLICY
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
 from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy, unbatched
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -74,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _policies(arguments: argparse.Namespace) -> list[str]:
     names = [name.strip() for name in (arguments.policy or DEFAULT_POLICY).split(",")]
     for name in names:
-        if name not in POLICIES:
-            raise ConfigError("--policy", f"{name!r} is not one of {', '.join(POLICIES)}")
+        if name not in ALL_POLICIES:
+            raise ConfigError("--policy", f"{name!r} is not one of {', '.join(ALL_POLICIES)}")
     if arguments.decision_log is not None and len(names) > 1:
         raise ConfigError("--decision-log", "one log holds one policy's decisions: name one --policy")
     return list(dict.fromkeys(names))
@@ -161,7 +162,7 @@ def _replay(arguments: argparse.Namespace, policies: list[str], settings: Simula
         )
     choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
     asked = policies[0] if arguments.policy else None
-    choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s)
+    choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES)
     with arguments.replay.open("rb") as file:
         result = replay(_records(file), choice)
     if arguments.json:

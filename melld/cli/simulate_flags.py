@@ -7,8 +7,9 @@ import argparse
 import math
 import pathlib
 
-from melld.scheduler.policies.names import DEFAULT_POLICY, POLICIES
+from melld.scheduler.policies.names import DEFAULT_POLICY
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
+from melld.simulator.policies import ALL_POLICIES
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -112,7 +113,7 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         metavar="P[,P...]",
-        help=f"{', '.join(POLICIES)} (default: {DEFAULT_POLICY}; with --replay: the log's)",
+        help=f"{', '.join(ALL_POLICIES)} (default: {DEFAULT_POLICY}; with --replay: the log's)",
     )
     group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(

@@ -18,7 +18,7 @@ from melld.errors import IllegalTransition, MelldError
 from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
-from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.policies.names import Policies
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 
@@ -50,11 +50,15 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Scheduler of a replay.  `policy` None: the log's own.  `fallback` and `epoch_s`: for logs without their own."""
+    """Scheduler of a replay.  `policy` None: the log's own, one of `policies`.
+
+    `fallback` and `epoch_s`: for logs without their own.
+    """
 
     policy: str | None
     fallback: Callable[[], Scheduler]
     epoch_s: float
+    policies: Policies
 
 
 def replay(records: Iterable[Record], choice: Choice) -> Replayed:
@@ -159,10 +163,10 @@ def _scheduler_of(first: Record, choice: Choice) -> tuple[Scheduler, str, bool]:
         fresh = choice.fallback()
         return fresh, choice.policy or fresh.policy.name, False
     name = choice.policy or str(first["policy"])
-    if name not in POLICIES:
+    if name not in choice.policies:
         raise UnusableLog(0, f"its policy {name!r} is unknown")
     try:
-        return Scheduler(POLICIES[name], msgspec.convert(first["settings"], SchedulerSettings)), name, True
+        return Scheduler(choice.policies[name], msgspec.convert(first["settings"], SchedulerSettings)), name, True
     except msgspec.ValidationError as error:
         raise UnusableLog(0, f"its settings are of another version: {error}") from error
 

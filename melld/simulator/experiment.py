@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
@@ -39,7 +39,7 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 def unbatched(policy: str) -> str:
     """Return the name of the policy's unbatched form, or its own name if it has none."""
     name = policy + UNBATCHED_SUFFIX
-    return name if name in POLICIES else policy
+    return name if name in ALL_POLICIES else policy
 
 
 def horizon_s(settings: SimulatorSettings) -> float:
@@ -66,7 +66,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
     """
     ahead_s = horizon_s(settings) if choices.horizon_s is None else choices.horizon_s
     cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves, targets=settings.targets)
-    factory = POLICIES[policy if choices.batching else unbatched(policy)]
+    factory = ALL_POLICIES[policy if choices.batching else unbatched(policy)]
     return Scheduler(factory, SchedulerSettings(cluster=cluster, retire_after_s=choices.retire_after_s))
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from melld.cli import main
-from melld.scheduler.policies.names import POLICIES
+from melld.simulator.policies import ALL_POLICIES
 from tests.decisions.audit import Auditor
 from tests.effort import is_long
 
@@ -27,11 +27,11 @@ def test_equal_seeds_print_equal_bytes(capsysbinary: pytest.CaptureFixture[bytes
     printed = []
     brief = [*LOAD[:-1], "60" if is_long() else "20"]
     for seed in ("1", "1", "2"):
-        assert main([*brief, "--json", "--seed", seed, "--policy", ",".join(POLICIES)]) == 0
+        assert main([*brief, "--json", "--seed", seed, "--policy", ",".join(ALL_POLICIES)]) == 0
         printed.append(capsysbinary.readouterr().out)
     assert printed[0] == printed[1] != printed[2]
     reports = json.loads(printed[0])["policies"]
-    assert [report["policy"] for report in reports] == list(POLICIES)
+    assert [report["policy"] for report in reports] == list(ALL_POLICIES)
 
 
 def test_the_decision_log_can_be_audited(tmp_path: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from melld.decisions.records import Record, decision_record, encode, header_reco
 from melld.decisions.replay import Choice, Replayed, UnusableLog, as_event, replay
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
+from melld.simulator.policies import ALL_POLICIES
 from tests.scheduler.driving import scheduler_with
 from tests.scheduler.machine import PolicyMachine, machine_of
 
@@ -19,7 +20,7 @@ from tests.scheduler.machine import PolicyMachine, machine_of
 def replayed(records: list[Record], policy: str | None = None) -> Replayed:
     """The log, after a passage through its bytes, replayed as it says itself."""
     read = [json.loads(encode(record)) for record in records]
-    return replay(read, Choice(policy, scheduler_with, 0.1))
+    return replay(read, Choice(policy, scheduler_with, 0.1, ALL_POLICIES))
 
 
 class RecordedMachine(PolicyMachine):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from melld.decisions.records import decision_record, encode, is_decision
 from melld.decisions.replay import Choice, UnusableLog, replay
 from melld.scheduler import events
-from melld.scheduler.policies.names import POLICIES
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from tests.decisions.audit import Auditor
@@ -27,7 +27,7 @@ def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[byte
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
     """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
     chosen = MACHINES[machines]
@@ -38,12 +38,12 @@ def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str) -> None:
     """A decision that somebody questions can be reproduced from the log alone."""
     chosen = MACHINES[machines]
     records = [json.loads(line) for line in log_of(policy, chosen)]
-    again = replay(records, Choice(None, lambda: scheduler(policy, chosen), chosen.epoch_s))
+    again = replay(records, Choice(None, lambda: scheduler(policy, chosen), chosen.epoch_s, ALL_POLICIES))
     assert again.difference is None
     assert (again.records, again.decisions) == (len(records), sum(map(is_decision, records)))
     assert again.decisions > 100
@@ -72,14 +72,14 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
         records[changed]["kv_bytes"] *= 20
     else:
         del records[changed]
-    again = replay(records, Choice(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s))
+    again = replay(records, Choice(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s, ALL_POLICIES))
     assert again.difference is not None
 
 
 def test_another_policy_decides_otherwise() -> None:
     """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
-    again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
+    again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
     assert (again.policy, again.difference is not None) == ("best-fit", True)
 
 
@@ -90,12 +90,12 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
     last = records[-1]
     for broken in ([], [*records, {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}]):
         with pytest.raises(UnusableLog):
-            replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s))
+            replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(ALL_POLICIES)),
     machines=st.sampled_from(sorted(MACHINES)),
     seed=st.integers(0, 2**32),
     rate_per_s=st.sampled_from([0.5, 2.0, 8.0]),
@@ -111,7 +111,7 @@ def test_an_outsider_finds_no_fault_at_any_load(policy: str, machines: str, seed
     assert auditor.kinds["finish"] == len(load)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_the_same_seed_writes_the_same_bytes(policy: str) -> None:
     """Two people who compare notes must be able to compare bytes."""
     assert log_of(policy, MACHINES["slow, faulty moves"]) == log_of(policy, MACHINES["slow, faulty moves"])

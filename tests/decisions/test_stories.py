@@ -11,7 +11,7 @@ from melld.decisions.recorder import Recorder
 from melld.decisions.stories import MOST_LINES, Happened, Stories, Story, stories_of
 from melld.errors import UnknownRequest
 from melld.scheduler import events as e
-from melld.scheduler.policies.names import POLICIES
+from melld.simulator.policies import ALL_POLICIES
 from tests.decisions.test_replay import log_of
 from tests.scheduler.driving import scheduler_with
 from tests.simulator.setups import MACHINES
@@ -95,7 +95,7 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_every_story_hangs_together(policy: str, machines: str) -> None:
     """Whatever the policy does, a story has a beginning, an end, and for each end of a move the decision before it."""
     records = [json.loads(line) for line in log_of(policy, MACHINES[machines])]

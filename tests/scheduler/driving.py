@@ -2,8 +2,8 @@
 
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.policies import ALL_POLICIES
 
 CAPACITY = 1000
 
@@ -17,7 +17,7 @@ def scheduler_with(
 ) -> Scheduler:
     """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep."""
     settings = SchedulerSettings(cluster or ClusterSettings(), retire_after_s)
-    scheduler = Scheduler(POLICIES[policy], settings)
+    scheduler = Scheduler(ALL_POLICIES[policy], settings)
     for number in range(workers):
         scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots))
     return scheduler

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.policies import ALL_POLICIES
 from tests.effort import examples
 
 CAPACITY = 2400  # divisible by 2, 3, 4 and 8: the limits of the paper's classes
@@ -177,7 +177,7 @@ class PolicyMachine(RuleBasedStateMachine):
         """A fresh scheduler with the settings of this run."""
         cluster = ClusterSettings(instant_moves=self.instant, horizon_s=self.horizon_s)
         settings = SchedulerSettings(cluster, self.retire_after_s, self.max_waiting, self.wait_deadline_s)
-        return Scheduler(POLICIES[self.policy], settings)
+        return Scheduler(ALL_POLICIES[self.policy], settings)
 
     @initialize(
         workers=st.integers(1, 5),

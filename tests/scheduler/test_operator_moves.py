@@ -4,14 +4,14 @@ import pytest
 
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
+from melld.simulator.policies import ALL_POLICIES
 
 A, B = WorkerId("a"), WorkerId("b")
 
 
 def scheduler_with(policy: str, *sizes: int) -> Scheduler:
-    scheduler = Scheduler(POLICIES[policy])
+    scheduler = Scheduler(ALL_POLICIES[policy])
     for worker in (A, B):
         scheduler.handle(events.WorkerUp(0.0, worker=worker, capacity_bytes=100))
     for number, kv_bytes in enumerate(sizes):
@@ -25,7 +25,7 @@ def home_of(scheduler: Scheduler, request: str) -> WorkerId:
     return worker.id
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 @pytest.mark.parametrize("kv_bytes", [3, 20, 40, 60])
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int, committed: bool) -> None:
@@ -47,7 +47,7 @@ def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int,
     scheduler.cluster.check()
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 def test_what_has_no_room_is_left_undone(policy: str) -> None:
     """An operator cannot overfill a worker."""
     scheduler = scheduler_with(policy, 60, 60)
@@ -68,7 +68,7 @@ def live_on(scheduler: Scheduler, from_s: int) -> None:
                 scheduler.handle(events.MoveCommitted(at_s, command.request, command.destination))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 @pytest.mark.parametrize("kv_bytes", [3, 20, 24])
 def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: int) -> None:
     """A request stays where the operator sent it, and the worker can still be drained."""
@@ -88,7 +88,7 @@ def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: 
     assert not scheduler.cluster.requests[RequestId("r0")].pinned
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 def test_a_request_can_be_held_where_it_is(policy: str) -> None:
     """Asked for the worker that it runs on, it stays there from then on; another word of the operator moves it."""
     scheduler = scheduler_with(policy, 3, 3)
@@ -101,7 +101,7 @@ def test_a_request_can_be_held_where_it_is(policy: str) -> None:
     assert [command.reason for command in asked if isinstance(command, events.MoveRequest)] == ["operator"]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 def test_a_move_that_fails_or_a_worker_that_dies_frees_the_request(policy: str) -> None:
     """A failed move or a lost worker unpins the request: the operator need not undo anything."""
     scheduler = scheduler_with(policy, 20)
@@ -125,7 +125,7 @@ def test_strangers_are_not_moved() -> None:
 
 def test_a_worker_too_small_for_the_request_is_not_woken_for_it() -> None:
     """A GPU would start for a move that cannot be made."""
-    scheduler = Scheduler(POLICIES["best-fit"])
+    scheduler = Scheduler(ALL_POLICIES["best-fit"])
     scheduler.handle(events.WorkerUp(0.0, worker=A, capacity_bytes=100))
     scheduler.handle(events.WorkerUp(0.0, worker=B, capacity_bytes=10))
     scheduler.handle(events.RequestArrived(0.0, request=RequestId("r0"), kv_bytes=50))

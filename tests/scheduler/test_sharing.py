@@ -7,8 +7,8 @@ import pytest
 from melld.decisions.recorder import Recorder
 from melld.decisions.records import encode, header_record
 from melld.scheduler import events as e
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
+from melld.simulator.policies import ALL_POLICIES
 from tests.decisions.audit import Auditor
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 
@@ -24,7 +24,7 @@ def chats(scheduler: Scheduler, count: int) -> None:
         scheduler.handle(e.WorkerSharingChanged(0.0, worker, (same - 1) * PROMPT))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_chats_with_one_system_prompt_run_where_it_fits_once(policy: str) -> None:
     """A hundred users of one assistant do not wait for memory that nobody uses."""
     scheduler = scheduler_with(workers=1, policy=policy)
@@ -33,7 +33,7 @@ def test_chats_with_one_system_prompt_run_where_it_fits_once(policy: str) -> Non
     assert (len(worker.requests), worker.used_bytes) == (22, PROMPT + 22 * OWN)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_one_who_leaves_frees_only_what_nobody_else_holds(policy: str) -> None:
     """The system prompt stays as long as somebody uses it; how much was free is known when the worker tells."""
     scheduler = scheduler_with(workers=1, policy=policy)

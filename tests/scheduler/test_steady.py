@@ -3,12 +3,12 @@
 import pytest
 
 from melld.scheduler import events as e
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler
+from melld.simulator.policies import ALL_POLICIES
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 
 
-@pytest.fixture(params=sorted(POLICIES))
+@pytest.fixture(params=sorted(ALL_POLICIES))
 def shaken(request: pytest.FixtureRequest) -> Scheduler:
     """Two workers; w0 has just come back after it died."""
     scheduler = scheduler_with(2, request.param)

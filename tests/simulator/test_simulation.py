@@ -6,10 +6,10 @@ import pytest
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
-from melld.scheduler.policies.names import POLICIES
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Measures, Report
+from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.run import SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
@@ -174,7 +174,7 @@ def test_a_move_that_outgrows_its_destination_is_off() -> None:
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machines: str) -> None:
     """Nothing may leak: no request, no byte, no awake GPU, at any seed and with failing moves."""
     settings, load = MACHINES[machines], small_load(seed=3)
@@ -191,7 +191,7 @@ def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machine
     assert report.ratio >= 1.0 or report.mean_gpus == 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
     """The physical law, looked at in the middle of every epoch rather than in the log."""
     settings = MACHINES["slow, faulty moves"]
@@ -210,7 +210,7 @@ def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
     assert simulation.measures.peak_gpus > 3
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_the_same_seed_gives_the_same_report(policy: str) -> None:
     """Figures in the documentation can be reproduced to the last digit."""
     settings = MACHINES["slow, faulty moves"]

@@ -3,8 +3,8 @@
 from melld.ids import WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.policies import ALL_POLICIES
 from tests.scheduler.driving import arrive, finish, moved, of_kind, placed, scheduler_with
 
 RATE = 1  # bytes per second that each request grows
@@ -111,7 +111,7 @@ def test_in_flight_a_request_leaves_earlier_by_the_time_of_a_block() -> None:
 
 
 def _free_when_one_leaves(block_bytes: int) -> int:
-    scheduler = Scheduler(POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
+    scheduler = Scheduler(ALL_POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
     for number in range(3):
         scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), 1000, block_bytes=block_bytes))
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
@@ -183,7 +183,7 @@ def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
 
 def uneven(*capacities: int) -> Scheduler:
     """Workers w0, w1, ... of these capacities."""
-    scheduler = Scheduler(POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
+    scheduler = Scheduler(ALL_POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
     for number, capacity_bytes in enumerate(capacities):
         scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), capacity_bytes))
     return scheduler
@@ -232,7 +232,7 @@ def test_a_lone_request_stays_where_no_worker_is_larger() -> None:
 def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
     """Empty workers stay awake for `[idle] sleep_after_s`; counted as room, they would let others be overfilled."""
     scheduler = Scheduler(
-        POLICIES["mell-plus"],
+        ALL_POLICIES["mell-plus"],
         SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True), retire_after_s=60.0),
     )
     for number in range(4):
