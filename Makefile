@@ -23,7 +23,7 @@ serve: $(SETUP)
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 
 # In at most five minutes on two cores: two processes, each with its own daemons; ARGS="-n 0" for one.
-PYTEST := $(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(RUN)/python -m pytest -n 2 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)

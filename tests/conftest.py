@@ -2,7 +2,8 @@
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,8 +13,8 @@ from tests.effort import LONG, SHORT
 from tests.forked import nursery
 from tests.serve.daemon_process import DaemonProcess
 
-SHARING = ("api", "faults", "migrate")
-"""Folders whose tests share daemons."""
+SHARING = ("faults", "api", "migrate", "residency")
+"""Folders whose tests share daemons or workers; they go first, because they take longest."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
 
@@ -34,13 +35,22 @@ def pytest_configure(config: pytest.Config) -> None:
         nursery()
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file, and those of a folder whose tests share daemons, in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByDaemon(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = PurePath(nodeid.split("::")[0])
+            return path.parent.name if path.parent.name in SHARING else str(path)
+
+    return ByDaemon(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones wait for `--long`; those of a folder whose daemons are shared stay with one worker of xdist."""
-    for item in items:
-        folder = item.path.parent.name
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else item.path.stem))
+    """The long ones wait for `--long`."""
+    items.sort(key=lambda item: SHARING.index(name) if (name := item.path.parent.name) in SHARING else len(SHARING))
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]

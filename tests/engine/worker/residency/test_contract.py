@@ -11,8 +11,6 @@ import torch
 from tests.engine.worker.residency import contract
 from tests.engine.worker.residency.driver import WorkerProxy
 
-pytestmark = pytest.mark.xdist_group("residency")  # they share their workers
-
 ASSUMPTIONS = [
     name
     for name, value in vars(contract).items()

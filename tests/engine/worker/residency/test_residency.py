@@ -10,8 +10,6 @@ from melld.migrate.snapshot import CopyPlan, Refusal, RequestSnapshot
 from tests.engine.worker.residency.driver import Refused, WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair
 
-pytestmark = pytest.mark.xdist_group("residency")  # they share their workers
-
 PROMPT = tuple(100 + 7 * i % 1500 for i in range(90))
 LONG_PROMPT = tuple(200 + 11 * i % 1700 for i in range(700))  # three steps of 256 tokens
 SEEDED = {"temperature": 0.9, "seed": 11, "ignore_eos": True, "max_tokens": 60}
