@@ -13,8 +13,9 @@ Records have the keys `at` (seconds) and `kind`, and then:
     moved     request, outcome ("committed" or "aborted"), cause; between move and moved the request counts on both
               workers; a daemon's committed record has via, the way that the move took in the end
     preempt   request, worker; the request holds nothing there until its next `grow`, and then all of it again
-    finish    request; with cause "refused", kv_bytes and capacity_bytes if it could never run; with cause "queue full"
-              or "waited too long" if it was shed before it had begun
+    finish    request; output_tokens and first_token_s (zero: none came), where they are told; with cause "refused",
+              kv_bytes and capacity_bytes if it could never run; with cause "queue full" or "waited too long" if it was
+              shed before it had begun
     activate  worker, cause
     retire    worker, cause
 
@@ -26,6 +27,7 @@ A daemon's log also has the other events of its scheduler; none of them changes 
     drain     worker;  resume  worker
     resumed   request, worker, pause_s: its client gets tokens again, this long after the last one
     wake      worker, wake_s: seconds to wake it; 0 while its process is warm
+    pace      worker, step_s, decodes, kv_bytes, prompts, prompt_tokens, prefill_s: what its steps took
 
 `step` is the id of an event: records of one step are one event and the decisions on it.  `cause_step` of a fact is the
 event that caused it: for the end of a move, the one on which the move was decided.  In a simulator's log a step without
@@ -152,6 +154,11 @@ def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
     ]
 
 
+def _finished(event: events.RequestFinished) -> list[tuple[str, Record]]:
+    tokens = {"output_tokens": event.output_tokens, "first_token_s": event.first_token_s} if event.output_tokens else {}
+    return [("finish", {"request": event.request, **tokens})]
+
+
 def _moved(event: events.MoveCommitted | events.MoveAborted) -> list[tuple[str, Record]]:
     if isinstance(event, events.MoveAborted):
         return [("moved", {"request": event.request, "outcome": "aborted", "cause": event.reason})]
@@ -170,7 +177,7 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.RequestsGrew: lambda event: [
         ("grow", {"request": request, "kv_bytes": kv_bytes}) for request, kv_bytes in event.kv_bytes.items()
     ],
-    events.RequestFinished: lambda event: [("finish", {"request": event.request})],
+    events.RequestFinished: _finished,
     events.WorkerUp: _worker,
     events.WorkerSteadied: lambda event: [("steady", {"worker": event.worker})],
     events.WorkerDown: lambda event: [("worker", {"worker": event.worker, "capacity_bytes": 0})],
@@ -184,6 +191,9 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.MoveAborted: _moved,
     events.MoveAsked: lambda event: [("ask", {"request": event.request, "destination": event.destination})],
     events.WorkerWakeTimeChanged: lambda event: [("wake", {"worker": event.worker, "wake_s": event.wake_s})],
+    events.WorkersPaced: lambda event: [
+        ("pace", {"worker": worker, **msgspec.structs.asdict(pace)}) for worker, pace in event.paces.items()
+    ],
     events.WorkerDraining: lambda event: [("drain", {"worker": event.worker})],
     events.WorkerResumed: lambda event: [("resume", {"worker": event.worker})],
 }

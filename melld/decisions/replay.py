@@ -119,7 +119,7 @@ def _event_of(facts: list[Record]) -> AnyEvent:
         case "grow":
             return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
         case "finish":
-            return events.RequestFinished(at_s, request)
+            return events.RequestFinished(at_s, request, fact.get("output_tokens", 0), fact.get("first_token_s", 0.0))
         case "preempt":
             return events.RequestPreempted(at_s, request)
         case "resumed":
@@ -136,6 +136,8 @@ def _event_of(facts: list[Record]) -> AnyEvent:
             return events.WorkerSharingChanged(at_s, worker, fact["shared_bytes"])
         case "wake":
             return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
+        case "pace":
+            return events.WorkersPaced(at_s, {one["worker"]: _pace(one) for one in facts})
         case "drain":
             return events.WorkerDraining(at_s, worker)
         case "resume":
@@ -143,6 +145,10 @@ def _event_of(facts: list[Record]) -> AnyEvent:
         case "ask":
             return events.MoveAsked(at_s, request, fact["destination"])
     raise ValueError(f"unknown kind of record {fact['kind']!r}")
+
+
+def _pace(fact: Record) -> events.WorkerPace:
+    return events.WorkerPace(**{name: fact[name] for name in events.WorkerPace.__struct_fields__})
 
 
 def _worker_event(fact: dict[str, Any]) -> AnyEvent:

@@ -162,7 +162,7 @@ class Stories:
 
 
 _PASSED_OVER = frozenset(
-    {"scheduler", "grow", "epoch", "share", "activate", "retire", "drain", "resume", "wake", "steady", "ask"}
+    {"scheduler", "grow", "epoch", "share", "activate", "retire", "drain", "resume", "wake", "pace", "steady", "ask"}
 )
 
 
@@ -201,6 +201,7 @@ _EVENTS = {
     "epoch": "an epoch started",
     "worker": "the limits of {worker} changed",
     "share": "the requests on {worker} share more or less than before",
+    "pace": "{worker} told what its steps took",
     "steady": "{worker} has run long enough since its last death",
     "wake": "the wake time of {worker} changed",
     "drain": "an operator takes {worker} out of service",

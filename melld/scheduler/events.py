@@ -56,9 +56,14 @@ class RequestsGrew(Event, frozen=True, tag=True):
 
 
 class RequestFinished(Event, frozen=True, tag=True, gc=False):
-    """The request has ended, however it did; its blocks are free on all workers."""
+    """The request has ended, however it did; its blocks are free on all workers.
+
+    `output_tokens`: those its client got.  `first_token_s`: when the first one came; zero: not known, or none came.
+    """
 
     request: RequestId
+    output_tokens: int = 0
+    first_token_s: float = 0.0
 
 
 class RequestPreempted(Event, frozen=True, tag=True, gc=False):
@@ -146,6 +151,27 @@ class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
 
     worker: WorkerId
     wake_s: float
+
+
+class WorkerPace(msgspec.Struct, frozen=True, gc=False):
+    """What a worker's steps took since the last such report.
+
+    `step_s`: a step without prompt tokens, of `decodes` requests that read `kv_bytes` in all (means); zero: there was
+    none.  `prefill_s`: what `prompts` prompts of `prompt_tokens` in all, ended since then, took beyond that.
+    """
+
+    step_s: float = 0.0
+    decodes: float = 0.0
+    kv_bytes: float = 0.0
+    prompts: int = 0
+    prompt_tokens: int = 0
+    prefill_s: float = 0.0
+
+
+class WorkersPaced(Event, frozen=True, tag=True):
+    """Workers have computed: what their steps took.  Told before an epoch starts."""
+
+    paces: dict[WorkerId, WorkerPace]
 
 
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
@@ -251,6 +277,7 @@ AnyEvent = (
     | WorkerSharingChanged
     | WorkerSlotsChanged
     | WorkerWakeTimeChanged
+    | WorkersPaced
     | WorkerDraining
     | WorkerResumed
     | MoveCommitted

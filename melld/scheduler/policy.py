@@ -5,10 +5,13 @@ changes a size or a state.  One policy object serves one model.  Only `allocate`
 
     allocate   a waiting request needs a worker, or a running one must leave its worker
     departed   a request has ended and its bytes are free
+    served     what its client got, after `departed`
     grew       sizes have changed (the Cluster has the new ones)
     moved      a move has committed or was aborted
     changed    a worker joined, left, or holds more or less than before
+    paced      workers have told what their steps took
     epoch      the period of re-planning begins
+    lets_sleep a worker without requests may sleep
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +19,7 @@ from typing import ClassVar
 
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
@@ -46,6 +50,9 @@ class Policy(ABC):
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: B027
         """React to the end of a request; neither `worker`, which ran it, nor its move's destination counts it now."""
 
+    def served(self, request: Request, event: RequestFinished) -> None:  # noqa: B027
+        """React to how an ended request was served; called after `departed`."""
+
     def grew(self, kv_bytes: dict[RequestId, int]) -> None:  # noqa: B027
         """React to growth; names may be of requests long gone, and the Cluster has the true sizes."""
 
@@ -61,6 +68,13 @@ class Policy(ABC):
 
     def epoch(self) -> None:  # noqa: B027
         """Handle overloads and carry out batched moves.  The scheduler retires empty workers afterwards."""
+
+    def paced(self, paces: dict[Worker, WorkerPace]) -> None:  # noqa: B027
+        """React to what the workers' steps took."""
+
+    def lets_sleep(self, worker: Worker, after_s: float) -> bool:
+        """Return True if the worker without requests may sleep now; `after_s`: how long it should have had none."""
+        return self.cluster.now_s - worker.empty_since_s >= after_s
 
     def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
         """Wake and return a sleeping worker that is large enough; None if there is none."""

@@ -20,6 +20,7 @@ class Reason(enum.StrEnum):
     DRAIN = "drain"
     DRAINED = "drained"
     EMPTY = "empty"
+    SERVICE = "service"
     OVERLOAD = "overload"
     MAKE_ROOM = "make room"
     PUSHED_ASIDE = "pushed aside"
@@ -49,6 +50,7 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.DRAIN: "its worker is being emptied, to leave service or to use fewer workers",
     Reason.DRAINED: "an operator takes the worker out of service",
     Reason.EMPTY: "the worker has no requests",
+    Reason.SERVICE: "the load needs another worker to keep its targets",
     Reason.OVERLOAD: "its worker would overflow",
     Reason.MAKE_ROOM: "another request needs the room",
     Reason.PUSHED_ASIDE: "an arriving request needs the room",

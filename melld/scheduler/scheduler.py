@@ -55,6 +55,7 @@ class Scheduler:
             events.WorkerSharingChanged: self._sharing_changed,
             events.WorkerSlotsChanged: self._slots_changed,
             events.WorkerWakeTimeChanged: self._wake_time_changed,
+            events.WorkersPaced: self._workers_paced,
             events.WorkerDraining: self._worker_draining,
             events.WorkerResumed: self._worker_resumed,
             events.MoveCommitted: self._move_ended,
@@ -155,6 +156,7 @@ class Scheduler:
         worker = self.cluster.remove_request(request)
         if worker is not None:
             self.policy.departed(request, worker, destination)
+            self.policy.served(request, event)
         if self.cluster.waiting.requests:
             self._serve_waiting()
 
@@ -253,6 +255,10 @@ class Scheduler:
         if worker is not None:
             self.cluster.roster.wakes_in(worker, event.wake_s, event.at_s)
 
+    def _workers_paced(self, event: events.WorkersPaced) -> None:
+        known = self.cluster.workers
+        self.policy.paced({known[name]: pace for name, pace in event.paces.items() if name in known})
+
     def _resize(self, name: WorkerId, capacity_bytes: int | None, slots: int | None) -> None:
         worker = self.cluster.workers.get(name)
         if worker is None:
@@ -282,7 +288,7 @@ class Scheduler:
 
     # ---- the epoch
 
-    def _epoch_started(self, event: events.EpochStarted) -> None:
+    def _epoch_started(self, _event: events.EpochStarted) -> None:
         self.policy.epoch()
         self._serve_waiting()
         self._shed_late()
@@ -290,7 +296,7 @@ class Scheduler:
             self._empty_draining(worker)
         for worker in self.cluster.empty_workers():
             draining = worker.state is WorkerState.DRAINING
-            if draining or event.at_s - worker.empty_since_s >= self.settings.retire_after_s:
+            if draining or self.policy.lets_sleep(worker, self.settings.retire_after_s):
                 self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 
     def _empty_draining(self, worker: Worker) -> None:

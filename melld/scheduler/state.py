@@ -75,6 +75,7 @@ class Request:
         "pinned",
         "placed_s",
         "priority",
+        "prompt_tokens",
         "sequence",
         "state",
         "worker",
@@ -91,6 +92,7 @@ class Request:
         sequence: int,
         arrived_s: float = 0.0,
         client: str = "",
+        prompt_tokens: int = 0,
     ) -> None:
         self.id = request
         self.kv_bytes = kv_bytes
@@ -98,6 +100,7 @@ class Request:
         self.sequence = sequence
         self.arrived_s = arrived_s
         self.client = client
+        self.prompt_tokens = prompt_tokens
         self.placed_s = self.moved_s = 0.0
         self.pinned = False
         self.state = WAITING

@@ -64,10 +64,7 @@ class StepTimes:
         if self.steps % REFIT_STEPS == 0:
             self._costs = None
         self._most_prompt_tokens = max(self._most_prompt_tokens, prompt_tokens)
-        weight = step_s**-2  # errors count relative to the step, so that one that hung is not believed
-        row = (1.0, decodes, prompt_tokens)
-        weighed = [weight * value for value in row]
-        new = (*(weighed[i] * row[j] for i, j in _PAIRS), *(value * step_s for value in weighed))
+        new = sums_of((1.0, decodes, prompt_tokens), step_s)
         sums = self._mixed if prompt_tokens else self._decoding
         keep = 1.0 - 1.0 / REMEMBERED_STEPS
         for place, value in enumerate(new):
@@ -77,7 +74,9 @@ class StepTimes:
     def costs(self) -> StepCosts | None:
         """Return a recent fit, none of whose parts is negative; None before `LEAST_STEPS`."""
         if self._costs is None and self.steps >= LEAST_STEPS:
-            self._costs = _fitted([one + other for one, other in zip(self._decoding, self._mixed, strict=True)])
+            self._costs = StepCosts(
+                *fitted([one + other for one, other in zip(self._decoding, self._mixed, strict=True)])
+            )
         return self._costs
 
     def prompt_tokens_within(self, target_s: float, decodes: int) -> int | None:
@@ -91,7 +90,16 @@ class StepTimes:
 _PAIRS = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
 
 
-def _fitted(sums: list[float]) -> StepCosts:
+def sums_of(row: tuple[float, float, float], value: float) -> list[float]:
+    """Return what one observation adds to the sums.
+
+    Errors count relative to the value, so that no outlier is believed.
+    """
+    weighed = [value**-2 * one for one in row]
+    return [*(weighed[i] * row[j] for i, j in _PAIRS), *(one * value for one in weighed)]
+
+
+def fitted(sums: list[float]) -> list[float]:
     """Return the least squares among costs that are not negative: try each choice of those above zero, all first."""
     matrix = [[0.0] * 3 for _ in range(3)]
     for (i, j), value in zip(_PAIRS, sums[:6], strict=True):
@@ -111,7 +119,7 @@ def _fitted(sums: list[float]) -> StepCosts:
                     best[i] = value
             if min(found) >= 0.0 and len(support) == 3:
                 break  # least of all, so least among these
-    return StepCosts(*(value * factor for value, factor in zip(best, scale, strict=True)))
+    return [value * factor for value, factor in zip(best, scale, strict=True)]
 
 
 def _solved(rows: list[list[float]]) -> list[float]:

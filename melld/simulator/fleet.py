@@ -11,7 +11,9 @@ import numpy as np
 
 from melld.ids import EventId, RequestId, WorkerId
 from melld.migrate.snapshot import Via
+from melld.scheduler.events import WorkerPace
 from melld.simulator.links import SimulatedLinks
+from melld.simulator.prompts import Prompts
 from melld.simulator.run import Run, RunState, SimulatedMove
 from melld.simulator.running import Integers, Running
 from melld.simulator.settings import SimulatorSettings
@@ -38,6 +40,7 @@ class SimulatedFleet:
         self._preempted: dict[int, list[Run]] = {}
         self._moving: dict[RequestId, Run] = {}
         self._prefill_s = settings.latency.prefill_s
+        self._prompts = None if settings.targets is None else Prompts(settings.bytes_per_token)
         self._links = None if settings.link is None else SimulatedLinks(settings.link)
         self._rows = np.zeros(0, dtype=np.int64)  # rows in memory when the epoch began
         self._need_bytes = np.zeros(0, dtype=np.int64)  # need of every row at that time
@@ -98,6 +101,8 @@ class SimulatedFleet:
             first_s = now_s
         first_s += seconds * running.stretch[index]
         free_s[index] = run.first_token_s = first_s
+        if self._prompts is not None:
+            self._prompts.begun(index, first_s, run.prompt, seconds)
         if counts[index]:
             running.debt_s[index] += seconds
         counts[index] += 1
@@ -250,6 +255,11 @@ class SimulatedFleet:
         grown = (sizes != running.told_of(rows)) & running.is_held(rows)
         return running.tell(rows[grown], sizes[grown])
 
+    def take_paces(self, now_s: float) -> dict[WorkerId, WorkerPace]:
+        """Return what the workers' steps took since the last call."""
+        assert self._prompts is not None
+        return {self.names[index]: pace for index, pace in self._prompts.take(self.running, self.awake, now_s).items()}
+
     def settle_sizes(self) -> None:
         """Take the reported sizes as the present need, including requests placed since the epoch began."""
         self._need_bytes = self.running.all_told()
@@ -300,6 +310,8 @@ class SimulatedFleet:
         seconds = self._prefill_s(tokens)
         end_s = max(now_s, self._prefill_free_s[worker]) + seconds * self.running.stretch[worker]
         self._prefill_free_s[worker] = end_s
+        if self._prompts is not None:
+            self._prompts.begun(worker, end_s, tokens, seconds)
         if self._counts[worker] > 1:  # alone, it slows nobody
             self.running.debt_s[worker] += seconds
         return end_s

@@ -54,6 +54,8 @@ class Running:
         self._free: list[int] = []
         self._chunk_s = latency.prefill_s(PREFILL_CHUNK_TOKENS)
         self._paces = np.zeros(0)
+        self.steps = np.zeros(0), np.zeros(0), np.zeros(0)
+        """Of this epoch, by worker: seconds of a step without prompts, its batch, its context."""
         self._make_room(FIRST_ROWS, b"", b"")
 
     def add_workers(self, count: int) -> None:
@@ -177,6 +179,7 @@ class Running:
         tokens = self._prompt[rows] + generated
         context = np.bincount(decodes, weights=tokens[decoding], minlength=count).astype(np.float64, copy=False)
         step_s = self.latency.step_s(np.maximum(batch, 1.0), context)
+        self.steps = step_s, batch, context
         if self._chunk_s:
             self.stretch = np.where(batch, 1.0 + step_s / self._chunk_s, 1.0).tolist()
         self._paces = (1.0 - self._prefilled(step_s, epoch_s)) / step_s

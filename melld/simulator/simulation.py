@@ -59,6 +59,7 @@ class Simulation:
         self._plain = self._planning is None and self._journal is None
         self._decide = scheduler.handle
         self._told = NO_EVENT
+        self._tells_paces = settings.targets is not None
         self._unbounded = settings.gpus is None
         self._chance = random.Random(settings.seed)
         self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
@@ -139,7 +140,7 @@ class Simulation:
         self.fleet.drop(run)
         if self._planning is not None:
             self._planning.forget(run.id)
-        self._handle(RequestFinished(now_s, run.id))
+        self._handle(RequestFinished(now_s, run.id, run.output, run.first_token_s))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
         now_s, fleet = self.now_s, self.fleet
@@ -153,6 +154,8 @@ class Simulation:
             self._handle(events.RequestsGrew(now_s, grown))
         if not paper_slots:
             self._turn_back()
+        if self._tells_paces and (paces := fleet.take_paces(now_s)):
+            self._handle(events.WorkersPaced(now_s, paces))
         self._handle(events.EpochStarted(now_s))
         if paper_slots:
             fleet.settle_sizes()

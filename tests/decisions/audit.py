@@ -174,6 +174,9 @@ class Auditor:
         if str(record["worker"]) not in self.capacity:
             self.fault(record, "the worker is not known")
 
+    def on_pace(self, record: Record) -> None:
+        """What a worker's steps took says nothing of sizes and places."""
+
     def on_steady(self, record: Record) -> None:
         self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
 

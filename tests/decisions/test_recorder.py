@@ -129,7 +129,9 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
     e.WorkerSlotsChanged(11.0, "w1", 3),
     e.WorkerDraining(12.0, "w0"),
     e.WorkerResumed(13.0, "w0"),
-    e.RequestFinished(14.0, "r1"),
+    e.WorkersPaced(13.5, {"w0": e.WorkerPace(0.02, 3.0, 4096.0, 1, 90, 0.1), "w1": e.WorkerPace()}),
+    e.RequestFinished(14.0, "r1", 20, 6.5),
+    e.RequestFinished(14.0, "r2"),
     e.WorkerDown(15.0, "w1"),
 )
 

@@ -3,6 +3,7 @@
 import random
 
 from melld.scheduler.scheduler import Scheduler
+from melld.scheduler.targets import Targets
 from melld.simulator.experiment import SchedulerChoices, make_scheduler
 from melld.simulator.latency import ConstantLatency
 from melld.simulator.links import LinkSettings
@@ -45,11 +46,21 @@ FEW_GPUS = SimulatorSettings(
     epoch_s=0.5,
     link=LinkSettings(bytes_per_s=5e6),
 )
+PROMISED = SimulatorSettings(
+    capacity_bytes=SMALL.capacity_bytes,
+    bytes_per_token=SMALL.bytes_per_token,
+    latency=SMALL.latency,
+    epoch_s=0.5,
+    wake_s=3.0,
+    link=LinkSettings(bytes_per_s=5e6),
+    targets=Targets(itl_s=0.03),
+)
 MACHINES = {
     "instant moves": SMALL,
     "paper slots": PAPER_SLOTS,
     "slow, faulty moves": SLOW_AND_FAULTY,
     "four GPUs, five slots": FEW_GPUS,
+    "service targets": PROMISED,
 }
 
 

@@ -10,10 +10,13 @@ from melld.scheduler.policies.balance import LoadBalance
 from melld.scheduler.policies.fit import BestFit, MostFree, WorstFit
 from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.policies.plus.policy import MellPlus
+from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.policy import Policy
 
 Policies = Mapping[str, Callable[[Cluster], Policy]]
 
-POLICIES: Policies = {policy.name: policy for policy in (BestFit, WorstFit, MostFree, LoadBalance, Mell, MellPlus)}
+POLICIES: Policies = {
+    policy.name: policy for policy in (BestFit, WorstFit, MostFree, LoadBalance, Mell, MellPlus, MellSlo)
+}
 
 DEFAULT_POLICY = MellPlus.name

@@ -62,7 +62,7 @@ class MellPlus(Policy):
             self._lasting(request)
             or self._pushed_aside(request)
             or self.spare(request.kv_bytes, reason)
-            or self._fitting(request)
+            or self.fitting(request)
         )
         if worker is not None:
             self.cluster.assign(request, worker, reason)
@@ -85,7 +85,7 @@ class MellPlus(Policy):
                 best, best_s = worker, life_s
         return best
 
-    def _fitting(self, request: Request) -> Worker | None:
+    def fitting(self, request: Request) -> Worker | None:
         """Return any worker with room at all: better than queueing."""
         for worker in self.cluster.room.tightest(request.kv_bytes):
             if worker is not request.worker and self.cluster.fits(worker, request.kv_bytes):
@@ -135,6 +135,11 @@ class MellPlus(Policy):
 
     def epoch(self) -> None:
         """Relieve workers that overflow before the next look, then try to use fewer workers."""
+        self.relieve()
+        self._drain()
+
+    def relieve(self) -> None:
+        """Relieve workers that overflow before the next look."""
         self.settings = self._settings.at_pace(self.lifetimes.pace)
         outlook = self.outlook
         outlook.next_epoch()
@@ -144,7 +149,6 @@ class MellPlus(Policy):
         overloaded.sort(key=lambda worker: (outlook.life_s(worker), worker.order))
         for worker in overloaded:
             self._relieve(worker)
-        self._drain()
 
     def _hurry(self, worker: Worker) -> None:
         """Move the smallest request, which is gone soonest, ahead of the moves under way.

@@ -1,0 +1,92 @@
+"""Models of a worker's speed, learned from what workers tell: seconds of a step, and of a prompt.
+
+Own least squares with forgetting, one for all workers, and each worker's own factor.  Never decide anything.
+"""
+
+from melld.ids import WorkerId
+from melld.scheduler.events import WorkerPace
+from melld.scheduler.state import Worker
+from melld.scheduler.steptimes import fitted, sums_of
+
+REMEMBERED = 512
+"""Weight of an observation falls to 1/e after so many later ones."""
+SMOOTHING = 0.05
+"""Weight of a worker's newest observation in its own factor."""
+FULL_MEMORY, FULL_BATCH, BATCH = 1.6, 1.4, 64.0
+"""Before anything else was seen, a step is thought to take so many times a lone one when memory is full, or with a
+batch of 64: steps read all KV there is, and memory is not much larger than the weights."""
+SLOWEST = 4.0
+"""A worker's own factor is kept between this and its inverse."""
+
+
+class StepModel:
+    """Seconds of a step without prompts: base + decodes + bytes of KV that they read."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 9
+        self._prior: list[float] | None = None
+        self._costs = [0.0] * 3
+        self._stale = False
+        self._factors: dict[WorkerId, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """True once a step was seen."""
+        return self._prior is not None
+
+    def observe(self, worker: Worker, pace: WorkerPace) -> None:
+        """Learn from a worker's steps."""
+        if pace.step_s <= 0.0:
+            return
+        if self._prior is None:
+            self._prior = _prior(pace.step_s, worker.capacity_bytes)
+            self._stale = True
+        expected_s = self.step_s(None, pace.decodes, pace.kv_bytes)
+        factor = self._factors.get(worker.id, 1.0)
+        factor += SMOOTHING * (pace.step_s / expected_s - factor)
+        self._factors[worker.id] = min(max(factor, 1.0 / SLOWEST), SLOWEST)
+        keep = 1.0 - 1.0 / REMEMBERED
+        new = sums_of((1.0, pace.decodes, pace.kv_bytes), pace.step_s)
+        self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
+        self._stale = True
+
+    def step_s(self, worker: Worker | None, decodes: float, kv_bytes: float) -> float:
+        """Return the seconds of a step on the worker (None: on one like the mean); 0 before anything was seen."""
+        if self._stale and self._prior is not None:
+            self._costs = fitted([one + prior for one, prior in zip(self._sums, self._prior, strict=True)])
+            self._stale = False
+        base_s, decode_s, byte_s = self._costs
+        seconds = base_s + decode_s * decodes + byte_s * kv_bytes
+        return seconds if worker is None else seconds * self._factors.get(worker.id, 1.0)
+
+
+def _prior(step_s: float, capacity_bytes: int) -> list[float]:
+    """Return sums that count as three observations: a lone step, a full memory, a large batch."""
+    rows = ((1.0, 1.0, 0.0), 1.0), ((1.0, 1.0, float(capacity_bytes)), FULL_MEMORY), ((1.0, BATCH, 0.0), FULL_BATCH)
+    added = [sums_of(row, step_s * times) for row, times in rows]
+    return [sum(column) for column in zip(*added, strict=True)]
+
+
+class PromptModel:
+    """Seconds of a prompt that is computed alone: its own, its tokens', and those of its tokens' squares."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 9
+        self._costs = [0.0] * 3
+        self._stale = False
+
+    def observe(self, pace: WorkerPace) -> None:
+        """Learn from a worker's prompts."""
+        if not pace.prompts or pace.prefill_s <= 0.0:
+            return
+        keep = 1.0 - 1.0 / REMEMBERED
+        new = sums_of((pace.prompts, pace.prompt_tokens, pace.prompt_tokens**2 / pace.prompts), pace.prefill_s)
+        self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
+        self._stale = True
+
+    def seconds(self, tokens: int) -> float:
+        """Return the seconds of one prompt; 0 before any was seen."""
+        if self._stale:
+            self._costs = fitted(self._sums)
+            self._stale = False
+        return self._costs[0] + (self._costs[1] + self._costs[2] * tokens) * tokens

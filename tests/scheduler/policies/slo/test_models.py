@@ -1,0 +1,75 @@
+"""Promises of what mell-slo learns of steps and prompts."""
+
+import random
+
+import pytest
+
+from melld.ids import WorkerId
+from melld.scheduler.events import WorkerPace
+from melld.scheduler.policies.slo.models import PromptModel, StepModel
+from melld.scheduler.state import Worker
+
+CAPACITY = 1_000_000_000
+
+
+def worker(name: str = "w0") -> Worker:
+    """A worker of a gigabyte."""
+    return Worker(WorkerId(name), CAPACITY, 64, 0, 1)
+
+
+def truth_s(decodes: float, kv_bytes: float) -> float:
+    """Seconds of a step on the machine that is learned."""
+    return 0.02 + 1e-4 * decodes + 1e-11 * kv_bytes
+
+
+def test_before_anything_was_seen_nothing_is_claimed() -> None:
+    """A policy must not act on numbers that nobody measured."""
+    model = StepModel()
+    assert not model.known
+    assert model.step_s(worker(), 10.0, 1e8) == 0.0
+    assert PromptModel().seconds(1000) == 0.0
+
+
+def test_a_full_worker_is_thought_slower_than_a_lone_step() -> None:
+    """A first burst must not be taken for free because only lone steps were seen."""
+    model = StepModel()
+    model.observe(worker(), WorkerPace(0.02, 1.0, 1e6))
+    assert model.step_s(worker(), 1.0, 1e6) == pytest.approx(0.02, rel=0.05)
+    assert model.step_s(worker(), 40.0, 0.9 * CAPACITY) > 1.4 * 0.02
+
+
+def test_steps_are_learned_from_what_workers_tell() -> None:
+    """Within 3 % after some hundred reports of changing batches."""
+    chance, model = random.Random(1), StepModel()
+    for _ in range(300):
+        decodes = chance.uniform(1.0, 60.0)
+        kv_bytes = decodes * chance.uniform(5e6, 15e6)
+        seconds = truth_s(decodes, kv_bytes) * chance.uniform(0.98, 1.02)
+        model.observe(worker(), WorkerPace(seconds, decodes, kv_bytes))
+    for decodes, kv_bytes in ((2.0, 1e7), (30.0, 3e8), (60.0, 8e8)):
+        assert model.step_s(worker(), decodes, kv_bytes) == pytest.approx(truth_s(decodes, kv_bytes), rel=0.03)
+
+
+def test_a_slower_worker_has_its_own_factor() -> None:
+    """One card that runs hot is not loaded like the others."""
+    model, fast, slow = StepModel(), worker("fast"), worker("slow")
+    for number in range(400):
+        decodes = 1.0 + number % 40
+        model.observe(fast, WorkerPace(truth_s(decodes, 1e7 * decodes), decodes, 1e7 * decodes))
+        model.observe(slow, WorkerPace(1.5 * truth_s(decodes, 1e7 * decodes), decodes, 1e7 * decodes))
+    ratio = model.step_s(slow, 20.0, 2e8) / model.step_s(fast, 20.0, 2e8)
+    assert ratio == pytest.approx(1.5, rel=0.05)
+
+
+def test_prompts_are_learned_with_what_grows_faster_than_their_length() -> None:
+    """Attention over a long prompt costs more than in proportion: a queue of them must not be underrated."""
+    chance, model = random.Random(1), PromptModel()
+
+    def prompt_s(tokens: float) -> float:
+        return 0.005 + 1e-4 * tokens + 1e-8 * tokens * tokens
+
+    for _ in range(300):
+        tokens = chance.randrange(50, 8000)
+        model.observe(WorkerPace(prompts=1, prompt_tokens=tokens, prefill_s=prompt_s(tokens)))
+    for tokens in (200, 2000, 8000):
+        assert model.seconds(tokens) == pytest.approx(prompt_s(tokens), rel=0.03)

@@ -1,0 +1,80 @@
+"""Promises of mell-slo: targets kept, with no more workers than that takes, and none without targets."""
+
+import msgspec
+import pytest
+
+from melld.scheduler.targets import Targets
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.workload import Workload
+from tests.simulator.setups import PAPER_SLOTS, PROMISED, SMALL, one_by_one, small_load
+from tests.simulator.test_simulation import simulate
+
+ROOMY = msgspec.structs.replace(PROMISED, capacity_bytes=8 * SMALL.capacity_bytes)
+
+
+def steady(rate_per_s: float = 6.0) -> Workload:
+    """Six requests a second for three minutes, each of 20 to 30 s."""
+    return small_load(rate_per_s=rate_per_s, seconds=180.0)
+
+
+@pytest.mark.parametrize("settings", [SMALL, PAPER_SLOTS], ids=["instant moves", "paper slots"])
+def test_without_targets_it_decides_as_mell_plus(settings: SimulatorSettings) -> None:
+    """Who promises nothing gets the fewest GPUs for the memory: the paper's figures stay."""
+    packed, promised = (simulate(policy, settings, small_load()) for policy in ("mell-plus", "mell-slo"))
+    assert msgspec.structs.replace(promised, policy="mell-plus") == packed
+
+
+@pytest.mark.parametrize(("settings", "rate_per_s"), [(PROMISED, 6.0), (ROOMY, 24.0)], ids=["few each", "many each"])
+def test_nearly_all_requests_are_served_in_time(settings: SimulatorSettings, rate_per_s: float) -> None:
+    """The promise itself, with waking times, moves that take time, and growth that nobody knows."""
+    report = simulate("mell-slo", settings, steady(rate_per_s))
+    assert report.attainment is not None
+    assert report.attainment >= 0.985
+
+
+def test_prompts_alone_can_ask_for_more_workers() -> None:
+    """Memory and steps have room, but the prompts of an even share would fill a worker's time."""
+    prompts = one_by_one(*((1.0 + 0.1 * number, 1500, 4) for number in range(1200)))
+    report = simulate("mell-slo", ROOMY, prompts)
+    assert report.attainment is not None
+    assert report.attainment >= 0.97
+    assert report.peak_gpus >= 2
+    assert report.gpu_seconds < 4.5 * report.window_s, "and for no more than that takes"
+
+
+def test_a_tighter_pace_takes_more_workers() -> None:
+    """The number of workers follows the target, not the memory alone."""
+
+    class Growing(msgspec.Struct, frozen=True):
+        """Steps that take longer in larger batches."""
+
+        def step_s(self, batch, context_tokens):  # type: ignore[no-untyped-def]
+            return 0.02 + 0.0005 * batch + 0.0 * context_tokens
+
+        def prefill_s(self, tokens: float) -> float:
+            return tokens * 0.0001
+
+    loose, tight = (
+        simulate(
+            "mell-slo", msgspec.structs.replace(ROOMY, latency=Growing(), targets=Targets(itl_s=itl_s)), steady(8.0)
+        )
+        for itl_s in (0.1, 0.03)
+    )
+    assert loose.attainment is not None
+    assert tight.attainment is not None
+    assert min(loose.attainment, tight.attainment) >= 0.97
+    assert tight.gpu_seconds > 1.5 * loose.gpu_seconds
+
+
+def test_a_burst_after_silence_finds_the_worker_that_bursts_have_needed() -> None:
+    """Gaps of a few seconds are bridged awake, so that only the first burst waits for waking."""
+    bursts = one_by_one(*((10.0 * burst + 0.01 * one, 100, 20) for burst in range(30) for one in range(5)))
+    report = simulate("mell-slo", PROMISED, bursts)
+    assert report.attainment == 1.0
+    assert report.activations <= 3
+
+
+def test_long_silences_are_slept_through() -> None:
+    """A worker that is needed every ten minutes does not stay awake between."""
+    rare = one_by_one(*((600.0 * number, 100, 50) for number in range(6)))
+    assert simulate("mell-slo", PROMISED, rare).gpu_seconds < 6 * 60.0
