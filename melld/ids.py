@@ -7,7 +7,6 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
-ModelId = NewType("ModelId", str)
 EventId = NewType("EventId", int)
 NO_EVENT = EventId(0)
 """The id of an unnumbered event, and the cause of events that no decision caused."""

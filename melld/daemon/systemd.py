@@ -127,10 +127,6 @@ class Notifier:
         """One line for people: `systemctl status` shows it."""
         return self.send(STATUS=_one_line(status))
 
-    def extend_timeout(self, more_s: float) -> bool:
-        """Starting or stopping takes longer, and is on its way: ask for `more_s` from now."""
-        return self.send(EXTEND_TIMEOUT_USEC=str(round(more_s * 1e6)))
-
     def send(self, **fields: str) -> bool:
         """One datagram with these assignments."""
         if self._address is None or not fields:

@@ -26,10 +26,6 @@ class DevicePoller:
         """Read `device` with `ask` from now on (a new worker process, another GPU); an open question is dropped."""
         self._lanes[device] = _Lane(device, ask)
 
-    def drop_source(self, device: str) -> None:
-        """Stop reading `device`."""
-        self._lanes.pop(device, None)
-
     async def read(self) -> dict[str, DeviceReading]:
         """Return one reading of each device, `late` for those that did not answer within the deadline.
 

@@ -24,14 +24,6 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
         if self.block_tokens <= 0 or self.block_bytes <= 0:
             raise ValueError(f"a KV block of {self.block_tokens} tokens and {self.block_bytes} bytes cannot be")
 
-    @classmethod
-    def of_attention(
-        cls, *, layers: int, kv_heads: int, head_width: int, element_bytes: int, block_tokens: int
-    ) -> "KvGeometry":
-        """Return the geometry of plain (grouped-query) attention: a key and a value of each head, in each layer."""
-        token_bytes = 2 * layers * kv_heads * head_width * element_bytes
-        return cls(block_tokens=block_tokens, block_bytes=token_bytes * block_tokens)
-
     def blocks_for_tokens(self, tokens: int) -> int:
         """Return the number of blocks that hold `tokens`; the last one may be partly filled."""
         return -(-tokens // self.block_tokens)
@@ -43,7 +35,3 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     def bytes_for_blocks(self, blocks: int) -> int:
         """Return the bytes of `blocks`."""
         return blocks * self.block_bytes
-
-    def blocks_in_bytes(self, capacity_bytes: int) -> int:
-        """Return how many whole blocks fit in `capacity_bytes`."""
-        return capacity_bytes // self.block_bytes

@@ -65,17 +65,15 @@ def test_a_whole_life_as_the_manager_hears_it(manager: Manager) -> None:
     notifier = Notifier(supervision.notify_address)
     before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     assert notifier.status("loading the model")
-    assert notifier.extend_timeout(12.5)
     assert notifier.ready("2 workers")
     assert notifier.reloading()
     assert notifier.ready()
     assert notifier.stopping("draining 3 requests")
     after_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    heard = [manager.hear() for _ in range(6)]
-    assert before_us <= int(heard[3].pop("MONOTONIC_USEC")) <= after_us
+    heard = [manager.hear() for _ in range(5)]
+    assert before_us <= int(heard[2].pop("MONOTONIC_USEC")) <= after_us
     assert heard == [
         {"STATUS": "loading the model"},
-        {"EXTEND_TIMEOUT_USEC": "12500000"},
         {"READY": "1", "STATUS": "2 workers"},
         {"RELOADING": "1"},
         {"READY": "1"},

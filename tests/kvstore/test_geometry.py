@@ -18,20 +18,6 @@ def test_tokens_take_whole_blocks_and_no_block_too_many(geometry: KvGeometry, to
     assert geometry.bytes_for_tokens(tokens) == geometry.bytes_for_blocks(blocks)
 
 
-@given(geometries, st.integers(0, 1 << 20))
-def test_bytes_and_blocks_go_back_and_forth(geometry: KvGeometry, blocks: int) -> None:
-    """A capacity in bytes is the same capacity in blocks."""
-    assert geometry.blocks_in_bytes(geometry.bytes_for_blocks(blocks)) == blocks
-    assert geometry.blocks_in_bytes(geometry.bytes_for_blocks(blocks + 1) - 1) == blocks
-
-
-def test_a_known_model_has_the_known_size() -> None:
-    """Llama-3-8B in bfloat16 keeps 128 KiB a token: the figure that its users know."""
-    llama = KvGeometry.of_attention(layers=32, kv_heads=8, head_width=128, element_bytes=2, block_tokens=16)
-    assert llama.bytes_for_tokens(1) == 16 * 128 * 1024
-    assert llama.bytes_for_tokens(17) == 32 * 128 * 1024
-
-
 @pytest.mark.parametrize(("block_tokens", "block_bytes"), [(0, 1), (-16, 1), (16, 0)])
 def test_an_impossible_block_is_refused(block_tokens: int, block_bytes: int) -> None:
     """A wrong model description stops at once, not as a division by zero later."""

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from melld.scheduler.growth import GrowthRate
-from melld.scheduler.policies.plus.movetime import MoveTimes
+from melld.scheduler.policies.plus.outlook import MoveTimes
 from melld.scheduler.state import Request, Worker
 
 

@@ -139,7 +139,6 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     total_blocks: int
     block_tokens: int
     block_bytes: int
-    max_model_tokens: int
     max_requests: int
     """vLLM's `max_num_seqs`: requests that run at once."""
     supported_tasks: list[str]

@@ -132,7 +132,6 @@ def ready_of(
         block_bytes=block_bytes,
         kv_handle=shared.handle,
         kv_failure=shared.failure,
-        max_model_tokens=config.model_config.max_model_len,
         max_requests=config.scheduler_config.max_num_seqs,
         supported_tasks=list(engine.get_supported_tasks()),
         vllm_version=_vllm_version(),

@@ -79,7 +79,6 @@ READY = wire.WorkerReady(
     total_blocks=8,
     block_tokens=16,
     block_bytes=64,
-    max_model_tokens=128,
     max_requests=4,
     supported_tasks=[],
     vllm_version="",

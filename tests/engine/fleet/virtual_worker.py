@@ -123,7 +123,7 @@ class VirtualWorker:
         self.ready = True
         self.say(
             wire.WorkerReady(
-                pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES, max_model_tokens=9999,
+                pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
                 max_requests=SLOTS, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
                 kv_handle=b"memory",
             )

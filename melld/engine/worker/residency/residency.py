@@ -126,11 +126,6 @@ class Residency:
         """Return the requests with a reservation."""
         return tuple(self._arrivals)
 
-    @property
-    def has_steps_in_flight(self) -> bool:
-        """Return True if the engine must be stepped with an idle scheduler, for a frozen request to settle."""
-        return bool(self._engine.batch_queue)
-
     # -- the source -------------------------------------------------------------------------------------------------
 
     def freeze(self, request_id: str, via: Via) -> Stillness:
@@ -177,10 +172,6 @@ class Residency:
     def take_warmed(self, outputs: "EngineCoreOutputs | None") -> list[str]:
         """Remove warming from a step's outputs, and return the requests to reserve for now; call it after each step."""
         return self._warmers.take(outputs)
-
-    def cancel_warm(self, request_id: str) -> None:
-        """Stop warming for this request."""
-        self._warmers.cancel(request_id)
 
     def prepare(self, core_request: bytes, output_token_ids: list[int]) -> Arrival:
         """Build a request for `reserve`.  Slow (hashes, grammar), and the only thread-safe method here.

@@ -80,9 +80,3 @@ class Ladder(Generic[R]):
             if floor is not None and rung < floor << ORDER_BITS:
                 return
             yield things[rung & ORDER_MASK]
-
-    def upwards(self, key: int) -> Iterator[R]:
-        """Yield things upwards from the least key that is at least `key`; do not change the ladder meanwhile."""
-        rungs, things = self._rungs, self._things
-        for position in range(bisect_left(rungs, key << ORDER_BITS), len(rungs)):
-            yield things[rungs[position] & ORDER_MASK]

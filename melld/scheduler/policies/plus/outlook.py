@@ -7,13 +7,41 @@ decides.  Lives count moves in flight as done; `takes` counts them as not done.
 from itertools import islice
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.plus.movetime import MoveTimes
 from melld.scheduler.state import Request, Worker
 
 FOREVER_S = 1e9
 CAUTION = 1.25
 """Safety factor on the expected time of a move: an overflow costs more than a move that is a little early.  One or two
 moves in a hundred take longer still (over 4 GiB/s); `overdue` catches them."""
+FORGETTING = 0.98
+"""Weight of all earlier moves relative to the next one."""
+
+
+class MoveTimes:
+    """How long moves take: a line fitted through (bytes, seconds) of those that have ended, newer ones weighted more.
+
+    `expected_s` is 0 until the first move has ended.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._bytes = self._seconds = 0.0  # weighted means
+        self._variance = self._covariance = 0.0
+
+    def took(self, kv_bytes: int, seconds: float) -> None:
+        """Record a finished move."""
+        self._weight = self._weight * FORGETTING + 1.0
+        share = 1.0 / self._weight
+        bytes_off, seconds_off = kv_bytes - self._bytes, seconds - self._seconds
+        self._bytes += share * bytes_off
+        self._seconds += share * seconds_off
+        self._variance += share * (bytes_off * (kv_bytes - self._bytes) - self._variance)
+        self._covariance += share * (bytes_off * (seconds - self._seconds) - self._covariance)
+
+    def expected_s(self, kv_bytes: float) -> float:
+        """Return how long a move of that many bytes should take; never decreases with the size."""
+        slope = max(self._covariance / self._variance, 0.0) if self._variance > 0.0 else 0.0
+        return max(self._seconds + slope * (kv_bytes - self._bytes), 0.0)
 
 
 class Outlook:

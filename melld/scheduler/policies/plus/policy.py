@@ -27,9 +27,8 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.drain import plan_drain
-from melld.scheduler.policies.plus.lifetime import Lifetimes
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
-from melld.scheduler.policies.plus.settings import BALANCED, PlusSettings
+from melld.scheduler.policies.plus.settings import BALANCED, Lifetimes, PlusSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker

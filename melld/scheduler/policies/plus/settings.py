@@ -1,6 +1,11 @@
-"""Settings of `mell-plus`: its trade-off of room against moves, with three presets."""
+"""Settings of `mell-plus`: its trade-off of room against moves, with three presets, and the scale of their times."""
 
 import msgspec
+
+REFERENCE_S = 80.0
+"""The mean life that the settings assume; used until others are seen."""
+SMOOTHING = 0.005  # weight of the newest: short requests end first, so a few say little
+SLOWEST, FASTEST = 2.0, 0.1  # the scale is kept between these
 
 
 class PlusSettings(msgspec.Struct, frozen=True):
@@ -43,3 +48,24 @@ BALANCED = PlusSettings()
 TIGHT = PlusSettings(
     dispatch_life_s=8.0, enough_life_s=3.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
 )
+
+
+class Lifetimes:
+    """Mean time from a request's placement to its end, a moving average: a second means more where requests end sooner.
+
+    Never predicts when a request ends.  Even exact knowledge of that did not lower the number of GPUs at equal moves:
+    moves bring room from where requests have ended to where others grow, and that room is needed meanwhile, whichever
+    ends next.
+    """
+
+    def __init__(self) -> None:
+        self.mean_s = REFERENCE_S
+
+    def ended(self, seconds: float) -> None:
+        """Record the run time of an ended request."""
+        self.mean_s += SMOOTHING * (seconds - self.mean_s)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that correspond to one second of the settings."""
+        return min(max(self.mean_s / REFERENCE_S, FASTEST), SLOWEST)

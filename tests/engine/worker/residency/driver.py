@@ -317,9 +317,6 @@ class Worker:
     def is_warm(self, request_id: str) -> bool:
         return request_id in self.warmed
 
-    def cancel_warm(self, request_id: str) -> None:
-        self.residency.cancel_warm(request_id)
-
     def reserve(self, core_request: bytes, tokens: list[int], capacity: int) -> Any:
         return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity)
 

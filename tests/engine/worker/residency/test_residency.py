@@ -246,7 +246,7 @@ def test_a_paced_request_can_be_called_off_between_two_slices(pair: Pair) -> Non
     pair.step(6)
     assert pair.there("warm", *pair.here("core_request", running.request_id), 0.001)
     pair.step(3)
-    pair.there("cancel_warm", running.request_id)
+    pair.there("abort", [running.request_id])
     pair.finish(running, neighbour)
     assert not pair.there("is_warm", running.request_id)
 
@@ -259,7 +259,7 @@ def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
     pair.step(4)
     pair.there("warm", *pair.here("core_request", running.request_id))
     pair.step()
-    pair.there("cancel_warm", running.request_id)
+    pair.there("abort", [running.request_id])
     pair.finish(running)
 
 

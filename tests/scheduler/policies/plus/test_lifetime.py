@@ -2,8 +2,7 @@
 
 import pytest
 
-from melld.scheduler.policies.plus.lifetime import FASTEST, REFERENCE_S, SLOWEST, Lifetimes
-from melld.scheduler.policies.plus.settings import BALANCED
+from melld.scheduler.policies.plus.settings import BALANCED, FASTEST, REFERENCE_S, SLOWEST, Lifetimes
 
 
 def test_until_something_has_ended_the_settings_mean_what_they_say() -> None:
