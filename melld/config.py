@@ -160,7 +160,7 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """`[scheduler]`: how requests are placed."""
 
     policy: str = "mell-plus"
-    """One of `melld simulate --help`'s policies.  `most-free` spreads instead of packing, and moves nothing."""
+    """One of the policies in docs/scheduling.md.  `most-free` spreads instead of packing, and moves nothing."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
