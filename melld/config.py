@@ -166,11 +166,17 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     headroom_s: Seconds = 0.5
     """A worker keeps free what its requests add in this many seconds: the time of an epoch, a move and a block."""
     itl_target_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """A worker whose median step takes longer is full: it gets no more requests.  Default: no limit."""
+    """The longest time between two tokens.  In each step prompts get what it leaves beside the requests that decode; a
+    worker whose decoding alone takes longer is full, and gets no more requests.  Default: no limit."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file for every decision and the facts behind it: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """How many ended requests `melld why` remembers: the latest.  Some KiB each."""
+
+    @property
+    def itl_target_s(self) -> float | None:
+        """Return the target in seconds, or None for no limit."""
+        return self.itl_target_ms / 1e3 if self.itl_target_ms else None
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):

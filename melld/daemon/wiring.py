@@ -77,7 +77,6 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
 
     settings = config.scheduler
     epoch_s = settings.epoch_ms / 1e3
-    itl_target_s = settings.itl_target_ms / 1e3 if settings.itl_target_ms else None
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock)
     decisions = _open_decision_log(settings, scheduler, condition)
@@ -85,7 +84,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
-    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, itl_target_s)
+    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, settings.itl_target_s)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     meters = MoveMeters(prometheus_client.REGISTRY)
     executor = Executor(fleet, clock, meters, config.migration.max_moves_per_link)

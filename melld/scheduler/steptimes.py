@@ -61,14 +61,15 @@ class StepTimes:
         if step_s <= 0.0 or not (decodes or prompt_tokens):
             return
         self.steps += 1
-        if self.steps % REFIT_STEPS == 0:
-            self._costs = None
         self._most_prompt_tokens = max(self._most_prompt_tokens, prompt_tokens)
-        new = sums_of((1.0, decodes, prompt_tokens), step_s)
+        expected_s = self._costs.step_s(decodes, prompt_tokens) if self._costs is not None else 0.0
+        new = sums_of((1.0, decodes, prompt_tokens), step_s, expected_s)
         sums = self._mixed if prompt_tokens else self._decoding
         keep = 1.0 - 1.0 / REMEMBERED_STEPS
         for place, value in enumerate(new):
             sums[place] = keep * sums[place] + value
+        if self.steps % REFIT_STEPS == 0:
+            self._costs = None
 
     @property
     def costs(self) -> StepCosts | None:
@@ -90,12 +91,12 @@ class StepTimes:
 _PAIRS = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
 
 
-def sums_of(row: tuple[float, float, float], value: float) -> list[float]:
+def sums_of(row: tuple[float, float, float], value: float, expected: float = 0.0) -> list[float]:
     """Return what one observation adds to the sums.
 
-    Errors count relative to the value, so that no outlier is believed.
+    Errors count relative to the larger of value and expectation, so that no outlier is believed.
     """
-    weighed = [value**-2 * one for one in row]
+    weighed = [max(value, expected) ** -2 * one for one in row]
     return [*(weighed[i] * row[j] for i, j in _PAIRS), *(one * value for one in weighed)]
 
 

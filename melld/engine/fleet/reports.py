@@ -17,6 +17,7 @@ from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
 from melld.scheduler.pace import Pace
+from melld.scheduler.steptimes import StepCosts, StepTimes
 
 
 class Turn(enum.StrEnum):
@@ -37,6 +38,8 @@ class WorkerFacts(msgspec.Struct):
     """None without a target for the time of a step."""
     tokens: int = 0
     reports: int = 0
+    times: StepTimes = msgspec.field(default_factory=StepTimes)
+    """What its steps cost."""
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
     def turn(self, number: int) -> Turn:
@@ -106,13 +109,21 @@ class Reports:
         facts = self.workers[worker]
         if done.step_s:
             facts.step_s.append(done.step_s)
+            facts.times.stepped(done.step_s, done.decodes, done.prompt_tokens)
         blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
         self._ledger.blocks_changed(worker, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
         if outputs is None:
             return Reported()
         if facts.pace is not None and done.step_s:
-            self._limit(worker, facts.pace.stepped(done.step_s, len(outputs.outputs)))
+            self._judge(worker, facts.pace, facts.times.costs, done, len(outputs.outputs))
         return self._log(worker, done, outputs, now_s)
+
+    def _judge(self, worker: WorkerId, pace: Pace, costs: StepCosts | None, done: wire.StepDone, running: int) -> None:
+        """Limit the worker by the time of its decodes alone: prompts get only what they leave of the target."""
+        if costs is not None:
+            self._limit(worker, pace.stepped(costs.step_s(done.decodes), running))
+        elif not done.prompt_tokens:
+            self._limit(worker, pace.stepped(done.step_s, running))
 
     def _log(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
         """Log the tokens of requests that the worker owns; drop all others from `outputs`."""

@@ -38,6 +38,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
     copy_rules: CopyRules = CopyRules()
+    itl_target_s: float | None = None
+    """Longest time of a step beside decoding requests, which prompts are cut to; None: no limit."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -168,6 +170,10 @@ class StepDone(Message, frozen=True, tag=True):
     """Requests that this worker no longer holds, since the last such message."""
     shared_blocks: int = 0
     """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
+    decodes: int = 0
+    """Requests that this step computed one token for."""
+    prompt_tokens: int = 0
+    """Tokens that it computed for others."""
 
 
 class RequestTaken(Message, frozen=True, tag=True):

@@ -66,7 +66,8 @@ class Worker:
         self._stopping = False
         self._handlers = self._handlers_of()
         write_frame(connection, wire.WorkerLoading("making its first token"))
-        warm_up(self._engine)
+        with parts.budget.lifted():
+            warm_up(self._engine)
         load_s = time.monotonic() - started
         parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s))
 
@@ -151,10 +152,11 @@ class Worker:
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(model_executed=executed)
         step_s = time.monotonic() - began_s
+        counts = parts.budget.stepped(step_s)
         parts.pulse.stepped()
         mine = (outputs or {}).get(0)
         parts.moves.after_step(mine)
-        parts.reporter.report(mine, step_s)
+        parts.reporter.report(mine, step_s, counts)
         parts.moves.after_report()
         if not executed and self._engine.scheduler.has_requests():
             time.sleep(0.001)  # all requests wait for a grammar: leave the GIL to the thread that compiles it

@@ -19,6 +19,7 @@ from melld.engine.worker.reader import Pulse, Reader, Received
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
 from melld.engine.worker.residency.block_tables import BlockReporter
+from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.start import block_bytes_of
 from melld.engine.worker.writer import Writer
@@ -42,6 +43,7 @@ class Parts(NamedTuple):
     requests: Requests
     profiler: Profiler
     reporter: StepReporter
+    budget: StepBudget
     block_bytes: int
     shared: Shared
 
@@ -55,6 +57,7 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
     memory = shared.memory
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     residency = Residency(engine, block_bytes)
+    budget = StepBudget(engine, spec.itl_target_s, lambda: len(residency.expected))
     links = Links(LinkOpener(memory, spec.copy_rules), residency, inbox.put, writer.say)
     moves = Moves(residency, links, book, writer.say)
     return Parts(
@@ -67,8 +70,9 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
         links=links,
         moves=moves,
         requests=Requests(engine, residency, moves, book, writer.say),
-        profiler=Profiler(engine, residency, links, lambda: not inbox.empty(), writer.say, pulse.in_step),
+        profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
         reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
+        budget=budget,
         block_bytes=block_bytes,
         shared=shared,
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
+from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.start import add_own_request
 from melld.errors import MelldError
@@ -52,6 +53,7 @@ class Profiler:
         engine: "EngineCore",
         residency: Residency,
         links: Links,
+        budget: StepBudget,
         is_wanted: Callable[[], bool],
         say: Callable[[Any], None],
         in_step: Callable[[float], None],
@@ -59,6 +61,7 @@ class Profiler:
         self._engine = engine
         self._residency = residency
         self._links = links
+        self._budget = budget
         self._is_wanted = is_wanted
         self._say = say
         self._in_step = in_step
@@ -71,7 +74,7 @@ class Profiler:
     def measure_prefill(self, ask: wire.MeasurePrefill) -> None:
         """Measure, and answer with `wire.PrefillMeasured` or with the reason why not."""
         try:
-            with self._clean():
+            with self._budget.lifted(), self._clean():
                 deadline_s = time.monotonic() + ask.seconds
                 measured = self._beside(ask, deadline_s) if ask.batch else self._alone()
         except (MelldError, RuntimeError, ValueError) as error:

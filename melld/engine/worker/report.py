@@ -10,10 +10,13 @@ from melld.engine.wire import messages as wire
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.block_tables import BlockReporter
+from melld.engine.worker.residency.budget import StepCounts
 from melld.migrate.snapshot import WARM_SUFFIX
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
+
+IDLE = StepCounts()
 
 
 class StepReporter:
@@ -33,8 +36,8 @@ class StepReporter:
         self._reports = 0
         self._last_sums = (-1, -1)
 
-    def report(self, outputs: "EngineCoreOutputs | None", step_s: float) -> None:
-        """Report the step's changes, if there are any."""
+    def report(self, outputs: "EngineCoreOutputs | None", step_s: float, counts: StepCounts = IDLE) -> None:
+        """Report the changes of a step that computed `counts`, if there are any."""
         leases, book = {}, self._book
         for output in outputs.outputs if outputs is not None else ():
             if lease := book.leases.get(output.request_id):
@@ -58,6 +61,8 @@ class StepReporter:
             blocks=blocks.changed,
             leases=leases,
             gone=gone,
+            decodes=counts.decodes,
+            prompt_tokens=counts.prompt_tokens,
             shared_blocks=blocks.shared_blocks,
         )
         self._out(done, outputs)

@@ -27,6 +27,13 @@ class Desk:
     def limit(self, worker: WorkerId, slots: int) -> None:
         self.limits.append((worker, slots))
 
+    def step(self, worker: WorkerId, outputs: Outputs, step_s: float, decodes: int, prompt_tokens: int) -> Reported:
+        done = wire.StepDone(
+            step=1, step_s=step_s, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[],
+            decodes=decodes, prompt_tokens=prompt_tokens,
+        )  # fmt: skip
+        return self.reports.take(worker, done, outputs, 0.0)
+
     def say(self, worker: WorkerId, outputs: Outputs, lease: int = 0, now_s: float = 0.0) -> Reported:
         leases = {R: lease} if lease else {}
         done = wire.StepDone(step=1, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases=leases, gone=[])
@@ -89,3 +96,16 @@ def test_a_worker_slower_than_the_target_is_to_run_fewer() -> None:
     at_ease = Desk()
     at_ease.say(W0, both)
     assert at_ease.limits == []
+
+
+def test_a_step_that_prompts_fill_to_the_target_costs_no_slot() -> None:
+    """A worker is full when decoding alone is too slow: prompts only get the time that it leaves."""
+    desk = Desk(itl_target_s=0.05)
+    for number in range(4 * STEPS):
+        decodes, prompt_tokens = 2 + number % 5, 200 * (number % 8 > 0)
+        outputs = Outputs([Output(R, [1])] * decodes)
+        desk.step(W0, outputs, 0.01 + 0.001 * decodes + 0.0002 * prompt_tokens, decodes, prompt_tokens)
+    costs = desk.reports.workers[W0].times.costs
+    assert costs is not None
+    assert costs.prompt_token_s == pytest.approx(0.0002, rel=0.05)
+    assert {slots for _, slots in desk.limits} == {READY.max_requests}

@@ -185,3 +185,51 @@ def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
     assert lora_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
     request = Request("r", [1], SamplingParams(max_tokens=1), None, lora_request=adapter)
     assert lora_refusal(engine, request) is Refusal.LORA_ABSENT
+
+
+def a_step_keeps_to_the_limits_and_the_order_of_the_moment(engine: Any) -> None:
+    """Both limits are read in each step, and `running` is the order in which its tokens are spent."""
+    from vllm.sampling_params import SamplingParams
+
+    from melld.engine.worker.start import add_own_request
+
+    scheduler, config = engine.scheduler, engine.scheduler.scheduler_config
+    ours = vars(scheduler).pop("schedule", None)  # the budget's, which sets both
+    before = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+    names = ["first", "second"]
+    try:
+        for number, name in enumerate(names):
+            prompt = [1 + (7 * i + number) % 900 for i in range(900)]
+            add_own_request(engine, name, prompt, SamplingParams(max_tokens=1, temperature=0.0))
+        requests = [scheduler.requests[name] for name in names]
+        done = [0, 0]
+
+        def computed(step_tokens: int, prompt_tokens: int) -> list[int]:
+            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = step_tokens, prompt_tokens
+            engine.step_fn()
+            news = [request.num_computed_tokens - old for request, old in zip(requests, done, strict=True)]
+            done[:] = [request.num_computed_tokens for request in requests]
+            return news
+
+        assert computed(50, 30) == [30, 20]
+        assert all(request.is_prefill_chunk for request in requests)
+        assert computed(90, 0) == [90, 0]
+        scheduler.running.reverse()
+        assert computed(90, 64) == [26, 64]
+        assert computed(256, 256) == [0, 256]
+    finally:
+        engine.abort_requests(names)
+        engine.step_fn()
+        scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = before
+        if ours is not None:
+            scheduler.schedule = ours
+
+
+def a_running_request_says_whether_its_next_step_is_of_its_prompt(engine: Any) -> None:
+    source = inspect.getsource(type(engine.scheduler)._update_after_schedule)
+    assert "request.is_prefill_chunk = request.num_computed_tokens < (" in source
+
+
+def every_step_is_scheduled_by_the_method_that_the_budget_wraps(engine: Any) -> None:
+    for step in (type(engine).step, type(engine).step_with_batch_queue):
+        assert "self.scheduler.schedule(self._should_throttle_prefills())" in inspect.getsource(step)

@@ -168,6 +168,7 @@ class Worker:
         self.processor = InputProcessor(self.config)
 
         from melld.engine.worker.residency.block_tables import BlockReporter
+        from melld.engine.worker.residency.budget import StepBudget
         from melld.engine.worker.residency.memory import KvMemory
         from melld.engine.worker.residency.residency import Residency
         from melld.migrate.transports import choose
@@ -176,6 +177,8 @@ class Worker:
         self.handle_bytes = choose.export(self.memory.tensors, self.memory.layout)
         self.residency = Residency(self.engine, self.memory.layout.block_bytes)
         self.reporter = BlockReporter(self.engine.scheduler)
+        self.budget = StepBudget(self.engine, None, lambda: len(self.residency.expected))
+        self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
 
@@ -209,12 +212,31 @@ class Worker:
                 break
             result, executed = self.engine.step_fn()
             self.engine.post_step(model_executed=executed)
+            self.counts.append(tuple(self.budget.stepped(0.0)))  # a step of no time teaches nothing
             self.warmed += self.residency.take_warmed(result.get(0) if result else None)
             if not executed:
                 time.sleep(0.001)
             if result and 0 in result:
                 outputs += [_plain(output) for output in result[0].outputs]
         return outputs
+
+    def take_counts(self) -> list[tuple[int, ...]]:
+        """(decodes, prompt tokens) of each step since the last call."""
+        counts, self.counts = self.counts, []
+        return counts
+
+    def aim(self, target_s: float | None, base_s: float = 0.0, decode_s: float = 0.0, token_s: float = 0.0) -> None:
+        """Give steps a target, and teach the budget what they cost."""
+        from melld.scheduler.steptimes import StepTimes
+
+        self.budget.target_s, self.budget.times = target_s, StepTimes()
+        for number in range(96 if target_s else 0):
+            decodes, tokens = 1 + number % 5, number % 3 * 60
+            self.budget.times.stepped(base_s + decode_s * decodes + token_s * tokens, decodes, tokens)
+
+    def limit_prompts(self, tokens: int) -> None:
+        """Change what the operator has set as `long_prefill_token_threshold`."""
+        self.budget._own_chunk = tokens
 
     def abort(self, request_ids: list[str]) -> None:
         self.residency.abort(request_ids)

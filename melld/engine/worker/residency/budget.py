@@ -1,0 +1,118 @@
+"""What each step of an engine computes: decodes first, and prompts get the time that they leave.
+
+Owns the order of `running`, the two limits by which vLLM spends a step, and what the steps were seen to cost.  vLLM
+spends in the order of `running`, then on requests that wait: by itself a long prompt takes all, step after step, and a
+request that has just arrived by a move waits until that prompt ends.
+
+    limit of a step    = chunk + decodes + arrivals      scheduler.max_num_scheduled_tokens
+    limit of a prompt  = chunk, shared out among the prompts under way while an arrival waits
+                                                         scheduler_config.long_prefill_token_threshold
+
+The chunk is what the target leaves beside the decodes, and without a target all that vLLM allows.  Where nobody would
+wait for the step, prompts get all.
+"""
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from melld.scheduler.steptimes import StepTimes
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine.core import EngineCore
+
+
+class StepCounts(NamedTuple):
+    """What a step computed."""
+
+    decodes: int = 0
+    prompt_tokens: int = 0
+
+
+class StepBudget:
+    """The steps of one engine.  `target_s`: how long one may take beside decodes; None: as long as it likes.
+
+    `expected` returns how many requests have a reservation here: they may go on at any moment.
+    """
+
+    def __init__(self, engine: "EngineCore", target_s: float | None, expected: Callable[[], int]) -> None:
+        self.target_s = target_s
+        self.times = StepTimes()
+        self._scheduler: Any = engine.scheduler
+        self._expected = expected
+        self._config = config = self._scheduler.scheduler_config
+        self._most_tokens = int(self._scheduler.max_num_scheduled_tokens)
+        self._own_chunk = int(config.long_prefill_token_threshold)
+        # Prompts that must be computed whole, or whose least share vLLM computes itself, cannot be cut by us.
+        self._cuts = config.enable_chunked_prefill and not self._scheduler.adaptive_long_prefill_threshold
+        self._decode_tokens = 1 + self._scheduler.num_spec_tokens
+        self._engine = engine
+        self._in_flight: collections.deque[StepCounts] = collections.deque(
+            maxlen=engine.vllm_config.max_concurrent_batches
+        )
+        self._spend: Callable[..., SchedulerOutput] = self._scheduler.schedule
+        self._scheduler.schedule = self._schedule
+
+    def stepped(self, step_s: float) -> StepCounts:
+        """Learn from the step that has just ended; return what it computed, nothing if it only began others."""
+        if len(self._in_flight) <= len(self._engine.batch_queue or ()):
+            return StepCounts()
+        counts = self._in_flight.popleft()
+        self.times.stepped(step_s, *counts)
+        return counts
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let vLLM spend its steps as it does by itself, meanwhile."""
+        self._limit(self._most_tokens, self._own_chunk)
+        self._scheduler.schedule = self._spend
+        try:
+            yield
+        finally:
+            self._in_flight.clear()
+            self._scheduler.schedule = self._schedule
+
+    def _schedule(self, *arguments: Any, **options: Any) -> "SchedulerOutput":
+        self._prepare()
+        output = self._spend(*arguments, **options)
+        tokens = output.num_scheduled_tokens.values()
+        prompts = [count for count in tokens if count > self._decode_tokens]
+        self._in_flight.append(StepCounts(len(tokens) - len(prompts), sum(prompts)))
+        return output
+
+    def _prepare(self) -> None:
+        """Put decodes first, and set the limits of the step."""
+        scheduler = self._scheduler
+        prompts = [request for request in scheduler.running if request.is_prefill_chunk]
+        if prompts:
+            decoding = [request for request in scheduler.running if not request.is_prefill_chunk]
+            prompts.sort(key=lambda request: (request.priority, request.arrival_time))
+            scheduler.running[:] = decoding + prompts
+        if self._cuts and (prompts or scheduler.waiting or scheduler.kv_holding_waiting):
+            self._cut(len(scheduler.running) - len(prompts), len(prompts))
+        else:
+            self._limit(self._most_tokens, self._own_chunk)
+
+    def _cut(self, decodes: int, prompts: int) -> None:
+        """Set the limits of a step beside which so many requests decode and so many prompts are under way."""
+        most = self._most_tokens
+        holding = [request.num_tokens - request.num_computed_tokens for request in self._scheduler.kv_holding_waiting]
+        arrivals = sum(tokens <= 1 for tokens in holding)
+        streams = decodes + arrivals
+        targeted = None
+        if self.target_s is not None and (streams or self._expected()):
+            targeted = self.times.prompt_tokens_within(self.target_s, streams)
+        if targeted is None and not holding:
+            self._limit(most, self._own_chunk)
+            return
+        own = streams * self._decode_tokens
+        chunk = max(1, min(targeted or most, most - own))
+        sharing = max(1, prompts + len(holding) - arrivals) if holding else 1
+        share = max(1, chunk // sharing)
+        self._limit(min(most, max(chunk, share * sharing) + own), min(share, self._own_chunk or share))
+
+    def _limit(self, step_tokens: int, prompt_tokens: int) -> None:
+        self._scheduler.max_num_scheduled_tokens = step_tokens
+        self._config.long_prefill_token_threshold = prompt_tokens

@@ -1,0 +1,138 @@
+"""A prompt under way holds up nobody: what a step computes, on real vLLM workers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.worker.residency.driver import WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair, Running
+from tests.engine.worker.residency.test_residency import GREEDY, PROMPT, SAMPLED
+
+pytestmark = pytest.mark.xdist_group("residency")  # they share their workers
+
+LONG = Case(
+    "1,900 tokens", tuple(300 + 13 * i % 1500 for i in range(1900)), {"temperature": 0.0, "max_tokens": 4}
+)  # eight steps of 256
+OTHER = Case("1,700 tokens", tuple(90 + 17 * i % 1900 for i in range(1700)), LONG.params)
+TARGET = (0.06, 0.03, 0.001, 0.00025)
+"""60 ms for steps of 30 ms, 1 ms a decode and 0.25 ms a prompt token: 116 tokens beside one decode."""
+
+
+@pytest.fixture(scope="module")
+def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
+    return Pair(*residency_workers)
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """Both workers without a target, as empty as they began."""
+    pair = shared_pair
+    yield pair
+    pair.there("aim", None)
+    try:
+        pair.assert_idle()
+    finally:
+        pair.clear()
+
+
+def tokens_of_each_step(pair: Pair, running: Running, steps: int) -> list[int]:
+    """How many tokens the request emits in each of the next steps."""
+    news = []
+    for _ in range(steps):
+        before = len(running.answer.tokens)
+        pair.step()
+        news.append(len(running.answer.tokens) - before)
+    return news
+
+
+@pytest.mark.parametrize("target", [(None,), TARGET], ids=["no target", "target"])
+@pytest.mark.parametrize(("case", "prompts"), [(GREEDY, 2), (SAMPLED, 1)], ids=["two prompts", "one prompt, sampled"])
+def test_a_moved_request_goes_on_at_once_beside_long_prompts(
+    pair: Pair, case: Case, prompts: int, target: tuple[float, ...]
+) -> None:
+    """Its client waits for no chunk of anybody's prompt, from the first step on; and all tokens are right."""
+    expected = [pair.unmoved(one) for one in (case, LONG, OTHER)]
+    pair.there("aim", *target)
+    running = pair.start(case)
+    pair.step(9)
+    others = [pair.start(one, pair.there) for one in (LONG, OTHER)[:prompts]]
+    pair.step(2)
+    pair.move(running, decode_meanwhile=0)
+    assert tokens_of_each_step(pair, running, 4) == [1, 1, 1, 1]
+    assert not any(other.answer.tokens for other in others)
+    assert expected[: 1 + prompts] == pair.finish(running, *others)
+
+
+def test_without_a_target_a_prompt_loses_only_what_others_decode(pair: Pair) -> None:
+    """Nobody's first token is delayed for a pace that nobody has asked for."""
+    decoding = pair.start(GREEDY, pair.there)
+    pair.step(3)
+    pair.there("take_counts")
+    prompt = pair.start(LONG, pair.there)
+    pair.step(3)
+    assert pair.there("take_counts") == [(1, 255)] * 3
+    pair.finish(decoding, prompt)
+
+
+def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
+    """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; when nobody decodes, all that vLLM allows."""
+    expected = [pair.unmoved(one) for one in (GREEDY, LONG, OTHER)]
+    pair.there("aim", *TARGET)
+    decoding = pair.start(GREEDY, pair.there)
+    pair.step(3)
+    pair.there("take_counts")
+    prompts = [pair.start(one, pair.there) for one in (LONG, OTHER)]
+    assert tokens_of_each_step(pair, decoding, 20) == [1] * 20
+    steps_ms = [30 + decodes + tokens / 4 for decodes, tokens in pair.there("take_counts")]
+    assert [59 <= step_ms <= 60.5 for step_ms in steps_ms] == [True] * 20, steps_ms
+    answers = pair.finish(decoding, *prompts)
+    assert expected == answers
+    alone = pair.start(OTHER, pair.there)
+    pair.there("take_counts")
+    pair.step(2)
+    assert pair.there("take_counts") == [(0, 256), (0, 256)]
+    pair.finish(alone)
+
+
+def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
+    """64 tokens a step, however little time there is."""
+    pair.there("aim", 0.001, *TARGET[1:])
+    decoding = pair.start(GREEDY, pair.there)
+    pair.step(3)
+    pair.there("take_counts")
+    prompt = pair.start(LONG, pair.there)
+    pair.step(4)
+    assert pair.there("take_counts") == [(1, 64)] * 4
+    pair.finish(decoding, prompt)
+
+
+def test_a_prompt_is_cut_for_a_request_that_is_about_to_arrive(pair: Pair) -> None:
+    """Else its first token here would wait for a whole step of the prompt."""
+    pair.there("aim", *TARGET)
+    running = pair.start(GREEDY)
+    pair.step(5)
+    prompt = pair.start(LONG, pair.there)
+    pair.step()
+    pair.there("reserve", *pair.here("core_request", running.request_id), 0)
+    pair.there("take_counts")
+    pair.step()
+    assert pair.there("take_counts") in ([(0, 119)], [(0, 120)])
+    pair.there("cancel", running.request_id)
+    pair.finish(running, prompt)
+
+
+def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair: Pair) -> None:
+    """`long_prefill_token_threshold` lets several prompts run at once; of them, the lowest priority number is first."""
+    decoding = pair.start(Case("long answer", PROMPT, GREEDY.params | {"max_tokens": 200}), pair.there)
+    pair.step(3)
+    pair.there("limit_prompts", 40)
+    pair.there("take_counts")
+    first = pair.start(LONG, pair.there)
+    pair.there("add", "urgent", list(OTHER.prompt), OTHER.params, {"priority": -1, "cache_salt": "urgent"})
+    urgent = pair.live["urgent"] = Running(OTHER, "urgent", pair.there)
+    pair.step(2)
+    assert pair.there("take_counts") == [(1, 80), (1, 80)]
+    pair.there("limit_prompts", 0)
+    pair.step()
+    assert [pair.there("facts", one.request_id).num_computed_tokens for one in (first, urgent)] == [80, 80 + 255]
+    pair.finish(decoding, first, urgent)
