@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-# cpu or cuda: by what the machine has, unless said (make serve BUILD=cpu).
+# cpu or cuda; by default what the machine has (make serve BUILD=cpu).
 BUILD ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
 # Where PyTorch's CPU build comes from when pip's own places do not have it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -22,13 +22,13 @@ serve: $(SETUP)
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 
-# In at most five minutes on two cores: two processes, each with its own daemons; ARGS="-n 0" for one.
+# Two processes, each with its own daemons; ARGS="-n 0" for one.
 PYTEST := $(RUN)/python -m pytest -n 2 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)
 
-# The long forms too: every case on a daemon that a worker of its own proves in `make test`, and four times the examples.
+# The long forms too: cases that `make test` proves on a lone worker run on a daemon, and with four times the examples.
 test-all: $(DEV)
 	$(PYTEST) --long $(ARGS)
 
@@ -38,11 +38,11 @@ check: $(DEV)
 	$(RUN)/mypy
 	$(PYTEST) $(ARGS)
 
-# All that only a GPU shows, in two runs of under ten minutes; ARGS="--device cpu" rehearses it without one.
+# The checks that need a GPU, in two runs of under ten minutes; ARGS="--device cpu" rehearses them without one.
 gpu-check: $(DEV)
 	PYTHONPATH=. $(RUN)/python -m benchmarks.gpu_check $(ARGS)
 
-# A thousand requests on four workers that die, hang and give their requests away.
+# A thousand requests on four workers that die, hang and move their requests.
 chaos: $(DEV)
 	PYTHONPATH=. $(RUN)/python benchmarks/chaos.py $(ARGS)
 
@@ -52,7 +52,7 @@ dist: $(SETUP)
 	$(RUN)/python -c "import logging; logging.disable(logging.WARNING); from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')" >/dev/null
 	@ls dist
 
-# Resolve the lock files anew from pyproject.toml.
+# Resolve the lock files again from pyproject.toml.
 lock: $(SETUP)
 	$(PIP) install uv
 	UV=$(RUN)/uv locks/update
@@ -64,7 +64,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The lock is complete and hashed, so nothing is resolved: --no-deps.  torchvision and its kin stay out of the CPU build.
+# The lock is complete and hashed, so nothing is resolved: --no-deps.  The CPU build has no torchvision.
 $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 3)"
 	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
@@ -81,7 +81,7 @@ $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Triton lies beside the packages: its interpreter runs the copy kernel in a test, and vLLM's CPU build does not find it.
+# Triton is installed beside the packages, where vLLM's CPU build does not find it: a test runs the copy kernel with it.
 $(DEV): $(SETUP) locks/dev.txt locks/triton.txt
 	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
 	@rm -rf $(VENV)/triton && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/triton -r locks/triton.txt

@@ -46,8 +46,8 @@ class UnknownRequest(MelldError):
     code = "unknown_request"
 
     def __init__(self, request: str, alike: Sequence[str]) -> None:
-        among = f"{len(alike)} requests could be meant" if alike else "there is no request"
-        super().__init__(f"{among}: {request!r}{' (' + ', '.join(alike[:3]) + ')' if alike else ''}")
+        found = f"{len(alike)} requests match" if alike else "there is no request"
+        super().__init__(f"{found} {request!r}{' (' + ', '.join(alike[:3]) + ')' if alike else ''}")
 
 
 class RequestTooLarge(MelldError):
@@ -72,7 +72,9 @@ class InputTooLarge(MelldError):
     code = "input_too_large"
 
     def __init__(self, request: str, input_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"request {request} comes to {input_bytes} bytes with its images; at most {limit_bytes}")
+        super().__init__(
+            f"request {request} has {input_bytes} bytes with its images; at most {limit_bytes} are allowed"
+        )
 
 
 class TooManyPromptLogprobs(MelldError):
@@ -84,7 +86,7 @@ class TooManyPromptLogprobs(MelldError):
 
     def __init__(self, asked: int, allowed: int) -> None:
         super().__init__(
-            f"the prompts' tokens times their logprobs make {asked}; one call may have {allowed}: "
+            f"the prompts' tokens times their logprobs are {asked}, but one call may have {allowed}: "
             "ask for fewer logprobs (prompt_logprobs, or logprobs with echo), or send the prompts in parts"
         )
 
@@ -120,7 +122,7 @@ class QueueFull(MelldError):
     code = "queue_full"
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting} requests wait for room already: try again later")
+        super().__init__(f"the queue is full with {waiting} requests: try again later")
         self.retry_after_s = retry_after_s
 
 

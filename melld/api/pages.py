@@ -37,7 +37,7 @@ class Facts(Protocol):
         """Say in a few words why no call would be served now; None if it would."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class PageResponse(msgspec.Struct, frozen=True):
     """A whole response."""
 
     body: bytes
@@ -46,12 +46,12 @@ class Page(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-async def health(_facts: Facts, _rest: str) -> Page:
+async def health(_facts: Facts, _rest: str) -> PageResponse:
     """Answer while the daemon's event loop runs."""
     return _json({"status": "ok"})
 
 
-async def ready(facts: Facts, _rest: str) -> Page:
+async def ready(facts: Facts, _rest: str) -> PageResponse:
     """Answer 200 if requests are served, else 503 with the reason."""
     reason = facts.why_not_ready()
     if reason is None:
@@ -59,40 +59,40 @@ async def ready(facts: Facts, _rest: str) -> Page:
     return _json({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
 
 
-async def versions(_facts: Facts, _rest: str) -> Page:
+async def versions(_facts: Facts, _rest: str) -> PageResponse:
     """Return the versions of melld and vLLM."""
     return _json({"version": version("melld"), "vllm": vllm_version})
 
 
-async def metrics(facts: Facts, _rest: str) -> Page:
+async def metrics(facts: Facts, _rest: str) -> PageResponse:
     """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format."""
-    return Page(generate_latest(facts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return PageResponse(generate_latest(facts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def models(facts: Facts, name: str) -> Page:
+async def models(facts: Facts, name: str) -> PageResponse:
     """Return the list of models, or the one called `name`."""
     found = await facts.state.openai_serving_models.show_available_models()
     if not name:
-        return Page(found.model_dump_json().encode())
+        return PageResponse(found.model_dump_json().encode())
     for model in found.data:
         if model.id == name:
-            return Page(model.model_dump_json().encode())
+            return PageResponse(model.model_dump_json().encode())
     raise Refusal(404, f"The model `{name[:200]}` does not exist.", code="model_not_found", param="model")
 
 
-async def overview(_facts: Facts, _rest: str) -> Page:
+async def overview(_facts: Facts, _rest: str) -> PageResponse:
     """Return the page for people."""
-    return Page(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
+    return PageResponse(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
 
 
-async def status(facts: Facts, _rest: str) -> Page:
+async def status(facts: Facts, _rest: str) -> PageResponse:
     """Return what `melld status --json` prints."""
-    return Page(msgspec.json.encode(facts.status()), headers=NO_STORE)
+    return PageResponse(msgspec.json.encode(facts.status()), headers=NO_STORE)
 
 
-async def openapi(_facts: Facts, _rest: str) -> Page:
+async def openapi(_facts: Facts, _rest: str) -> PageResponse:
     """Return the description of this API.  It is made once, in a thread, because that takes most of a second."""
-    return Page(await asyncio.to_thread(openapi_document))
+    return PageResponse(await asyncio.to_thread(openapi_document))
 
 
 PAGES: dict[str, Callable[[Facts, str], Any]] = {
@@ -109,5 +109,5 @@ PAGES: dict[str, Callable[[Facts, str], Any]] = {
 WITHOUT_KEY = frozenset({"/", "/health", "/ready"})
 
 
-def _json(fields: dict[str, str], status: int = 200, headers: dict[str, str] | None = None) -> Page:
-    return Page(json.dumps(fields).encode(), status, headers=headers or {})
+def _json(fields: dict[str, str], status: int = 200, headers: dict[str, str] | None = None) -> PageResponse:
+    return PageResponse(json.dumps(fields).encode(), status, headers=headers or {})

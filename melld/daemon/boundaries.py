@@ -18,7 +18,7 @@ from melld.control.runtime_directory import runtime_directory
 from melld.driver.boundaries import BoundarySettings
 from melld.engine.fleet.place import Slot
 from melld.engine.pin import VLLM_VERSION
-from melld.kvstore.device_reading import Device, Link
+from melld.kvstore.device_reading import Device, GpuLink
 from melld.migrate.boundaries import Boundaries, Segment
 from melld.migrate.topology import segments_of_cpus, segments_of_gpus
 from melld.scheduler.policies.fit import BestFit, MostFree, WorstFit
@@ -30,7 +30,7 @@ def boundary_settings(
     config: Config,
     slots: Sequence[Slot],
     gpus: Sequence[Device],
-    joined: Mapping[tuple[str, str], Link],
+    joined: Mapping[tuple[str, str], GpuLink],
     environment: Mapping[str, str],
 ) -> BoundarySettings:
     """Return what the boundaries between these workers depend on, and where they are kept.
@@ -51,11 +51,15 @@ def boundary_settings(
     )
 
 
-def segments_between(slots: Sequence[Slot], joined: Mapping[tuple[str, str], Link], nbytes: int) -> tuple[Segment, ...]:
+def segments_between(
+    slots: Sequence[Slot], joined: Mapping[tuple[str, str], GpuLink], nbytes: int
+) -> tuple[Segment, ...]:
     """Return what copies between the workers share; each segment is taken to carry `nbytes` per epoch."""
     cpus = [slot.worker for slot in slots if slot.uuid is None]
     pairs = [(one, other) for one in slots for other in slots if one.uuid and other.uuid and one.uuid != other.uuid]
-    links = {(one.worker, other.worker): joined.get((str(one.uuid), str(other.uuid)), Link()) for one, other in pairs}
+    links = {
+        (one.worker, other.worker): joined.get((str(one.uuid), str(other.uuid)), GpuLink()) for one, other in pairs
+    }
     return segments_of_cpus(cpus, nbytes) + segments_of_gpus(links, nbytes)
 
 

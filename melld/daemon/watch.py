@@ -23,7 +23,7 @@ from melld.control.status import (
 from melld.daemon.history import History
 from melld.daemon.why import Why
 from melld.driver.boundaries import BoundaryKeeper
-from melld.driver.drain import Drain, DrainState
+from melld.driver.drain import DrainState, WorkerDrain
 from melld.driver.driver import Driver
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Place
@@ -267,7 +267,7 @@ class Watch:
         )
 
 
-def _state_of(place: Place, drain: Drain | None) -> tuple[WorkerState, str]:
+def _state_of(place: Place, drain: WorkerDrain | None) -> tuple[WorkerState, str]:
     if drain is not None:
         return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
     if place.state is WorkerState.FAILED and not place.given_up:

@@ -36,7 +36,7 @@ from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
 from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.codec import EngineCodec
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
@@ -49,10 +49,10 @@ from melld.scheduler.scheduler import Scheduler
 log = logging.getLogger("melld")
 
 
-class Parts(NamedTuple):
+class DaemonParts(NamedTuple):
     """The parts of one daemon."""
 
-    template: Template
+    template: TemplateProcess
     fleet: Fleet
     driver: Driver
     idle: IdleWorkers
@@ -63,7 +63,7 @@ class Parts(NamedTuple):
     stories: Stories
 
 
-def make_parts(config: Config, url: str, condition: Condition) -> Parts:
+def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     """Make all parts, for the configured or found devices.
 
     Raises:
@@ -73,7 +73,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     gpus = find_gpus(config.devices, nvml, os.environ)
     slots = make_slots(config, gpus, os.environ)
     os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
-    template = Template(slots[0].spec.device_kind, slots[0].spec.environment)
+    template = TemplateProcess(slots[0].spec.device_kind, slots[0].spec.environment)
 
     settings = config.scheduler
     epoch_s = settings.epoch_ms / 1e3
@@ -99,7 +99,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> Parts:
     identity = _identity(config, slots[0].spec.device_kind, url, clock())
     watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
     metrics = Metrics(watch, driver.queue, fleet.reports)
-    return Parts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
+    return DaemonParts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
 
 
 def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Identity:
@@ -126,7 +126,7 @@ def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, conditio
     return DecisionLogFile(Path(settings.decision_log), header, warn)
 
 
-def operations_of(parts: Parts) -> Mapping[str, Operation]:
+def operations_of(parts: DaemonParts) -> Mapping[str, Operation]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume` and `why`."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:

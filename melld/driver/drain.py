@@ -55,7 +55,7 @@ DRAIN_TRANSITIONS: Mapping[tuple[DrainState, str], DrainState] = {
 }
 
 
-class Drain:
+class WorkerDrain:
     """One worker's drain and the fate of the requests that were there."""
 
     def __init__(self, worker: WorkerId, began_s: float) -> None:
@@ -110,7 +110,7 @@ class Drains:
         clock: Callable[[], float],
         tell: Callable[[events.AnyEvent], None],
     ) -> None:
-        self.by_worker: dict[WorkerId, Drain] = {}
+        self.by_worker: dict[WorkerId, WorkerDrain] = {}
         self._fleet = fleet
         self._cluster = cluster
         self._clock = clock
@@ -174,10 +174,10 @@ class Drains:
 
     # -- steps of a drain --------------------------------------------------------------------------------------------
 
-    def _begin(self, place: Place) -> Drain:
+    def _begin(self, place: Place) -> WorkerDrain:
         worker = place.slot.worker
         self._refuse_last(worker)
-        drain = self.by_worker[worker] = Drain(worker, self._clock())
+        drain = self.by_worker[worker] = WorkerDrain(worker, self._clock())
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
         log.info("draining %s, which has %d requests", worker, len(drain.left))
         if not self._fleet.is_ready(worker):  # none of its requests has started
@@ -206,7 +206,7 @@ class Drains:
             if drain.state is not DrainState.DRAINED:
                 self._note(drain, event)
 
-    def _note(self, drain: Drain, event: events.AnyEvent) -> None:
+    def _note(self, drain: WorkerDrain, event: events.AnyEvent) -> None:
         match event:
             case events.MoveCommitted(request=request) if request in drain.left:
                 if event.destination != drain.worker:
@@ -226,13 +226,13 @@ class Drains:
                 return
         self._stop_if_empty(drain)
 
-    def _stop_if_empty(self, drain: Drain) -> None:
+    def _stop_if_empty(self, drain: WorkerDrain) -> None:
         """Stop the worker once the scheduler has withdrawn it, or if the scheduler does not know it."""
         worker = self._cluster.workers.get(drain.worker)
         if drain.state is DrainState.DRAINING and (worker is None or worker.state is WorkerState.WITHDRAWN):
             self._stop(drain)
 
-    def _force(self, drain: Drain) -> None:
+    def _force(self, drain: WorkerDrain) -> None:
         """Stop the worker at the deadline: the requests left resume elsewhere from their tokens, as after its death.
 
         Without room now, they wait ahead of all others.  If no other worker could ever hold one of them, nothing is
@@ -250,7 +250,7 @@ class Drains:
         else:
             self._stop(drain)
 
-    def _stop(self, drain: Drain) -> None:
+    def _stop(self, drain: WorkerDrain) -> None:
         drain.step("stop")
         if drain.deadline is not None:
             drain.deadline.cancel()
@@ -260,7 +260,7 @@ class Drains:
         ending = self._wait_ended(drain, process)
         drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")
 
-    async def _wait_ended(self, drain: Drain, process: WorkerProcess | None) -> None:
+    async def _wait_ended(self, drain: WorkerDrain, process: WorkerProcess | None) -> None:
         if process is not None:
             await process.wait_ended()
         drain.step("stopped")

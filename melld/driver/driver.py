@@ -15,7 +15,7 @@ import msgspec
 
 from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
-from melld.driver.executor import Executor, Link
+from melld.driver.executor import Executor, KvLink
 from melld.driver.moves import WantedMoves
 from melld.driver.queue import RequestQueue
 from melld.driver.report import MoveReport
@@ -190,7 +190,7 @@ class Driver:
         return await self.executor.report(await self.moves.begun(request))
 
     @property
-    def links(self) -> Mapping[tuple[WorkerId, WorkerId], Link]:
+    def links(self) -> Mapping[tuple[WorkerId, WorkerId], KvLink]:
         """The link from each worker to each other one."""
         return self.executor.links
 

@@ -42,7 +42,7 @@ class NoLink(MelldError):
         super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
 
 
-class Link(NamedTuple):
+class KvLink(NamedTuple):
     """Whether KV can be copied from one worker to another."""
 
     failure: str
@@ -81,7 +81,7 @@ class Executor:
         self._clock = clock
         self._meters = meters
         self._max_moves_per_link = max_moves_per_link
-        self.links: dict[tuple[WorkerId, WorkerId], Link] = {}
+        self.links: dict[tuple[WorkerId, WorkerId], KvLink] = {}
         """By (source, destination), of workers that have been ready."""
         self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
         self._by_number: dict[int, Move] = {}
@@ -178,7 +178,7 @@ class Executor:
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
         """Handle a worker's answer."""
         if isinstance(message, wire.LinkOpened):
-            link = Link(message.failure, message.transport, message.bytes_per_s)
+            link = KvLink(message.failure, message.transport, message.bytes_per_s)
             self.links[WorkerId(message.peer), worker] = link
             what = f"by {message.transport}" if not message.failure else f"cannot be copied: {message.failure}"
             log.info("KV from %s to %s %s", message.peer, worker, what)
@@ -283,7 +283,7 @@ class Executor:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _open(self, source: WorkerId, ready: wire.WorkerReady, destination: WorkerId) -> None:
-        self.links[source, destination] = Link(ready.kv_failure or "the link is not open yet")
+        self.links[source, destination] = KvLink(ready.kv_failure or "the link is not open yet")
         if not ready.kv_failure:
             self._fleet.send(destination, wire.OpenLink(peer=source), [ready.kv_handle])
 

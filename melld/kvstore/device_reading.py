@@ -59,7 +59,7 @@ class Proximity(enum.IntEnum):
     MACHINE = 50
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
     """How two GPUs are connected, as the driver says.  Bandwidth is measured elsewhere, not read here."""
 
     proximity: Proximity | None = None

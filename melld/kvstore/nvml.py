@@ -17,7 +17,7 @@ import msgspec
 import pynvml
 
 from melld.errors import ConfigError
-from melld.kvstore.device_reading import Device, DeviceReading, DeviceState, Link, Proximity
+from melld.kvstore.device_reading import Device, DeviceReading, DeviceState, GpuLink, Proximity
 
 Value = TypeVar("Value")
 
@@ -85,7 +85,7 @@ class Nvml:
             state = DeviceState.LOST if error.value in LOST_CODES else DeviceState.UNAVAILABLE
             return DeviceReading(device=device, uuid=uuid, state=state, reason=str(error))
 
-    def link(self, first_uuid: str, second_uuid: str) -> Link:
+    def link(self, first_uuid: str, second_uuid: str) -> GpuLink:
         """Return how two GPUs are connected."""
         try:
             self._start()
@@ -95,15 +95,15 @@ class Nvml:
             read = asked.value("peer access", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_READ))
             nvlink = asked.value("NVLink", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK))
         except pynvml.NVMLError as error:
-            return Link(reason=str(error))
-        return Link(
+            return GpuLink(reason=str(error))
+        return GpuLink(
             proximity=_LEVELS.get(level),
             peer_read=_is_ok(read),
             nvlink=_is_ok(nvlink),
             reason=asked.reason,
         )
 
-    def links(self, uuids: Collection[str]) -> dict[tuple[str, str], Link]:
+    def links(self, uuids: Collection[str]) -> dict[tuple[str, str], GpuLink]:
         """Return the links by (first, second): how the second GPU reads the memory of the first, for all pairs."""
         return {(one, other): self.link(other, one) for one in uuids for other in uuids if one != other}
 

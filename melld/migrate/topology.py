@@ -11,7 +11,7 @@ Owns the names of the segments and the pairs that cross each.  Never measures a 
 from collections.abc import Mapping, Sequence
 
 from melld.ids import WorkerId
-from melld.kvstore.device_reading import Link, Proximity
+from melld.kvstore.device_reading import GpuLink, Proximity
 from melld.migrate.boundaries import Pair, Segment
 from melld.migrate.paths import together
 
@@ -31,7 +31,7 @@ def segments_of_cpus(workers: Sequence[WorkerId], nbytes: int) -> tuple[Segment,
     return _shared([Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=pairs)])
 
 
-def segments_of_gpus(links: Mapping[Pair, Link], nbytes: int) -> tuple[Segment, ...]:
+def segments_of_gpus(links: Mapping[Pair, GpuLink], nbytes: int) -> tuple[Segment, ...]:
     """Return the segments of GPUs; `links[source, destination]`: how the destination reads the source's memory.
 
     If the driver does not tell how near two GPUs are, the farthest distance is assumed.
@@ -49,7 +49,7 @@ def segments_of_gpus(links: Mapping[Pair, Link], nbytes: int) -> tuple[Segment, 
     return _shared([*found, Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=staged)])
 
 
-def _below(links: Mapping[Pair, Link], level: Proximity) -> list[list[WorkerId]]:
+def _below(links: Mapping[Pair, GpuLink], level: Proximity) -> list[list[WorkerId]]:
     """Return the groups of two or more devices that share an ancestor at that level."""
     workers = sorted({worker for pair in links for worker in pair})
     near = [pair for pair, link in links.items() if link.proximity is not None and link.proximity <= level]

@@ -3,14 +3,14 @@
 from melld.daemon.progress import StartProgress
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 def loading(place: Place) -> WorkerProcess:
     """A process in that place that the template has not made yet."""
-    place.process = WorkerProcess(place.slot.spec, Template("cpu", {}), lambda *_: None, lambda _ended: None)
+    place.process = WorkerProcess(place.slot.spec, TemplateProcess("cpu", {}), lambda *_: None, lambda _ended: None)
     return place.process
 
 

@@ -13,7 +13,7 @@ from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.decisions.stories import Stories
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
-from melld.driver.drain import Drain
+from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded
@@ -106,7 +106,7 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     """Its process may be warm, or startable: its device is not the daemon's now."""
     watched = Watched()
-    watched.drains.by_worker[W0] = Drain(W0, 0.0)
+    watched.drains.by_worker[W0] = WorkerDrain(W0, 0.0)
     for place in watched.places[1:]:
         place.died(was_ready=True)
         place.failed_starts = MAX_FAILED_STARTS

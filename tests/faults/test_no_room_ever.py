@@ -15,7 +15,7 @@ from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.errors import MelldError, QueueFull, RequestTooLarge, WaitedTooLong
 from melld.ids import RequestId
 from melld.migrate.boundaries import Boundaries
@@ -47,7 +47,7 @@ class World:
         self.now_s = 0.0
         settings = SchedulerSettings(retire_after_s=60.0, max_waiting=2, wait_deadline_s=5.0)
         self.scheduler = Scheduler(BestFit, settings)
-        self.fleet = Fleet([SLOT], Template("cpu", {}), PlainCodec(), lambda: self.driver, self.clock)
+        self.fleet = Fleet([SLOT], TemplateProcess("cpu", {}), PlainCodec(), lambda: self.driver, self.clock)
         executor = Executor(self.fleet, self.clock, MoveMeters(CollectorRegistry()))
         self.driver = Driver(self.scheduler, self.fleet, executor, Planner(Boundaries()), (), self.clock, 0.1)
         self.fleet.worker_said(SLOT, READY, [])

@@ -1,7 +1,7 @@
 """From how devices are joined to what their copies share."""
 
 from melld.ids import WorkerId
-from melld.kvstore.device_reading import Link, Proximity
+from melld.kvstore.device_reading import GpuLink, Proximity
 from melld.migrate.boundaries import Pair
 from melld.migrate.topology import HOST_MEMORY, segments_of_cpus, segments_of_gpus
 
@@ -10,9 +10,9 @@ BELOW = {W[0]: 0, W[1]: 0, W[2]: 1, W[3]: 1}
 """Two switches with two GPUs each."""
 
 
-def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proximity.MACHINE) -> dict[Pair, Link]:
+def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proximity.MACHINE) -> dict[Pair, GpuLink]:
     return {
-        (one, other): Link(
+        (one, other): GpuLink(
             proximity=Proximity.ONE_SWITCH if BELOW[one] == BELOW[other] else far, nvlink=nvlink, peer_read=peer_read
         )
         for one in W
@@ -21,7 +21,7 @@ def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proxim
     }
 
 
-def crossing(links: dict[Pair, Link]) -> dict[str, frozenset[Pair]]:
+def crossing(links: dict[Pair, GpuLink]) -> dict[str, frozenset[Pair]]:
     return {segment.name: segment.pairs for segment in segments_of_gpus(links, 7)}
 
 
@@ -46,7 +46,7 @@ def test_nested_places_each_have_a_way_out() -> None:
         for other in [*W, *beside]:
             if one != other:
                 near = Proximity.HOST_BRIDGE if other in beside else Proximity.MACHINE
-                links[one, other] = links[other, one] = Link(proximity=near, nvlink=False, peer_read=True)
+                links[one, other] = links[other, one] = GpuLink(proximity=near, nvlink=False, peer_read=True)
     found = crossing(links)
     assert (W[0], beside[0]) in found["switch of w0, w1, out"] & found["host bridge of w0, w1, w2, w3, out"]
     assert (W[0], W[2]) not in found["host bridge of w0, w1, w2, w3, out"]
@@ -66,7 +66,7 @@ def test_nvlink_goes_by_no_switch_of_the_bus() -> None:
 
 def test_where_the_driver_tells_nothing_nothing_is_made_up() -> None:
     """An unknown distance joins no two GPUs."""
-    assert segments_of_gpus(dict.fromkeys(joined(), Link()), 7) == ()
+    assert segments_of_gpus(dict.fromkeys(joined(), GpuLink()), 7) == ()
 
 
 def test_cpu_workers_share_one_memory() -> None:

@@ -13,7 +13,7 @@ from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
@@ -41,7 +41,7 @@ class OfflineFleet(Fleet):
             for index, name in enumerate((W0, W1, W2))
         }  # fmt: skip
         codec: Any = SimpleNamespace(encode_request=lambda _request: b"")
-        super().__init__(list(self.slots.values()), Template("cpu", {}), codec, driver, clock)
+        super().__init__(list(self.slots.values()), TemplateProcess("cpu", {}), codec, driver, clock)
         self.sent: list[tuple[WorkerId, Any]] = []
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:

@@ -25,7 +25,7 @@ from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken
 from melld.engine.fleet.supervisor import Supervisor
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import MAX_FRAME_BYTES, Buffer
 from melld.errors import InputTooLarge, MelldError, RequestTooLarge, UnknownWorker
@@ -52,7 +52,7 @@ class Fleet:
     def __init__(
         self,
         slots: Sequence[Slot],
-        template: Template,
+        template: TemplateProcess,
         codec: Codec,
         listener: Callable[[], FleetListener],
         clock: Callable[[], float],

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from melld.engine.fleet.fate import Fate, end_in_words
-from melld.engine.fleet.template import Lines, Template
+from melld.engine.fleet.template import Lines, TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
@@ -41,7 +41,7 @@ class WorkerProcess:
     def __init__(
         self,
         spec: wire.WorkerSpec,
-        template: Template,
+        template: TemplateProcess,
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],
     ) -> None:

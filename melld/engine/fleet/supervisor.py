@@ -18,7 +18,7 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import WorkerId
@@ -53,7 +53,7 @@ class Supervisor:
     """All workers, each in its place."""
 
     def __init__(
-        self, slots: Sequence[Slot], template: Template, listener: WorkerListener, health: HealthConfig
+        self, slots: Sequence[Slot], template: TemplateProcess, listener: WorkerListener, health: HealthConfig
     ) -> None:
         self.places = {slot.worker: Place(slot) for slot in slots}
         self._listener = listener

@@ -45,7 +45,7 @@ class Birth:
         self.on_exited = on_exited
 
 
-class Template:
+class TemplateProcess:
     """Starts worker processes.  To be used on the event loop's thread, which must be the main one."""
 
     def __init__(self, device_kind: str, environment: Mapping[str, str]) -> None:

@@ -38,7 +38,7 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet.fleet import Failures, Fleet
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
@@ -241,7 +241,9 @@ def _look_only(sampling_params: SamplingParams) -> None:
         raise VLLMValidationError("the schema has features that xgrammar lacks")
 
 
-def make_frontend(fleet: Fleet, template: Template, vllm_config: VllmConfig, constraint_cpu_s: float) -> Frontend:
+def make_frontend(
+    fleet: Fleet, template: TemplateProcess, vllm_config: VllmConfig, constraint_cpu_s: float
+) -> Frontend:
     """Make the engine client for vLLM's serving classes.  Needs ready workers and a running event loop."""
     spec = next(iter(fleet.places.values())).slot.spec
     judges = Judges(template, spec, constraint_cpu_s)

@@ -13,7 +13,7 @@ import signal
 
 import msgspec
 
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.judge_process import JudgeProcess
 from melld.engine.frontend.judge_queue import Allowance, JudgeQueue
 from melld.engine.wire import messages as wire
@@ -54,7 +54,7 @@ class _Case:
 class Judges:
     """All judges of a daemon; `spec` is a worker's, so that both compile alike.  For the event loop."""
 
-    def __init__(self, template: Template, spec: wire.WorkerSpec, cpu_s: float) -> None:
+    def __init__(self, template: TemplateProcess, spec: wire.WorkerSpec, cpu_s: float) -> None:
         self._template = template
         self._spec = spec
         self._cpu_s = cpu_s

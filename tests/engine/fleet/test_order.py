@@ -13,7 +13,7 @@ from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
@@ -98,7 +98,7 @@ class Listener:
 def alone() -> Fleet:
     """A fleet without a driver."""
     listener = Listener()
-    fleet = Fleet([SLOT], Template("cpu", {}), PlainCodec(), lambda: listener, lambda: 0.0)
+    fleet = Fleet([SLOT], TemplateProcess("cpu", {}), PlainCodec(), lambda: listener, lambda: 0.0)
     listener.executor = Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
     return fleet
 

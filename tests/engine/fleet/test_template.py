@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from melld.engine.fleet.template import Birth, Template
+from melld.engine.fleet.template import Birth, TemplateProcess
 from melld.engine.wire.messages import WorkerSpec
 
 
@@ -15,7 +15,7 @@ def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
     """Whoever looks for hung workers goes on looking when one of them dies in that moment by itself."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    template = Template("cpu", {})
+    template = TemplateProcess("cpu", {})
     birth = Birth(1, lambda _pid: None, lambda _code, _cause: None)
     birth.pid = ended.pid
     template._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
@@ -24,7 +24,7 @@ def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
 
 async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> str:
     """What is told of a worker whose template ends before it could be made."""
-    template = Template("cpu", environment)
+    template = TemplateProcess("cpu", environment)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
     template.spawn(spec, (0, 0), lambda _pid: None, lambda _code, cause: told.set_result(cause))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.engine.fleet.template import Template
+from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.wire import messages as wire
 from melld.errors import ConstraintRefused
@@ -32,7 +32,7 @@ class Court:
     def __init__(self, demo_model: Path) -> None:
         self.runner = asyncio.Runner()
         environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        self.template = Template("cpu", environment)
+        self.template = TemplateProcess("cpu", environment)
         self.spec = wire.WorkerSpec(
             worker="w0", model_path=str(demo_model), device_kind="cpu", engine_arguments={"dtype": "float32"}
         )
@@ -62,7 +62,7 @@ def court(demo_model: Path) -> Iterator[Court]:
     court.runner.close()
 
 
-async def _stop(template: Template) -> None:
+async def _stop(template: TemplateProcess) -> None:
     template.stop()
 
 
