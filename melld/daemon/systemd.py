@@ -1,12 +1,12 @@
-"""What a service manager gives to the daemon, and what the daemon tells it: systemd's protocols in plain Python.
+"""systemd's protocols in plain Python: what a service manager gives to the daemon, and what the daemon reports to it.
 
 Owns the notify socket, the hand-over of listening sockets, the watchdog's beat and credentials.  Never decides whether
-the daemon is ready or well: it is told, and passes it on.  Without a service manager all of it does nothing.
+the daemon is ready or well.  Without a service manager it does nothing.
 
     $NOTIFY_SOCKET           datagrams of KEY=value lines to the manager            sd_notify(3)
     $WATCHDOG_USEC, _PID     WATCHDOG=1 is due at least this often                  sd_watchdog_enabled(3)
     $LISTEN_FDS, _PID, _FDNAMES   sockets that are open already, from number 3 on   sd_listen_fds(3)
-    $CREDENTIALS_DIRECTORY   one file per secret, readable by the service alone     systemd.exec(5)
+    $CREDENTIALS_DIRECTORY   one file per secret, readable only by the service      systemd.exec(5)
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from melld.errors import ConfigError
 
 FIRST_DESCRIPTOR = 3
 STATUS_INTERVAL_S = 5.0
-"""How often STATUS is refreshed where no watchdog asks for more."""
+"""Longest time between two refreshes of STATUS."""
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 class Supervision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manager has given to this process; nothing of it where there is no manager."""
+    """What the service manager has given to this process; empty without one."""
 
     notify_address: str | None = None
     watchdog_s: float | None = None
-    """The manager acts when it has heard no WATCHDOG=1 for so long."""
+    """The manager restarts the daemon after this time without WATCHDOG=1."""
     descriptors: tuple[tuple[str, int], ...] = ()
     """(name, file descriptor) of each socket that was handed over."""
     credentials_directory: Path | None = None
@@ -44,9 +44,9 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
         return STATUS_INTERVAL_S if self.watchdog_s is None else min(STATUS_INTERVAL_S, self.watchdog_s / 2)
 
     def listening_sockets(self, name: str = "api") -> list[socket.socket]:
-        """The sockets handed over under `name` (FileDescriptorName= in the .socket unit), ready to accept.
+        """Return the sockets handed over under `name` (FileDescriptorName= in the .socket unit), ready to accept.
 
-        They stay open in the manager when the daemon ends: clients that come meanwhile wait, and are not refused.
+        They stay open in the manager when the daemon ends: clients that connect meanwhile wait and are not refused.
 
         Raises:
             ConfigError: what was handed over is not a listening stream socket.
@@ -62,7 +62,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_supervision(environment: Mapping[str, str], pid: int) -> Supervision:
-    """What `environment` says to the process `pid`.  What it says to another process, or garbled, is not for us."""
+    """Read what `environment` gives to the process `pid`; ignore what is for another process, or invalid."""
     mine = environment.get("LISTEN_PID") == str(pid)
     count = _number(environment.get("LISTEN_FDS")) if mine else 0
     names = environment.get("LISTEN_FDNAMES", "").split(":") if mine else []
@@ -80,7 +80,7 @@ def read_supervision(environment: Mapping[str, str], pid: int) -> Supervision:
 
 
 def take_supervision(environment: MutableMapping[str, str], pid: int) -> Supervision:
-    """`read_supervision`, and out of the environment with it: a worker must not speak to the manager in our name."""
+    """Read and remove the manager's variables: a worker must not speak to the manager in the daemon's name."""
     supervision = read_supervision(environment, pid)
     for name in VARIABLES:
         environment.pop(name, None)
@@ -105,30 +105,30 @@ def _adopt(name: str, descriptor: int) -> socket.socket:
 
 
 class Notifier:
-    """The daemon's voice to the manager.  Every method answers at once whether it was heard; none raises or blocks."""
+    """Sends the daemon's messages to the manager.  Methods return whether it was sent; none raises or blocks."""
 
     def __init__(self, address: str | None) -> None:
         self._address = "\0" + address[1:] if address is not None and address.startswith("@") else address
 
     def ready(self, status: str = "") -> bool:
-        """Start-up, or a reload, is complete."""
+        """Report that the start, or a reload, is complete."""
         return self.send(READY="1", **_status(status))
 
     def reloading(self, status: str = "", now_ns: int | None = None) -> bool:
-        """A reload begins (SIGHUP); `ready` ends it.  `now_ns` is CLOCK_MONOTONIC's, by default the present."""
+        """Report the start of a reload, which `ready` ends.  `now_ns`: CLOCK_MONOTONIC, by default the present."""
         moment_ns = time.monotonic_ns() if now_ns is None else now_ns
         return self.send(RELOADING="1", MONOTONIC_USEC=str(moment_ns // 1000), **_status(status))
 
     def stopping(self, status: str = "") -> bool:
-        """The daemon drains and will end."""
+        """Report that the daemon drains and will end."""
         return self.send(STOPPING="1", **_status(status))
 
     def status(self, status: str) -> bool:
-        """One line for people: `systemctl status` shows it."""
+        """Send one line for people, which `systemctl status` shows."""
         return self.send(STATUS=_one_line(status))
 
     def send(self, **fields: str) -> bool:
-        """One datagram with these assignments."""
+        """Send one datagram with these assignments."""
         if self._address is None or not fields:
             return False
         message = "\n".join(f"{key}={value}" for key, value in fields.items()).encode(errors="replace")
@@ -143,21 +143,21 @@ def _status(status: str) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """A line break would start another assignment."""
+    """Return the text on one line: a line break would start another assignment."""
     return " ".join(text.split())
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """How the daemon is, at one moment.  `well` is false when it ought to be restarted."""
+    """The daemon's health at one moment.  `well` is false if it should be restarted."""
 
     well: bool
     status: str = ""
 
 
 async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Beat]) -> None:
-    """Tell the manager, for ever, how the daemon is; the watchdog is fed only while `look` says that it is well.
+    """Report the daemon's health to the manager until cancelled; feed the watchdog only while `look` says it is well.
 
-    It runs on the event loop on purpose: a loop that is stuck feeds nothing.  Ends by cancellation.
+    It runs on the event loop on purpose: a stuck loop feeds nothing.
     """
     while True:
         beat = look()
