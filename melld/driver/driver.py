@@ -69,7 +69,7 @@ class Driver:
         epoch_s: float,
     ) -> None:
         self.queue = RequestQueue(fleet, clock)
-        self.moves = WantedMoves(fleet, executor, planner, clock, self.handle)
+        self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.preemptions = 0
         self._preempted: set[RequestId] = set()
@@ -106,18 +106,18 @@ class Driver:
 
     def _take(self, event: events.AnyEvent) -> None:
         """Handle one event to its end; a step that fails is logged and stops no other step."""
-        if self.moves.is_stale(event):
-            self._try(event, lambda: self.moves.heard(event))
+        if self.wanted.is_stale(event):
+            self._try(event, lambda: self.wanted.heard(event))
             return
         commands = self._decide(event)
         is_epoch = isinstance(event, events.EpochStarted)
-        self._try(event, lambda: self.moves.heard(event))
+        self._try(event, lambda: self.wanted.heard(event))
         self._try(event, lambda: self.queue.heard(event))
         for command in commands:
             if (error := self._try(command, partial(self._obey, command, is_epoch))) is not None:
                 self._try(command, partial(self._give_up, command, NotCarriedOut(error)))
         if is_epoch:
-            self._try(event, self.moves.plan)
+            self._try(event, self.wanted.plan)
         self._try(event, lambda: self.drains.heard(event))
         ways = self._ways_of(commands)
         for tap in self._taps:
@@ -148,7 +148,7 @@ class Driver:
             case events.PlaceRequest() | events.QueueRequest() | events.ShedRequest() | events.RefuseRequest():
                 self._end(command.request, error)
             case events.MoveRequest():
-                self.moves.planner.drop(command.request)
+                self.wanted.planner.drop(command.request)
                 self.handle(
                     events.MoveAborted(
                         self._clock(),
@@ -185,9 +185,9 @@ class Driver:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
         finally:
             del self._asked[request]
-        if self.moves.way_of(request) is None:
+        if self.wanted.way_of(request) is None:
             raise NoRoomAsked(request, destination)
-        return await self.executor.report(await self.moves.begun(request))
+        return await self.executor.report(await self.wanted.begun(request))
 
     @property
     def links(self) -> Mapping[tuple[WorkerId, WorkerId], KvLink]:
@@ -216,12 +216,12 @@ class Driver:
 
     def _ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
         """Return the ways of the moves among these commands; leave out moves that are cancelled already."""
-        ways = {one.request: self.moves.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
+        ways = {one.request: self.wanted.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
         return {request: str(via) for request, via in ways.items() if via is not None}
 
     def why_deferred(self, request: RequestId) -> str:
         """Say why the request's move has not started; empty if it has, or if there is none."""
-        return self.moves.why_deferred(request)
+        return self.wanted.why_deferred(request)
 
     def migration_of(self, request: RequestId) -> Migration | None:
         """Return the request's migration under way, or None."""
@@ -276,11 +276,11 @@ class Driver:
         log.debug("%s", command)
         match command:
             case events.PlaceRequest():
-                self.queue.goes_on(command.request)
+                self.queue.placed(command.request)
                 if command.request in self._fleet.live:
                     self._fleet.place(command.request, command.worker, command.cause)
             case events.QueueRequest():
-                self.queue.waits(command.request)
+                self.queue.queued(command.request)
             case events.ShedRequest():
                 self.queue.send_away(command)
             case events.RefuseRequest():
@@ -291,4 +291,4 @@ class Driver:
                 self._fleet.sleep(command.worker)
             case events.MoveRequest():
                 asked = command.request in self._asked
-                self.moves.want(command, asked, self._asked.get(command.request), is_epoch)
+                self.wanted.want(command, asked, self._asked.get(command.request), is_epoch)

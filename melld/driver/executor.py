@@ -197,7 +197,7 @@ class Executor:
         if (waiting := self._gaps.pop(request, None)) is not None:
             waiting.told.set()
 
-    def went_on(self, request: RequestId, gap_s: float) -> None:
+    def resumed(self, request: RequestId, gap_s: float) -> None:
         """Note the gap that the client has seen."""
         if (move := self._gaps.pop(request, None)) is not None:
             move.gap_s = gap_s

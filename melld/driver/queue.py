@@ -34,11 +34,11 @@ class RequestQueue:
         self._untold = 0
         self._told_s = float("-inf")
 
-    def waits(self, request: RequestId) -> None:
+    def queued(self, request: RequestId) -> None:
         """Note that the request waits for room."""
         self._since_s[request] = self._clock()
 
-    def goes_on(self, request: RequestId) -> None:
+    def placed(self, request: RequestId) -> None:
         """Note that the request was placed."""
         since_s = self._since_s.pop(request, None)
         self._last_wait_s = 0.0 if since_s is None else self._clock() - since_s

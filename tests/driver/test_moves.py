@@ -98,7 +98,7 @@ async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: Of
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1) for name in (first, second)]
     await asyncio.sleep(0)
-    assert {str(daemon.driver.moves.way_of(name)) for name in (first, second)} == {"kv", "tokens"}
+    assert {str(daemon.driver.wanted.way_of(name)) for name in (first, second)} == {"kv", "tokens"}
     for name in (first, second):
         daemon.refuse(name)
     await asyncio.gather(*tasks)

@@ -336,7 +336,7 @@ class Fleet:
         outputs = self._codec.decode_outputs(payload, facts.index) if payload else None
         reported = self.reports.take(worker, done, outputs, self._clock())
         for request, gap_s in reported.gaps_s.items():
-            self._listener().executor.went_on(request, gap_s)
+            self._listener().executor.resumed(request, gap_s)
             cause = self.live[request].cause
             self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:

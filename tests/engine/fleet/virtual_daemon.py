@@ -249,7 +249,7 @@ class VirtualDaemon:
             answered = len(tokens) == self.lengths[request] and request in self.finished
             if not (answered or request in self.left or isinstance(error, RequestKilledWorkers)):
                 yield f"{request} has {len(tokens)} of {self.lengths[request]} tokens: {error}"
-        if self.fleet.live or self.executor.moves or self.driver.moves.planner.waiting:
+        if self.fleet.live or self.executor.moves or self.driver.wanted.planner.waiting:
             yield f"left over: {self.fleet.live}, {self.executor.moves}"
         if not self.fleet.ledger.is_quiet():
             yield f"the ledger has {self.fleet.ledger.workers()}"
@@ -314,7 +314,7 @@ class VirtualDaemon:
                 yield f"{request} has ended, its story says {told}"
 
     def _of_moves(self) -> Iterator[str]:
-        waiting = self.driver.moves.planner.waiting
+        waiting = self.driver.wanted.planner.waiting
         for request, move in self.executor.moves.items():
             if move.migration.outcome is None:
                 known = self.cluster.requests.get(request)
@@ -340,7 +340,7 @@ class VirtualDaemon:
 
     def _of_notes(self) -> Iterator[str]:
         """What is kept beside requests and moves is of those that there are."""
-        executor, wanted = self.executor, self.driver.moves
+        executor, wanted = self.executor, self.driver.wanted
         waiting = {name for name, known in self.cluster.requests.items() if known.state is RequestState.WAITING}
         if self.driver.queue._since_s.keys() != waiting:
             yield f"the queue has {sorted(self.driver.queue._since_s)}, the scheduler {sorted(waiting)}"
