@@ -7,6 +7,7 @@ import pytest
 
 from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.driver import WorkerProxy
+from tests.engine.worker.residency.pair import two_workers
 
 
 @pytest.fixture(scope="session")
@@ -14,11 +15,5 @@ def residency_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     """Two vLLM workers on the demo model; whoever uses them leaves them empty."""
     model = tmp_path_factory.mktemp("model") / "demo"
     make_demo_model(Path(model))
-    pair = [WorkerProxy(str(model), {}) for _ in range(2)]
-    try:
-        for worker in pair:
-            worker.receive()
-        yield pair[0], pair[1]
-    finally:
-        for worker in pair:
-            worker.close()
+    with two_workers(model, {}) as workers:
+        yield workers

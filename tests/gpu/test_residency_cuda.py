@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.setting import GPU_MODEL
 from melld.demo_model import make_demo_model
-from tests.engine.worker.residency.driver import WorkerProxy
-from tests.engine.worker.residency.pair import Case, Pair
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.gpu.conftest import DEVICE
 
 pytestmark = pytest.mark.gpu
@@ -37,23 +36,8 @@ FAST = {
 def make_pair(model: Path, options: dict[str, Any]) -> Iterator[Pair]:
     """Two workers on the device."""
     given = options | ({"block_size": 16, "gpu_memory_utilization": 0.45} if DEVICE == "cuda" else {})
-    workers = [WorkerProxy(str(model), given, subprocess.Popen) for _ in range(2)]
-    try:
-        for worker in workers:
-            worker.receive()
+    with two_workers(model, given, subprocess.Popen) as workers:
         yield Pair(*workers)
-    finally:
-        for worker in workers:
-            worker.close()
-
-
-def check_move(pair: Pair, case: Case, via: str) -> None:
-    """A request that is moved in mid-answer says what it says unmoved."""
-    expected = pair.unmoved(case)
-    running = pair.start(case)
-    pair.step(12)
-    assert pair.move(running, via) is not None
-    assert [expected] == pair.finish(running)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
@@ -67,7 +51,7 @@ def plain_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_says_what_it_would_have_said_on_a_gpu(plain_pair: Pair, case: Case, via: str) -> None:
     """The promise of the CPU tests, with vLLM's V2 runner and a copy over CUDA IPC."""
-    check_move(plain_pair, case, via)
+    plain_pair.check_move(case, via, 12, late=True)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
@@ -84,4 +68,4 @@ def fast_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_goes_on_exactly_in_bfloat16_with_graphs(fast_pair: Pair, case: Case) -> None:
     """What people run: its KV is copied whole, so not a bit of the answer may change."""
-    check_move(fast_pair, case, "kv")
+    fast_pair.check_move(case, "kv", 12, late=True)

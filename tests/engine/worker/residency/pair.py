@@ -1,11 +1,16 @@
 """A pair of workers, and a move between them, spelled out step by step."""
 
+import contextlib
 import itertools
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from melld.migrate.snapshot import CopyPlan, RequestFacts, RequestSnapshot
 from tests.engine.worker.residency.driver import Answer, Refused, WorkerProxy
+from tests.forked import ForkedPython
 
 _numbers = itertools.count()
 
@@ -30,6 +35,21 @@ class Running:
     request_id: str
     home: WorkerProxy
     answer: Answer = field(default_factory=Answer)
+
+
+@contextlib.contextmanager
+def two_workers(
+    model: Path, options: dict[str, Any], start: type[subprocess.Popen[Any]] = ForkedPython
+) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
+    """Two workers on the model, which load it side by side."""
+    workers = [WorkerProxy(str(model), options, start) for _ in range(2)]
+    try:
+        for worker in workers:
+            worker.receive()
+        yield workers[0], workers[1]
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 class Pair:
@@ -150,3 +170,27 @@ class Pair:
             assert not any(left), state
             assert not state["frozen"], state
             assert not state["expected"], state
+
+    def check_move(self, case: Case, via: str, steps: int, *, late: bool = False) -> None:
+        """A request that moves after so many steps says what it says unmoved.  `late`: it must still run by then."""
+        expected = self.unmoved(case)
+        running = self.start(case)
+        self.step(steps)
+        if late:
+            assert self.move(running, via) is not None
+        else:
+            self.move(running, via, decode_meanwhile=0)
+        assert [expected] == self.finish(running)
+
+    def check_every_move(self, case: Case, via: str, moments: int) -> None:
+        """A short form of the request may move after 0, 1, 2 ... steps, and says the same."""
+        short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
+        expected = self.unmoved(short)
+        runs = []
+        for steps in range(moments):
+            running = self.start(short)
+            self.step(steps)
+            if running.answer.finish is None:
+                self.move(running, via, decode_meanwhile=0)
+            runs.append(running)
+        assert [expected] * len(runs) == self.finish(*runs)

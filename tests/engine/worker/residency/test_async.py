@@ -9,8 +9,13 @@ import pytest
 
 from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.driver import WorkerProxy
-from tests.engine.worker.residency.pair import Case, Pair
-from tests.engine.worker.residency.test_residency import CASES, GREEDY, LONG_PROMPT, PENALTIES, SAMPLED, SEEDED
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_residency import (
+    CASES,
+    GREEDY,
+    HALF_PREFILLED,
+    SAMPLED,
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +23,8 @@ def async_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two workers with two steps in flight each."""
     model = tmp_path_factory.mktemp("model") / "demo"
     make_demo_model(model)
-    workers = [WorkerProxy(str(model), {"async_scheduling": True}) for _ in range(2)]
-    try:
-        for worker in workers:
-            worker.receive()
+    with two_workers(model, {"async_scheduling": True}) as workers:
         yield Pair(*workers)
-    finally:
-        for worker in workers:
-            worker.close()
 
 
 @pytest.fixture
@@ -50,39 +49,21 @@ def test_a_step_ahead_changes_no_answer(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
-    expected = pair.unmoved(case)
-    running = pair.start(case)
-    pair.step(9)
-    assert pair.move(running, via) is not None
-    assert [expected] == pair.finish(running)
+    pair.check_move(case, via, 9, late=True)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("case", [GREEDY, SAMPLED, CASES[-2]], ids=lambda case: case.name)
 def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
     """There is no bad moment, though at most of them a token is under way that nobody knows yet."""
-    short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
-    expected = pair.unmoved(short)
-    runs = []
-    for steps in range(15):
-        running = pair.start(short)
-        pair.step(steps)
-        if running.answer.finish is None:
-            pair.move(running, via, decode_meanwhile=0)
-        runs.append(running)
-    assert [expected] * len(runs) == pair.finish(*runs)
+    pair.check_every_move(case, via, 15)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
     """Waiting, chunks computed or under way, or just begun."""
-    case = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
-    expected = pair.unmoved(case)
-    running = pair.start(case)
-    pair.step(steps)
-    pair.move(running, via, decode_meanwhile=0)
-    assert [expected] == pair.finish(running)
+    pair.check_move(HALF_PREFILLED, via, steps)
 
 
 def test_eight_requests_move_there_and_back(pair: Pair) -> None:

@@ -44,6 +44,9 @@ CASES = [
 ]
 
 
+HALF_PREFILLED = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
+
+
 @pytest.fixture(scope="module")
 def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
     return Pair(*residency_workers)
@@ -63,39 +66,21 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
-    expected = pair.unmoved(case)
-    running = pair.start(case)
-    pair.step(9)
-    assert pair.move(running, via) is not None
-    assert [expected] == pair.finish(running)
+    pair.check_move(case, via, 9, late=True)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("case", [GREEDY, SAMPLED, CASES[-2]], ids=lambda case: case.name)
 def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
     """There is no bad moment: block edges, the first and the last token included."""
-    short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
-    expected = pair.unmoved(short)
-    runs = []
-    for steps in range(13):
-        running = pair.start(short)
-        pair.step(steps)
-        if running.answer.finish is None:
-            pair.move(running, via, decode_meanwhile=0)
-        runs.append(running)
-    assert [expected] * len(runs) == pair.finish(*runs)
+    pair.check_every_move(case, via, 13)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
     """A long prompt does not pin a request to its worker: waiting, one chunk in, two chunks in, or just begun."""
-    case = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
-    expected = pair.unmoved(case)
-    running = pair.start(case)
-    pair.step(steps)
-    pair.move(running, via, decode_meanwhile=0)
-    assert [expected] == pair.finish(running)
+    pair.check_move(HALF_PREFILLED, via, steps)
 
 
 def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
