@@ -109,8 +109,9 @@ class Stories:
         Raises:
             UnknownRequest: no request matches, or several do.
         """
+        is_whole = name in self._live or name in self._ended
         for known in (self._live, self._ended):
-            alike = [name] if name in known else [request for request in known if name in request]
+            alike = [request for request in known if (name == request if is_whole else name in request)]
             if len(alike) > 1:
                 raise UnknownRequest(name, alike)
             if alike:

@@ -155,6 +155,14 @@ def test_part_of_an_id_is_enough_where_it_says_which() -> None:
         stories.story("chat")
 
 
+def test_a_whole_id_never_means_another_request_that_contains_it() -> None:
+    """The story of `r1`, which has ended, is not that of `r10`, which runs."""
+    ended = e.RequestArrived(1.0, "r1", 100), e.RequestFinished(2.0, "r1")
+    stories = told(*UP, *ended, e.RequestArrived(3.0, "r10", 100))
+    assert stories.story("r1").request == "r1"
+    assert stories.story("r10").request == "r10"
+
+
 def test_a_story_is_read_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After the daemon's end, too, and of a log whose last line is cut off."""
     log = tmp_path / "decisions.jsonl"
