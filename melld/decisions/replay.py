@@ -8,7 +8,7 @@ length.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import msgspec
@@ -73,7 +73,7 @@ def replay(records: Iterable[Record], choice: Choice) -> Replayed:
     if first is None:
         raise UnusableLog(0, "it is empty")
     scheduler, policy, told = _scheduler_of(first, choice)
-    rest = stream if first["kind"] == "scheduler" else _chained(first, stream)
+    rest = stream if first["kind"] == "scheduler" else chain([first], stream)
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
         rest = (record for record in rest if record["kind"] != "moved")
     sizes: dict[RequestId, int] = {}
@@ -229,8 +229,3 @@ def _counted(records: Iterable[Record], count: list[int]) -> Iterator[Record]:
     for record in records:
         count[0] += 1
         yield record
-
-
-def _chained(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
-    yield first
-    yield from rest

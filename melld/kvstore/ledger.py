@@ -175,10 +175,6 @@ class Ledger:
         others_blocks = sum(held.blocks for held in page.holdings.values() if not counts(held.request))
         return page.geometry.bytes_for_blocks(max(page.shared_blocks - others_blocks, 0))
 
-    def is_quiet(self) -> bool:
-        """Return True if nothing is held, used or reserved anywhere: this must hold once all requests have ended."""
-        return all(page.is_empty for page in self._pages.values())
-
     def check(self) -> None:
         """Check every sum against the laws at the top of this file and of `ledger_page`.
 

@@ -72,11 +72,6 @@ class Page:
         self.released_blocks = 0
         """Reservations released since the worker's last report; they may still be counted in `used_blocks`."""
 
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing is held, used or reserved."""
-        return not (self.holdings or self.used_blocks or self.reserved)
-
     def sums(self) -> WorkerBlocks:
         """Return the page's totals."""
         return WorkerBlocks(

@@ -251,8 +251,9 @@ class VirtualDaemon:
                 yield f"{request} has {len(tokens)} of {self.lengths[request]} tokens: {error}"
         if self.fleet.live or self.executor.moves or self.driver.wanted.planner.waiting:
             yield f"left over: {self.fleet.live}, {self.executor.moves}"
-        if not self.fleet.ledger.is_quiet():
-            yield f"the ledger has {self.fleet.ledger.workers()}"
+        held = self.fleet.ledger.workers()
+        if any(one.requests or one.used_blocks or one.reserved_blocks for one in held):
+            yield f"the ledger has {held}"
         yield from (f"{one.name} has {one.copies} {one.rooms}" for one in self.workers() if one.used_blocks)
 
     # -- the one model of who runs what
