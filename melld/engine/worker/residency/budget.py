@@ -9,7 +9,8 @@ request that has just arrived by a move waits until that prompt ends.
                                                          scheduler_config.long_prefill_token_threshold
 
 The chunk is what the target leaves beside the decodes, and without a target all that vLLM allows.  Where nobody would
-wait for the step, prompts get all.
+wait for the step, prompts get all.  The first step of an arrival, whose client has waited for it already, is no longer
+than its decodes: each prompt gets one token.
 """
 
 import collections
@@ -47,6 +48,7 @@ class StepBudget:
         self._own_chunk = int(config.long_prefill_token_threshold)
         # Prompts that must be computed whole, or whose least share vLLM computes itself, cannot be cut by us.
         self._cuts = config.enable_chunked_prefill and not self._scheduler.adaptive_long_prefill_threshold
+        self._arrived: set[str] = set()
         self._decode_tokens = 1 + self._scheduler.num_spec_tokens
         self._engine = engine
         self._in_flight: collections.deque[StepCounts] = collections.deque(
@@ -93,14 +95,16 @@ class StepBudget:
         if self._cuts and (prompts or scheduler.waiting or scheduler.kv_holding_waiting):
             self._cut(len(scheduler.running) - len(prompts), len(prompts))
         else:
+            self._arrived.clear()
             self._limit(self._most_tokens, self._own_chunk)
 
     def _cut(self, decodes: int, prompts: int) -> None:
         """Set the limits of a step beside which so many requests decode and so many prompts are under way."""
         most = self._most_tokens
-        holding = [request.num_tokens - request.num_computed_tokens for request in self._scheduler.kv_holding_waiting]
-        arrivals = sum(tokens <= 1 for tokens in holding)
-        streams = decodes + arrivals
+        holding = list(self._scheduler.kv_holding_waiting)
+        arrived = {r.request_id for r in holding if r.num_tokens - r.num_computed_tokens <= 1}
+        news, self._arrived = arrived - self._arrived, arrived
+        streams = decodes + len(arrived)
         targeted = None
         if self.target_s is not None and (streams or self._expected()):
             targeted = self.times.prompt_tokens_within(self.target_s, streams)
@@ -108,8 +112,8 @@ class StepBudget:
             self._limit(most, self._own_chunk)
             return
         own = streams * self._decode_tokens
-        chunk = max(1, min(targeted or most, most - own))
-        sharing = max(1, prompts + len(holding) - arrivals) if holding else 1
+        sharing = max(1, prompts + len(holding) - len(arrived)) if holding else 1
+        chunk = max(1, min(sharing if news else targeted or most, most - own))
         share = max(1, chunk // sharing)
         self._limit(min(most, max(chunk, share * sharing) + own), min(share, self._own_chunk or share))
 

@@ -58,7 +58,11 @@ def test_a_moved_request_goes_on_at_once_beside_long_prompts(
     others = [pair.start(one, pair.there) for one in (LONG, OTHER)[:prompts]]
     pair.step(2)
     pair.move(running, decode_meanwhile=0)
+    pair.there("take_counts")
     assert tokens_of_each_step(pair, running, 4) == [1, 1, 1, 1]
+    first, *later = pair.there("take_counts")
+    assert sum(first) == 1 + 1  # the prompt that runs
+    assert min(tokens for _, tokens in later) > 100
     assert not any(other.answer.tokens for other in others)
     assert expected[: 1 + prompts] == pair.finish(running, *others)
 
