@@ -165,18 +165,26 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
     """A worker keeps free what its requests add in this many seconds: the time of an epoch, a move and a block."""
-    itl_target_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """The longest time between two tokens.  In each step prompts get what it leaves beside the requests that decode; a
-    worker whose decoding alone takes longer is full, and gets no more requests.  Default: no limit."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file for every decision and the facts behind it: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """How many ended requests `melld why` remembers: the latest.  Some KiB each."""
 
+
+class TargetsConfig(_Table, frozen=True, kw_only=True):
+    """`[targets]`: what each request is promised.  `mell-slo` keeps as few workers awake as keep the promise."""
+
+    itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
+    """The longest mean time between two tokens of a request.  In each step prompts get what it leaves beside the
+    requests that decode.  Policies other than `mell-slo` give no more requests to a worker whose decoding alone takes
+    longer.  Default: 50 ms, or twice a step with one request where that is longer, for `mell-slo` and prompts alone."""
+    ttft_s: PositiveSeconds = 2.0
+    """The longest time until a request's first token, or four times what its prompt takes alone, if that is longer."""
+
     @property
-    def itl_target_s(self) -> float | None:
-        """Return the target in seconds, or None for no limit."""
-        return self.itl_target_ms / 1e3 if self.itl_target_ms else None
+    def itl_s(self) -> float | None:
+        """Return the configured time between tokens in seconds, or None."""
+        return self.itl_ms / 1e3 if self.itl_ms is not None else None
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):
@@ -237,6 +245,7 @@ class Config(_Table, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    targets: TargetsConfig = TargetsConfig()
     migration: MigrationConfig = MigrationConfig()
     idle: IdleConfig = IdleConfig()
     health: HealthConfig = HealthConfig()

@@ -112,11 +112,12 @@ def _heading(status: DaemonStatus) -> RenderableType:
 
 
 def _saved(status: DaemonStatus) -> str:
-    """Return one line on what packing has saved."""
-    awake_h, shadow_h = status.worker_seconds_awake / 3600, status.shadow_worker_seconds_awake / 3600
-    hours = f"awake {awake_h:.2f} worker-hours, about {shadow_h:.2f} with best fit"
-    saved = round(status.gpu_hours_saved, 2) + 0.0  # never "-0.00"
-    return f"{hours}: {saved:.2f} saved; {status.preemptions} preemptions"
+    """Return one line on the worker-hours spent, and how many requests were served as promised."""
+    awake_h, saved_h = status.worker_seconds_awake / 3600, status.gpu_hours_saved
+    hours = f"awake {awake_h:.2f} worker-hours, asleep {saved_h:.2f}"
+    service = status.service
+    served = "" if service.attainment is None else f"; {service.attainment:.1%} of {service.requests:,} in time"
+    return f"{hours}{served}; {status.preemptions} preemptions"
 
 
 def _remarks(status: DaemonStatus) -> list[Text]:

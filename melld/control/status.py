@@ -181,6 +181,26 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why requests can only be recomputed from their tokens; empty if KV can be copied."""
 
 
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests are promised, and the part of them that got it since the daemon started; null before any ended.
+
+    Requests sent away for want of room missed both targets.
+    """
+
+    itl_target_ms: float | None = None
+    """Longest mean time between two tokens of a request; null if none is promised."""
+    ttft_target_s: float = 0.0
+    """Longest time until a request's first token; four times its prompt's computing, if that is longer."""
+    requests: int = 0
+    """Requests judged."""
+    attainment: float | None = None
+    """Part of the requests that met both targets."""
+    ttft_attainment: float | None = None
+    """Part whose first token came in time."""
+    itl_attainment: float | None = None
+    """Part whose tokens kept pace."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon's present state."""
 
@@ -214,12 +234,10 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Preemptions for lack of KV blocks since the daemon started."""
     worker_seconds_awake: float = 0.0
     """Seconds that workers were awake since the daemon started, summed over the workers."""
-    shadow_worker_seconds_awake: float = 0.0
-    """Estimate of the same for best fit without migration, from a shadow run on the same requests."""
-    shadow_preemptions: int = 0
-    """Preemptions of best fit in that shadow run."""
     gpu_hours_saved: float = 0.0
-    """Difference of the two times awake, in hours; negative if best fit would have needed less."""
+    """Hours that workers slept or were stopped since the daemon started, summed: saved against all workers awake."""
+    service: ServiceStatus = ServiceStatus()
+    """Targets, and how many requests were served within them."""
     boundaries: str = ""
     """Limits of links and workers for moves, in one line; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()

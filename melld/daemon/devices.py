@@ -65,7 +65,7 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
-            itl_target_s=config.scheduler.itl_target_s,
+            itl_target_s=config.targets.itl_s,
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
     return slots

@@ -1,17 +1,16 @@
-"""Remembers when and why workers were woken or put to sleep, and what packing has saved.
+"""Remembers when and why workers were woken or put to sleep, for how long they were awake, and who was served in time.
 
-Owns the last reason of each worker and the shadow of best fit.  Hears of every event and its commands.
+Owns the last reason of each worker and the sums of worker-seconds.  Hears of every event and its commands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from melld.daemon.shadow import AwakeSeconds, Shadow
+from melld.daemon.attainment import Attainment
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.scheduler import Scheduler
-
-SECONDS_PER_HOUR = 3600.0
+from melld.scheduler.targets import Targets
 
 
 class Because(NamedTuple):
@@ -19,6 +18,13 @@ class Because(NamedTuple):
 
     at_s: float
     cause: str
+
+
+class WorkerSeconds(NamedTuple):
+    """Seconds that workers were awake, and that they were there at all, asleep or not, summed over the workers."""
+
+    awake: float
+    known: float
 
 
 class History:
@@ -29,8 +35,10 @@ class History:
         """When each worker was last woken or put to sleep."""
         self._cluster = scheduler.cluster
         self._clock = clock
-        self._awake = AwakeSeconds()
-        self._shadow = Shadow(scheduler.settings)
+        self.attainment = Attainment(scheduler.settings.cluster.targets or Targets(), self._cluster.workers)
+        self._sums = WorkerSeconds(0.0, 0.0)
+        self._since_s = 0.0
+        self._awake = self._known = 0
 
     def heard(
         self, event: events.AnyEvent, commands: Sequence[events.AnyCommand], _routes: Mapping[RequestId, str]
@@ -41,25 +49,15 @@ class History:
         for command in commands:
             if isinstance(command, events.ActivateWorker | events.RetireWorker):
                 self.switched[command.worker] = Because(event.at_s, command.reason)
-        self._awake.note(self._cluster)
-        self._shadow.hear(event)
+        self.attainment.heard(event, commands)
+        self._sums, self._since_s = self._until(event.at_s), event.at_s
+        self._awake = len(self._cluster.active) + len(self._cluster.draining)
+        self._known = len(self._cluster.workers)
 
-    @property
-    def worker_seconds_awake(self) -> float:
-        """Worker-seconds awake since the start."""
-        return self._awake.until(self._clock())
+    def worker_seconds(self) -> WorkerSeconds:
+        """Return the sums since the start."""
+        return self._until(self._clock())
 
-    @property
-    def shadow_worker_seconds_awake(self) -> float:
-        """Worker-seconds that best fit without migration would have needed."""
-        return self._shadow.awake.until(self._clock())
-
-    @property
-    def gpu_hours_saved(self) -> float:
-        """The difference of the two, in hours."""
-        return (self.shadow_worker_seconds_awake - self.worker_seconds_awake) / SECONDS_PER_HOUR
-
-    @property
-    def shadow_preemptions(self) -> int:
-        """Requests that best fit would have had to preempt."""
-        return self._shadow.preemptions
+    def _until(self, now_s: float) -> WorkerSeconds:
+        passed_s = max(0.0, now_s - self._since_s)
+        return WorkerSeconds(self._sums.awake + self._awake * passed_s, self._sums.known + self._known * passed_s)

@@ -6,6 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from melld.control.status import SERVING, DaemonStatus, MovingState
+from melld.daemon.attainment import Attainment
 from melld.daemon.watch import Watch
 from melld.driver.queue import RequestQueue
 from melld.engine.fleet.reports import Reports
@@ -14,10 +15,11 @@ from melld.engine.fleet.reports import Reports
 class Metrics:
     """A collector for prometheus_client's registry."""
 
-    def __init__(self, watch: Watch, queue: RequestQueue, reports: Reports) -> None:
+    def __init__(self, watch: Watch, queue: RequestQueue, reports: Reports, attainment: Attainment) -> None:
         self._watch = watch
         self._queue = queue
         self._reports = reports
+        self._attainment = attainment
 
     def collect(self) -> Iterator[Metric]:
         """Yield the `melld_*` metrics, for prometheus_client's registry."""
@@ -27,9 +29,8 @@ class Metrics:
         yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
         yield _gauge("melld_ready", "1 while requests are served.", float(self._watch.why_not_ready() is None))
         yield from self._savings(status)
-        dropped = CounterMetricFamily("melld_dropped_outputs", "Outputs of a worker that does not own the request.")
-        dropped.add_metric([], self._reports.dropped_outputs)
-        yield dropped
+        dropped = "Outputs of a worker that does not own the request."
+        yield _counter("melld_dropped_outputs", dropped, self._reports.dropped_outputs)
         for field, (name, text, kind) in WORKER_METRICS.items():
             family = kind(name, text, labels=["worker", "device"])
             for worker in status.workers:
@@ -43,20 +44,17 @@ class Metrics:
         yield up
 
     def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
+        served = self._attainment
         for name, text, count in (
             ("melld_preemptions", "Requests that a worker preempted for lack of blocks.", status.preemptions),
             ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
-            (
-                "melld_shadow_worker_awake_seconds",
-                "The same for best fit without migration, estimated.",
-                status.shadow_worker_seconds_awake,
-            ),
-            ("melld_shadow_preemptions", "Preemptions by that best fit, estimated.", status.shadow_preemptions),
+            ("melld_requests_judged", "Requests that ended, or were sent away for want of room.", served.judged),
+            ("melld_requests_attained", "Those whose first token and pace were in time.", served.attained),
+            ("melld_requests_first_token_in_time", "Those whose first token was in time.", served.in_time),
+            ("melld_requests_in_pace", "Those whose tokens kept pace.", served.in_pace),
         ):
-            family = CounterMetricFamily(name, text)
-            family.add_metric([], count)
-            yield family
-        yield _gauge("melld_gpu_hours_saved", "GPU-hours saved against that best fit.", status.gpu_hours_saved)
+            yield _counter(name, text, count)
+        yield _gauge("melld_gpu_hours_saved", "Hours that workers slept, summed.", status.gpu_hours_saved)
         for state in MovingState:
             moves = sum(move.state is state for move in status.moves)
             yield _gauge(f"melld_moves_{state}", f"Moves that are {state} now.", moves)
@@ -79,3 +77,9 @@ WORKER_METRICS = {
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, count: float) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text)
+    family.add_metric([], count)
+    return family

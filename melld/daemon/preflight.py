@@ -14,6 +14,7 @@ from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import SchedulerSettings
+from melld.scheduler.targets import promised
 
 WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
 
@@ -24,8 +25,9 @@ class CannotListen(MelldError):
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
+    targets = promised(config.targets.itl_s, config.targets.ttft_s)
     return SchedulerSettings(
-        cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s),
+        cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s, targets=targets),
         retire_after_s=config.idle.sleep_after_s,
         max_waiting=config.server.max_queued_requests,
         wait_deadline_s=config.server.queue_deadline_s,

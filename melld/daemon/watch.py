@@ -17,6 +17,7 @@ from melld.control.status import (
     DaemonState,
     DaemonStatus,
     RequestStatus,
+    ServiceStatus,
     WorkerState,
     WorkerStatus,
 )
@@ -173,6 +174,7 @@ class Watch:
         live = self._fleet.live.values()
         placed = [request for request in live if request.worker is not None]
         queued = [request for request in live if request.worker is None]
+        seconds = self._history.worker_seconds()
         return DaemonStatus(
             melld_version=__version__,
             vllm_version=VLLM_VERSION,
@@ -189,13 +191,24 @@ class Watch:
             queued_requests=len(queued),
             warnings=(*self._condition.reload_warnings, *self._condition.warnings),
             preemptions=self._driver.preemptions,
-            worker_seconds_awake=round(self._history.worker_seconds_awake, 3),
-            shadow_worker_seconds_awake=round(self._history.shadow_worker_seconds_awake, 3),
-            shadow_preemptions=self._history.shadow_preemptions,
-            gpu_hours_saved=round(self._history.gpu_hours_saved, 6),
+            worker_seconds_awake=round(seconds.awake, 3),
+            gpu_hours_saved=round((seconds.known - seconds.awake) / 3600, 6),
+            service=self._service(),
             moves=self._why.moves(),
             workers=tuple(self._worker(place) for place in self._fleet.places.values()),
             requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
+        )
+
+    def _service(self) -> ServiceStatus:
+        attainment = self._history.attainment
+        judged, itl_s = attainment.judged, attainment.itl_target_s
+        return ServiceStatus(
+            itl_target_ms=None if itl_s is None else round(itl_s * 1e3, 3),
+            ttft_target_s=attainment.ttft_target_s,
+            requests=judged,
+            attainment=round(attainment.attained / judged, 4) if judged else None,
+            ttft_attainment=round(attainment.in_time / judged, 4) if judged else None,
+            itl_attainment=round(attainment.in_pace / judged, 4) if judged else None,
         )
 
     def _worker(self, place: Place) -> WorkerStatus:

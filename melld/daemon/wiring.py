@@ -44,6 +44,7 @@ from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("melld")
@@ -84,7 +85,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
-    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, settings.itl_target_s)
+    limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
+    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, limit_s)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     meters = MoveMeters(prometheus_client.REGISTRY)
     executor = Executor(fleet, clock, meters, config.migration.max_moves_per_link)
@@ -98,7 +100,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     why = Why(scheduler, driver, history, stories, idle, clock)
     identity = _identity(config, slots[0].spec.device_kind, url, clock())
     watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
-    metrics = Metrics(watch, driver.queue, fleet.reports)
+    metrics = Metrics(watch, driver.queue, fleet.reports, history.attainment)
     return DaemonParts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
 
 

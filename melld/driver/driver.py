@@ -30,6 +30,7 @@ from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.driver")
+PACES_EVERY_S = 0.5
 Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId, str]], None]
 
 
@@ -79,6 +80,7 @@ class Driver:
         self._events: deque[events.AnyEvent] = deque()
         self._handling: EventId | None = None
         self._told = NO_EVENT
+        self._paced_s = 0.0
         self._asked: dict[str, Via | None] = {}
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
@@ -234,6 +236,7 @@ class Driver:
             await asyncio.sleep(self._epoch_s)
             self._tell_preempted()
             self._tell_sizes()
+            self._tell_paces()
             cluster = self._cluster
             if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan or to log
                 self.handle(events.EpochStarted(self._clock()))
@@ -247,6 +250,13 @@ class Driver:
             shared_bytes = min(self._fleet.shared_bytes(worker.id), worker.held_bytes)
             if shared_bytes != worker.shared_bytes:
                 self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
+
+    def _tell_paces(self) -> None:
+        """Tell the scheduler what steps took, twice a second: a mean of fewer steps would say less."""
+        now_s = self._clock()
+        if now_s - self._paced_s >= PACES_EVERY_S and (paces := self._fleet.reports.take_paces()):
+            self._paced_s = now_s
+            self.handle(events.WorkersPaced(now_s, paces=paces))
 
     def _tell_preempted(self) -> None:
         self._preempted &= self._cluster.requests.keys()

@@ -4,18 +4,36 @@ import msgspec
 
 MEAN_OVER_TOKENS = 32
 """An answer's pace is judged over at least so many tokens: one chunk beside a short answer makes it no slow stream."""
+DEFAULT_ITL_S, DEFAULT_ITL_STEPS = 0.05, 2.0
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Service targets.  `itl_s`: mean seconds between tokens; None: any pace will do.
+    """Service targets.
 
-    `ttft_s`: seconds until the first token, or `prefill_times` as long as the prompt alone takes, if that is longer.
+    `itl_s`: mean seconds between tokens, or `itl_steps` times a step with one request, if that is longer; None: any
+    pace will do.  `ttft_s`: seconds until the first token, or `prefill_times` as long as the prompt alone takes, if
+    that is longer.
     """
 
     itl_s: float | None = None
+    itl_steps: float = 0.0
     ttft_s: float = 2.0
     prefill_times: float = 4.0
+
+    def pace_s(self, lone_step_s: float) -> float | None:
+        """Return the longest mean time between tokens, where a step with one request takes `lone_step_s`."""
+        return None if self.itl_s is None else max(self.itl_s, self.itl_steps * lone_step_s)
 
     def first_token_s(self, prefill_s: float) -> float:
         """Return how long a request may wait for its first token, its prompt's computing included."""
         return max(self.ttft_s, self.prefill_times * prefill_s)
+
+
+def promised(itl_s: float | None, ttft_s: float) -> Targets:
+    """Return the targets of a service with this configuration.
+
+    Where none is configured the pace is one that is faster than people read, on a slow model half of its best.
+    """
+    if itl_s is not None:
+        return Targets(itl_s=itl_s, ttft_s=ttft_s)
+    return Targets(itl_s=DEFAULT_ITL_S, itl_steps=DEFAULT_ITL_STEPS, ttft_s=ttft_s)

@@ -71,7 +71,7 @@ def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
     assert "its GPU has fallen off the bus" in rows["w2:"]
     assert STATUS.warnings[0] in rows["!"]
     assert "2 of 3 workers ready (1 at rest), 48 running, 1 queued, 1,843 tokens/s, 689 W" in done.stdout
-    assert "awake 1.50 worker-hours, about 2.00 with best fit: 0.50 saved; 2 preemptions" in done.stdout
+    assert "awake 1.50 worker-hours, asleep 0.50; 99.0% of 1,234 in time; 2 preemptions" in done.stdout
     assert "w0: class L, 51 requests; awake for 840 s (arrival)" in done.stdout
     assert "w1: not needed for 12 s (empty)" in done.stdout
     assert f"{MOVING.request} w0 > w1, 122 MiB, overload, via kv, 0.1 s" in done.stdout

@@ -37,6 +37,7 @@ class Watched:
         boundaries = BoundaryKeeper(daemon.fleet, daemon.planner, limits, daemon.clock)
         identity = Identity(pid=1, models=("demo",), policy="most-free", url="", started_s=0.0)
         self.condition = Condition(state=DaemonState.READY)
+        self.attainment = history.attainment
         self.watch = Watch(daemon.fleet, daemon.driver, history, why, boundaries, identity, self.condition, None)
         self.fleet, self.queue = daemon.fleet, daemon.driver.queue
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
@@ -45,7 +46,7 @@ class Watched:
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(Metrics(self.watch, self.queue, self.fleet.reports))  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, self.queue, self.fleet.reports, self.attainment))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 

@@ -1,4 +1,4 @@
-"""`[scheduler] itl_target_ms` on a real daemon: a worker whose steps are too slow is full, whatever memory it has."""
+"""`[targets] itl_ms` on a real daemon: requests that one worker cannot pace are spread, whatever memory it has."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def both_on_one(operator: Operator, streams: list[Stream]) -> bool:
 def test_requests_leave_a_worker_whose_steps_are_too_slow(demo_model: Path) -> None:
     """Packing puts both on one worker; with a target that no step keeps, one of them moves away and stays away."""
     apart, together = [], []
-    for seen, flags in ((together, ()), (apart, ("--set", f"scheduler.itl_target_ms={TOO_FAST_MS}"))):
+    for seen, flags in ((together, ()), (apart, ("--set", f"targets.itl_ms={TOO_FAST_MS}"))):
         with DaemonProcess(demo_model, "--device", "cpu:2", *flags) as daemon:
             operator = Operator(daemon.wait_ready())
             streams = [Stream(daemon, PLENTY) for _ in range(2)]

@@ -127,13 +127,13 @@ class Fleet:
             live = self._remove(RequestId(name))
             if live is None:
                 continue
-            ended.append(live.request)
+            ended.append(live)
             if live.worker is not None:
                 by_worker.setdefault(live.worker, []).append(name)
         for worker, names in by_worker.items():
             self.send(worker, wire.AbortRequests(requests=names))
-        for request in ended:
-            self._tell_ended(request)
+        for live in ended:
+            self._tell_ended(live)
 
     async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
         """Call one of `wire.UTILITIES` on every ready worker and return the results.
@@ -342,8 +342,8 @@ class Fleet:
         for request in reported.acquitted:
             self._dispatch.acquit(request)
         for request in reported.finished:
-            if self._remove(request) is not None:
-                self._tell_ended(request)
+            if (live := self._remove(request)) is not None:
+                self._tell_ended(live)
         if outputs is not None:
             self.outputs.put_nowait(outputs)
 
@@ -357,9 +357,9 @@ class Fleet:
     # -- a request's end --------------------------------------------------------------------------------------------
 
     def _fail(self, request: RequestId, error: MelldError) -> None:
-        if self._remove(request) is not None:
+        if (live := self._remove(request)) is not None:
             self.failures.put_nowait((request, error))
-            self._tell_ended(request)
+            self._tell_ended(live)
 
     def _remove(self, request: RequestId) -> Live | None:
         live = self.live.pop(request, None)
@@ -367,9 +367,10 @@ class Fleet:
             self._dispatch.acquit(request)
         return live
 
-    def _tell_ended(self, request: RequestId) -> None:
-        self._listener().executor.request_ended(request)
-        self.tell(events.RequestFinished(self._clock(), request=request))
+    def _tell_ended(self, live: Live) -> None:
+        self._listener().executor.request_ended(live.request)
+        served = len(live.output_token_ids), live.first_token_s
+        self.tell(events.RequestFinished(self._clock(), live.request, *served))
 
     def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:
         """Return the request if the worker owns it."""

@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from melld.engine.fleet.paces import PaceMeter
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
+from melld.scheduler.events import WorkerPace
 from melld.scheduler.pace import Pace
 from melld.scheduler.steptimes import StepCosts, StepTimes
 
@@ -40,6 +42,8 @@ class WorkerFacts(msgspec.Struct):
     reports: int = 0
     times: StepTimes = msgspec.field(default_factory=StepTimes)
     """What its steps cost."""
+    meter: PaceMeter = msgspec.field(default_factory=PaceMeter)
+    """What its steps took since the scheduler was last told."""
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
     def turn(self, number: int) -> Turn:
@@ -57,6 +61,8 @@ class WorkerFacts(msgspec.Struct):
 class Reported(msgspec.Struct, frozen=True):
     """What a report means for the worker's requests."""
 
+    begun: list[RequestId] = []
+    """Requests whose first token this is: their prompts are computed."""
     finished: list[RequestId] = []
     acquitted: list[RequestId] = []
     """Suspects that have made enough tokens since the death of a worker."""
@@ -112,11 +118,18 @@ class Reports:
             facts.times.stepped(done.step_s, done.decodes, done.prompt_tokens)
         blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
         self._ledger.blocks_changed(worker, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
-        if outputs is None:
-            return Reported()
-        if facts.pace is not None and done.step_s:
+        if outputs is not None and facts.pace is not None and done.step_s:
             self._judge(worker, facts.pace, facts.times.costs, done, len(outputs.outputs))
-        return self._log(worker, done, outputs, now_s)
+        reported = self._log(worker, done, outputs, now_s) if outputs is not None else Reported()
+        if done.step_s:
+            kv_bytes = (done.used_blocks + done.shared_blocks) * facts.geometry.block_bytes
+            facts.meter.stepped(done, kv_bytes, facts.times.costs, len(reported.begun))
+        return reported
+
+    def take_paces(self) -> dict[WorkerId, WorkerPace]:
+        """Return what the workers' steps took since the last call."""
+        paces = {worker: facts.meter.take() for worker, facts in self.workers.items()}
+        return {worker: pace for worker, pace in paces.items() if pace is not None}
 
     def _judge(self, worker: WorkerId, pace: Pace, costs: StepCosts | None, done: wire.StepDone, running: int) -> None:
         """Limit the worker by the time of its decodes alone: prompts get only what they leave of the target."""
@@ -140,6 +153,9 @@ class Reports:
                 reported.gaps_s[live.request] = now_s - (live.last_output_s or live.arrived_s)
             live.last_output_s = now_s
             if output.new_token_ids:
+                if not live.output_token_ids:
+                    live.first_token_s = now_s
+                    reported.begun.append(live.request)
                 new_tokens[live.request] = len(output.new_token_ids)
                 if live.log(output.new_token_ids):
                     reported.acquitted.append(live.request)

@@ -56,6 +56,8 @@ class Live(msgspec.Struct):
     leases: int = 0
     """Leases given out, valid or not: none is ever given again."""
     moves: int = 0
+    first_token_s: float = 0.0
+    """When its first output token came; 0 until then."""
     last_output_s: float = 0.0
     is_interrupted: bool = False
     """It was handed over, or lost its worker, since its last output."""

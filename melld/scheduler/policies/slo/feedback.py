@@ -29,12 +29,12 @@ class Feedback:
             self.price_s = min(max(self.price_s * (1.25 if worse else 0.94), LEAST_PRICE_S), MOST_PRICE_S)
             self._placed = self._late = 0
 
-    def ended(self, seconds: float, output_tokens: int) -> None:
-        """Record the seconds from a request's first token to its last."""
-        if self._targets.itl_s is None:
+    def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> None:
+        """Record the seconds from a request's first token to its last; `itl_s`: the pace that it was promised."""
+        if itl_s is None:
             return
         self._ended += 1
-        self._slow += seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > self._targets.itl_s
+        self._slow += seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         if self._ended == ENDED:
             worse = self._slow > SLOW * ENDED
             self.margin = min(max(self.margin * (0.97 if worse else 1.015), LEAST_MARGIN), MOST_MARGIN)

@@ -59,6 +59,10 @@ class StepModel:
         seconds = base_s + decode_s * decodes + byte_s * kv_bytes
         return seconds if worker is None else seconds * self._factors.get(worker.id, 1.0)
 
+    def lone_step_s(self) -> float:
+        """Return the seconds of a step with one request that has hardly begun; 0 before anything was seen."""
+        return self.step_s(None, 1.0, 0.0)
+
 
 def _prior(step_s: float, capacity_bytes: int) -> list[float]:
     """Return sums that count as three observations: a lone step, a full memory, a large batch."""

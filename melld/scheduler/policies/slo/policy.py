@@ -81,8 +81,11 @@ class MellSlo(Policy):
                 return
 
     def _planned_itl_s(self) -> float | None:
-        itl_s = self.targets.itl_s
+        itl_s = self._promised_itl_s()
         return None if itl_s is None else itl_s * self.feedback.margin
+
+    def _promised_itl_s(self) -> float | None:
+        return self.targets.pace_s(self.steps.lone_step_s())
 
     def _wake_s(self) -> float:
         asleep = self.cluster.sleeping(0)
@@ -184,7 +187,7 @@ class MellSlo(Policy):
         if event.first_token_s > 0.0:
             prefill_s = self.prompts.seconds(request.prompt_tokens)
             self.feedback.started(event.first_token_s - request.arrived_s, prefill_s)
-            self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens)
+            self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._promised_itl_s())
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:
         """See `Policy.moved`."""

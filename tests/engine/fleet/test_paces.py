@@ -1,0 +1,43 @@
+"""What the scheduler is told of the workers' steps."""
+
+import pytest
+
+from melld.engine.fleet.paces import PaceMeter
+from melld.engine.wire.messages import StepDone
+from melld.scheduler.events import WorkerPace
+from melld.scheduler.steptimes import StepCosts
+
+COSTS = StepCosts(0.010, 0.001, 0.0001)
+
+
+def step(step_s: float, decodes: int = 0, prompt_tokens: int = 0) -> StepDone:
+    return StepDone(
+        step=1, step_s=step_s, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[],
+        decodes=decodes, prompt_tokens=prompt_tokens,
+    )  # fmt: skip
+
+
+def test_steps_without_prompts_are_told_by_their_means() -> None:
+    """Seconds, requests and the bytes that they read belong together."""
+    meter = PaceMeter()
+    meter.stepped(step(0.010, decodes=1), 100, None, 1)
+    meter.stepped(step(0.020, decodes=3), 300, None, 0)
+    assert meter.take() == WorkerPace(pytest.approx(0.015), 2.0, 200.0)
+    assert meter.take() is None
+
+
+def test_a_prompt_is_told_once_it_has_ended_without_what_the_decodes_took() -> None:
+    """Two chunks of a prompt, one of them beside two requests."""
+    meter = PaceMeter()
+    meter.stepped(step(0.110, prompt_tokens=1000), 100, COSTS, 0)
+    assert meter.take() is None
+    meter.stepped(step(0.112, decodes=2, prompt_tokens=1000), 100, COSTS, 1)
+    assert meter.take() == WorkerPace(0.0, 0.0, 0.0, 1, 2000, pytest.approx(0.210))
+    assert meter.take() is None
+
+
+def test_a_step_of_unknown_costs_tells_nothing_of_its_prompt() -> None:
+    """A guess would be learned as a fact."""
+    meter = PaceMeter()
+    meter.stepped(step(0.112, decodes=2, prompt_tokens=1000), 100, None, 1)
+    assert meter.take() is None
