@@ -47,6 +47,7 @@ def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags = ["--device", "cpu:1", "--kv-bytes", "4MiB", "--api-key-file", str(directory / "keys")]
     flags += ["--set", f"server.max_queued_requests={QUEUED}", "--set", f"server.queue_deadline_s={DEADLINE_S}"]
     flags += ["--set", "server.keep_alive_comment_s=1", "--set", "idle.sleep_after_s=inf"]
+    flags += ["--set", "health.ping_timeout_s=60"]  # it is stopped for a while, not hung
     found = start(model, directory, *flags)
     with found.daemon:
         found.daemon.wait_ready()

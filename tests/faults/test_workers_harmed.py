@@ -59,7 +59,7 @@ def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None
 
 def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> None:
     """SIGSTOP for good is death after `ping_timeout_s`; one at a tenth of its speed goes on for as long as it takes."""
-    bodies = [body(200, seed=1), body(250, seed=2)]
+    bodies = [body(600, seed=1), body(600, seed=2)]
     for one in bodies:
         subject.unharmed(one)
     hung, slow = two_on(subject, *bodies)

@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
     },
     "regex": {**SEEDED, "ignore_eos": False, "structured_outputs": {"regex": r"[a-f]{70,90}-[0-9]{10}"}},
-    "n": {**SEEDED, "n": 3},
+    "n": {**SEEDED, "n": 3, "max_tokens": 400},
     "logprobs": {**SEEDED, "logprobs": True, "top_logprobs": 3},
     "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 80},
 }
