@@ -86,6 +86,17 @@ def test_the_last_output_is_told() -> None:
     assert desk.say(W0, tokens(8, finish="length")).finished == [R]
 
 
+def test_when_an_answer_began_and_what_the_steps_took_is_told() -> None:
+    """The scheduler judges its promises by it."""
+    desk = Desk()
+    desk.say(W0, tokens(7), now_s=3.0)
+    desk.say(W0, tokens(8), now_s=4.0)
+    assert desk.live.first_token_s == 3.0
+    [(worker, pace)] = desk.reports.take_paces().items()
+    assert (worker, pace.step_s) == (W0, pytest.approx(0.1))
+    assert desk.reports.take_paces() == {}
+
+
 def test_a_worker_slower_than_the_target_is_to_run_fewer() -> None:
     """A full batch must not make everybody's tokens late; without a target nobody is limited."""
     desk = Desk(itl_target_s=0.05)
