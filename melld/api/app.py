@@ -136,27 +136,12 @@ class Api:
             context.why_closed,
             lambda: len(context.keys().digests),
         )
+        self._facts = dataclasses.replace(
+            context, why_not_ready=lambda: self.admission.why_closed() or context.why_not_ready()
+        )
         make_streams_raise(context.state)
         make_messages_honest(context.state)
         make_logprobs_late(context.state)
-
-    @property
-    def state(self) -> State:
-        """vLLM's serving classes."""
-        return self._context.state
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """The metrics of /metrics."""
-        return self._context.registry
-
-    def status(self) -> DaemonStatus:
-        """Return the daemon's present status."""
-        return self._context.status()
-
-    def why_not_ready(self) -> str | None:
-        """Say in a few words why no call would be served now; None if it would."""
-        return self.admission.why_closed() or self._context.why_not_ready()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes an answer, too."""
@@ -188,7 +173,7 @@ class Api:
         if exchange.route not in WITHOUT_KEY:
             exchange.client = self._check_key(request)
         if call is None:
-            page = await PAGES[exchange.route](self, rest)
+            page = await PAGES[exchange.route](self._facts, rest)
             headers = {"Content-Type": page.content_type} | page.headers
             return web.Response(status=page.status, body=page.body, headers=headers)
         self.admission.check(exchange.client)
