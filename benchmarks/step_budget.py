@@ -1,0 +1,188 @@
+"""What a prompt of 4,096 tokens does to others, with the step budget and without it; `PYTHONPATH=. python FILE`.
+
+Two daemons with two real vLLM workers each, measured in turns: one as it is, one whose workers leave the spending of a
+step to vLLM.  A step lasts 30 ms and 0.25 ms per prompt token, asleep for what the processor does not need of it: so
+the machine's two cores do not decide.  The model is a small one, that they keep up.
+
+    gap   the time between the last chunk from the one worker and the first from the other in a move by KV: to an idle
+          worker, and to one that has just got the prompt
+    ITL   all times between two chunks of streams on a worker that is given prompts at random
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.setting import Setting, _cpu_devices
+from tests.migrate.live import Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+
+STEP_S, PROMPT_TOKEN_S = 0.03, 0.00025
+PACED = f"""
+import time
+from melld.engine.worker import main
+made = main.Worker.__init__
+def paced(self, *arguments):
+    made(self, *arguments)
+    engine, budget = self._engine, self._parts.budget
+    step = engine.step_fn
+    def slow():
+        end_s = time.monotonic() + {STEP_S}
+        outputs = step()
+        end_s += {PROMPT_TOKEN_S} * (budget._in_flight[-1].prompt_tokens if budget._in_flight else 0)
+        time.sleep(max(0.0, end_s - time.monotonic()))
+        return outputs
+    engine.step_fn = slow
+main.Worker.__init__ = paced
+"""
+"""Run by every process of a daemon when it begins."""
+TODAY = """
+from melld.engine.worker.residency.budget import StepBudget
+StepBudget._prepare = lambda self: None
+"""
+SMALL = Setting(
+    kind="cpu",
+    devices=_cpu_devices,
+    kv_bytes=192 << 20,
+    engine={"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 64, "load_format": "dummy"},
+    shape={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "num_key_value_heads": 1, "head_dim": 32},
+)  # fmt: skip
+GREEDY = {"temperature": 0, "ignore_eos": True}
+Figures = dict[str, Any]
+
+
+class Served:
+    """A daemon whose workers are paced, and the prompts that no cache of it knows."""
+
+    def __init__(self, name: str, model: Path, directory: Path, target_ms: float, change: str = "") -> None:
+        path = directory / name
+        path.mkdir()
+        (path / "sitecustomize.py").write_text(PACED + change)
+        environment = {"PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+        flags = (*SMALL.serve_flags(2), "--set", f"scheduler.itl_target_ms={target_ms}")
+        self.name = name
+        self.daemon = DaemonProcess(model, *flags, environment=environment, genuine=True).wait_ready()
+        self.operator = Operator(self.daemon)
+        self.operator.wait_linked(self.daemon)
+        self._chance = random.Random(name)
+
+    def stream(self, prompt_tokens: int, output_tokens: int) -> Stream:
+        """Ask for so many tokens."""
+        prompt = [self._chance.randrange(10, 250) for _ in range(prompt_tokens)]
+        return Stream(self.daemon, {"prompt": prompt, "max_tokens": output_tokens, **GREEDY})
+
+    def worker_of(self, stream: Stream) -> str:
+        """Return where its request is."""
+        [one] = self.operator.requests_of(stream)
+        return str(one["worker"])
+
+
+def gap(served: Served, prompt_tokens: int) -> float | None:
+    """Move a stream to the other worker, beside a prompt of so many tokens or, with 0, none; return its pause.
+
+    None if the prompt was over when the pause began: the move came too late to say anything.
+    """
+    stream = served.stream(256, 4000)
+    stream.wait_chunks(40)
+    if prompt_tokens:  # it goes to the worker with more room, the other one
+        prompt = served.stream(prompt_tokens, 2)
+        served.operator.wait_request(lambda one: one["worker"] and one["phase"] != "decoding")
+    [report] = served.operator.move(stream, "kv")
+    ended_s = time.monotonic()
+    assert report["outcome"] == "committed", report
+    if prompt_tokens:
+        prompt.result()
+    stream.wait_chunks(len(stream.arrivals_s) + 10)
+    stream.leave()
+    stream.join()
+    served.operator.wait_idle()
+    return None if prompt_tokens and prompt.arrivals_s[0] < ended_s - report["gap_s"] else float(report["gap_s"])
+
+
+def itls(served: Served, seconds: float, prompt_tokens: int, rate: float, seed: int) -> tuple[list[float], list[float]]:
+    """Return the times between the chunks of eight streams beside prompts at random, and those prompts' TTFTs."""
+    chance = random.Random(seed)
+    streams = [served.stream(64, 20_000) for _ in range(8)]
+    for stream in streams:
+        stream.wait_chunks(10)
+    began_s, prompts, asked_s = time.monotonic(), [], []
+    next_s = began_s
+    while (next_s := next_s + chance.expovariate(rate)) < began_s + seconds:
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        asked_s.append(time.monotonic())
+        prompts.append(served.stream(prompt_tokens, 2))
+    for prompt in prompts:
+        prompt.result()
+    ended_s = time.monotonic()
+    for stream in streams:
+        stream.leave()
+    for stream in streams:
+        stream.join()
+    served.operator.wait_idle()
+    found = [
+        after - before
+        for stream in streams
+        for before, after in itertools.pairwise(stream.arrivals_s)
+        if began_s < before and after < ended_s
+    ]
+    return found, [prompt.arrivals_s[0] - at_s for prompt, at_s in zip(prompts, asked_s, strict=True)]
+
+
+def main() -> int:
+    """Measure in turns, and print a row of figures at a time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moves", type=int, default=15, help="of each kind")
+    parser.add_argument("--beside", type=int, nargs="+", default=[4096, 16384], help="tokens of prompts to move beside")
+    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
+    parser.add_argument("--rate", type=float, default=0.4, help="prompts a second in a window")
+    parser.add_argument("--prompt-tokens", type=int, default=4096)
+    parser.add_argument("--target-ms", type=float, default=60.0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        model, directory = Path(name) / "model", Path(name)
+        SMALL.make_model(model)
+        both = [
+            Served("budget", model, directory, asked.target_ms),
+            Served("today", model, directory, asked.target_ms, TODAY),
+        ]
+        for served in both:
+            stack.callback(served.daemon.stop)
+            itls(served, 5.0, asked.prompt_tokens, 1.0, 0)  # learns what its steps cost
+        latencies: dict[tuple[str, str], list[float]] = {}
+        for window in range(asked.windows):
+            for served in both[:: 1 - 2 * (window % 2)]:
+                found, ttfts = itls(served, asked.seconds, asked.prompt_tokens, asked.rate, window + 1)
+                latencies.setdefault((served.name, "ITL"), []).extend(found)
+                latencies.setdefault((served.name, "TTFT"), []).extend(ttfts)
+        for (way, of), values in latencies.items():
+            print(json.dumps({"way": way, "of": of} | figures(values)), flush=True)
+        pauses: dict[tuple[str, str], list[float]] = {}
+        for _, served, tokens in itertools.product(range(asked.moves), both, (0, *asked.beside)):
+            if (pause := gap(served, tokens)) is not None:
+                pauses.setdefault((served.name, f"gap beside {tokens} tokens"), []).append(pause)
+        for (way, of), values in pauses.items():
+            print(json.dumps({"way": way, "of": of} | figures(values)), flush=True)
+    return 0
+
+
+def figures(values_s: list[float]) -> Figures:
+    """Count, median, middle half, 99th percentile and maximum, in milliseconds."""
+    low, middle, high = statistics.quantiles(values_s, n=4)
+    p99 = statistics.quantiles(values_s, n=100)[98]
+    named = {"p25": low, "median": middle, "p75": high, "p99": p99, "longest": max(values_s)}
+    return {"count": len(values_s)} | {f"{key}_ms": round(value * 1e3, 1) for key, value in named.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
