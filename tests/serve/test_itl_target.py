@@ -25,6 +25,9 @@ def test_requests_leave_a_worker_whose_steps_are_too_slow(demo_model: Path) -> N
             streams = [Stream(daemon, PLENTY) for _ in range(2)]
             for stream in streams:
                 stream.wait_chunks(200)
+            if flags:
+                home = operator.status()["requests"][0]["worker"]
+                operator.wait_request(lambda one, home=home: one["worker"] != home)
             seen.append(both_on_one(operator, streams))
             for stream in streams:
                 stream.wait_chunks(600)
