@@ -14,8 +14,8 @@ Records have the keys `at` (seconds) and `kind`, and then:
               workers; a daemon's committed record has via, the way that the move took in the end
     preempt   request, worker; the request holds nothing there until its next `grow`, and then all of it again
     finish    request; output_tokens and first_token_s (zero: none came), where they are told; with cause "refused",
-              kv_bytes and capacity_bytes if it could never run; with cause "queue full" or "waited too long" if it was
-              shed before it had begun
+              kv_bytes and capacity_bytes if it could never run; with cause "queue full", "waited too long" or
+              "too late" if it was shed before it had begun
     activate  worker, cause
     retire    worker, cause
 

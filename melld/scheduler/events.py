@@ -234,7 +234,7 @@ class RefuseRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class ShedRequest(Command, frozen=True, tag=True, gc=False):
-    """Shed the request, which has not begun: `Reason.QUEUE_FULL` or `Reason.WAITED_TOO_LONG`."""
+    """Shed the request, which has not begun: `QUEUE_FULL`, `WAITED_TOO_LONG` or `TOO_LATE`."""
 
     request: RequestId
 

@@ -11,6 +11,7 @@ changes a size or a state.  One policy object serves one model.  Only `allocate`
     changed    a worker joined, left, or holds more or less than before
     paced      workers have told what their steps took
     epoch      the period of re-planning begins
+    too_late   a waiting request should be sent away
     lets_sleep a worker without requests may sleep
 """
 
@@ -71,6 +72,10 @@ class Policy(ABC):
 
     def paced(self, paces: dict[Worker, WorkerPace]) -> None:  # noqa: B027
         """React to what the workers' steps took."""
+
+    def too_late(self, request: Request) -> bool:  # noqa: ARG002
+        """Return True if the waiting request should be shed, because it can no longer be served in time."""
+        return False
 
     def lets_sleep(self, worker: Worker, after_s: float) -> bool:
         """Return True if the worker without requests may sleep now; `after_s`: how long it should have had none."""

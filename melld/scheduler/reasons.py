@@ -16,6 +16,7 @@ class Reason(enum.StrEnum):
     TOO_LARGE = "too large"
     QUEUE_FULL = "queue full"
     WAITED_TOO_LONG = "waited too long"
+    TOO_LATE = "too late"
     OPERATOR = "operator"
     DRAIN = "drain"
     DRAINED = "drained"
@@ -46,6 +47,7 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.TOO_LARGE: "no worker could ever hold it",
     Reason.QUEUE_FULL: "too many requests wait",
     Reason.WAITED_TOO_LONG: "it waited longer than `[server] queue_deadline_s` allows",
+    Reason.TOO_LATE: "its first token could no longer come in time, and no other worker can be woken",
     Reason.OPERATOR: "an operator asked for it",
     Reason.DRAIN: "its worker is being emptied, to leave service or to use fewer workers",
     Reason.DRAINED: "an operator takes the worker out of service",

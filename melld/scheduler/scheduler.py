@@ -115,7 +115,7 @@ class Scheduler:
             return self.policy.allocate(request, reason)
 
     def _tell_waiting(self, request: Request) -> None:
-        if request.state is RequestState.WAITING:
+        if request.id in self.cluster.waiting:
             self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id, cause=self.cluster.event))
 
     def would_shed(self, client: str, priority: int) -> bool:
@@ -315,6 +315,9 @@ class Scheduler:
         waiting = self.cluster.waiting
         while (name := waiting.head()) is not None:
             request = self.cluster.requests[name]
+            if self.policy.too_late(request):
+                self._shed(request, Reason.TOO_LATE)
+                continue
             if self._allocate(request, Reason.ROOM):
                 continue
             if self.cluster.could_hold(request.kv_bytes):

@@ -12,13 +12,15 @@ class Targets(msgspec.Struct, frozen=True):
 
     `itl_s`: mean seconds between tokens, or `itl_steps` times a step with one request, if that is longer; None: any
     pace will do.  `ttft_s`: seconds until the first token, or `prefill_times` as long as the prompt alone takes, if
-    that is longer.
+    that is longer.  `sheds`: with all workers in use, a request whose first token can no longer come in time is sent
+    away, so that the others are served in time; else it waits on.
     """
 
     itl_s: float | None = None
     itl_steps: float = 0.0
     ttft_s: float = 2.0
     prefill_times: float = 4.0
+    sheds: bool = True
 
     def pace_s(self, lone_step_s: float) -> float | None:
         """Return the longest mean time between tokens, where a step with one request takes `lone_step_s`."""

@@ -1,8 +1,8 @@
 """How many workers the load needs: by memory, by prompts, and by the pace of the steps.
 
-    memory    the KV of all requests, with its recent growth continued for one wake, in 94 % of the memory
+    memory    the KV of all requests, with its recent growth continued until a new worker has filled, in 94 % of all
     prompts   at most 60 % of each worker's time
-    pace      the steps of an even share of all requests, beside an even share of the prompts, within the target
+    pace      beside an even share of the prompts, which come at random, at most 1 % of the answers are slow
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
 limits asked for in the last 20 seconds.  Never wakes a worker.
@@ -12,45 +12,56 @@ import collections
 import math
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
 
-MEMORY_PART, PROMPT_PART = 0.94, 0.6
-STRICT_MEMORY_PART, STRICT_PART = 0.9, 0.9
-"""Limits for fewer workers than now: of the memory, and times the other two limits."""
-MEAN_S, GROWTH_S, CALM_S = 30.0, 16.0, 20.0
+MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 0.01
+STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.007
+"""Limits for fewer workers than now."""
+MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 20.0
+LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
+"""After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 
 
 class Demand:
     """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
 
-    def __init__(self, cluster: Cluster, steps: StepModel) -> None:
+    def __init__(self, cluster: Cluster, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
         self.by_memory = False
         self._cluster = cluster
         self._steps = steps
-        self._prefilling = 0.0
+        self._answers = answers
+        self._accepted = self._squares = 0.0
         self._at_s = 0.0
+        self._begun_s: float | None = None
         self._used: collections.deque[tuple[float, int]] = collections.deque()
         self._strict: collections.deque[tuple[float, int]] = collections.deque()  # falling
 
     def accept(self, prefill_s: float) -> None:
         """Note an accepted prompt."""
         self._fade()
-        self._prefilling += prefill_s / MEAN_S
+        self._accepted += prefill_s / MEAN_S
+        self._squares += prefill_s * prefill_s / MEAN_S
+        if self._begun_s is None and prefill_s > 0.0:
+            self._begun_s = self._at_s
 
-    def look(self, itl_s: float | None, wake_s: float) -> None:
-        """Reckon anew; `itl_s`: the pace to plan for; `wake_s`: how long a new worker takes to compute."""
+    def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
+        """Reckon anew.
+
+        `ahead_s`: how long growth is continued.  `caution`: how much of the prompts' randomness reaches a worker, since
+        dispatch levels part of it out.
+        """
         cluster = self._cluster
         self._fade()
-        count = len(cluster.requests)
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in cluster.active.values())
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
-        ahead_bytes = used_bytes + self._growth(used_bytes) * wake_s
+        ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
         memory = self._by_memory(ahead_bytes, MEMORY_PART)
-        wanted = max(memory, self._by_time(count, used_bytes, itl_s, 1.0))
-        strict = self._by_memory(ahead_bytes, STRICT_MEMORY_PART)
-        strict = max(strict, wanted, self._by_time(count, used_bytes, itl_s, STRICT_PART))
-        self._note_strict(strict)
+        by_time = self._by_time(used_bytes, itl_s, caution, (PROMPT_PART, SLOW_PART))
+        strict_by_time = self._by_time(used_bytes, itl_s, caution, (STRICT_PROMPT_PART, STRICT_SLOW_PART))
+        wanted = max(memory, by_time)
+        self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
         self.by_memory = memory >= self.workers
 
@@ -69,29 +80,38 @@ class Demand:
             used.append((now_s, used_bytes))
         while len(used) > 1 and used[1][0] <= now_s - GROWTH_S:
             used.popleft()
-        return max(used_bytes - used[0][1], 0) / GROWTH_S
-
-    def _capacity_bytes(self) -> int:
-        return self._cluster.largest_capacity_bytes() or 1
+        return max(used_bytes - used[0][1], 0) / max(now_s - used[0][0], LEAST_GROWTH_S)
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:
-        return math.ceil(kv_bytes / (part * self._capacity_bytes()))
+        return math.ceil(kv_bytes / (part * max(self._cluster.largest_capacity_bytes(), 1)))
 
-    def _by_time(self, count: int, used_bytes: int, itl_s: float | None, part: float) -> int:
-        """Return the fewest workers by prompts and pace, at that part of the limits."""
+    def _by_time(self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float]) -> int:
+        """Return the fewest workers within these limits of prompts and of slow answers."""
+        count, (prompt_part, slow_part) = len(self._cluster.requests), limits
         if not count:
             return 0
-        workers = max(1, math.ceil(self._prefilling / (PROMPT_PART * part)))
+        prefilling = self._prefilling()
+        workers = max(1, math.ceil(prefilling / prompt_part))
         if itl_s is None:
             return workers
+        burst_s = caution * self._squares / self._accepted if self._accepted > 0.0 else 0.0
         while workers < count:
-            step_s = self._steps.step_s(None, count / workers, used_bytes / workers)
-            if step_s <= itl_s * part * (1.0 - self._prefilling / workers):
+            step_s, share = self._steps.step_s(None, count / workers, used_bytes / workers), prefilling / workers
+            if step_s <= itl_s * (1.0 - share) and self._answers.slow(step_s, itl_s, share, burst_s) <= slow_part:
                 break
             workers += 1
         return workers
 
+    def _prefilling(self) -> float:
+        """Return the seconds of prompts accepted per second, lately; soon after the start over the time since then."""
+        if self._begun_s is None:
+            return 0.0
+        seen = 1.0 - math.exp((self._begun_s - self._at_s) / MEAN_S)
+        return self._accepted / max(seen, LEAST_SEEN)
+
     def _fade(self) -> None:
         now_s = self._cluster.now_s
-        self._prefilling *= math.exp((self._at_s - now_s) / MEAN_S)
+        kept = math.exp((self._at_s - now_s) / MEAN_S)
+        self._accepted *= kept
+        self._squares *= kept
         self._at_s = now_s

@@ -1,11 +1,12 @@
-"""What a worker has accepted: when its prompts are done, and how much of its time goes into prompts.
+"""What a worker has accepted: when its prompts are done, how busy they keep it, and how they delay its requests.
 
 Owns one record per active worker.  Never decides where requests go.
 """
 
 import math
+from collections.abc import Iterator
 
-from melld.ids import WorkerId
+from melld.ids import RequestId, WorkerId
 from melld.scheduler.state import Worker
 
 MEMORY_S = 10.0
@@ -15,22 +16,45 @@ MEMORY_S = 10.0
 class Load:
     """One worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes."""
 
-    __slots__ = ("_at_s", "_prefilling", "free_s")
+    __slots__ = ("_accepted_s", "_at_s", "_marks", "_prefilling", "free_s")
 
     def __init__(self, ready_s: float) -> None:
         self.free_s = ready_s
         self._prefilling = 0.0
         self._at_s = ready_s
+        self._accepted_s = 0.0  # of all prompts since the activation
+        self._marks: dict[RequestId, tuple[float, float]] = {}  # accepted when it came; when its first token comes
+
+    def backlog_s(self, now_s: float) -> float:
+        """Return how long the accepted prompts still take, or the worker to wake."""
+        return max(self.free_s - now_s, 0.0)
 
     def prefilling(self, now_s: float) -> float:
         """Return the seconds of prompts accepted per second, lately."""
         return self._prefilling * math.exp(min(self._at_s - now_s, 0.0) / MEMORY_S)
 
-    def accept(self, prefill_s: float, ends_s: float, now_s: float) -> None:
-        """Note a prompt of so many seconds that will be done then."""
+    def accept(self, request: RequestId, prefill_s: float, now_s: float) -> None:
+        """Note a request whose prompt takes so long."""
         self._prefilling = self.prefilling(now_s) + prefill_s / MEMORY_S
         self._at_s = max(now_s, self._at_s)
-        self.free_s = ends_s
+        self._accepted_s += prefill_s
+        self.free_s = max(now_s, self.free_s) + prefill_s
+        self._marks[request] = self._accepted_s, self.free_s
+
+    def adopt(self, request: RequestId, delay_s: float, first_s: float) -> None:
+        """Note a request that came by a move, delayed so long elsewhere."""
+        self._marks[request] = self._accepted_s - delay_s, first_s
+
+    def release(self, request: RequestId) -> tuple[float, float] | None:
+        """Forget a request; return its delay and the time of its first token."""
+        mark = self._marks.pop(request, None)
+        return None if mark is None else (self._accepted_s - mark[0], mark[1])
+
+    def delays(self, now_s: float) -> Iterator[tuple[float, float]]:
+        """Yield, for each request, all accepted prompts since it came, and the seconds it has decoded beside them."""
+        done_s = self._accepted_s - self.backlog_s(now_s)
+        for mark_s, first_s in self._marks.values():
+            yield self._accepted_s - mark_s, max(now_s - first_s - max(done_s - mark_s, 0.0), 0.0)
 
 
 class Loads:

@@ -34,7 +34,7 @@ def test_nearly_all_requests_are_served_in_time(settings: SimulatorSettings, rat
 
 def test_prompts_alone_can_ask_for_more_workers() -> None:
     """Memory and steps have room, but the prompts of an even share would fill a worker's time."""
-    prompts = one_by_one(*((1.0 + 0.1 * number, 1500, 4) for number in range(1200)))
+    prompts = one_by_one(*((1.0 + 0.1 * number, 1500, 4) for number in range(3600)))
     report = simulate("mell-slo", ROOMY, prompts)
     assert report.attainment is not None
     assert report.attainment >= 0.97
@@ -78,3 +78,31 @@ def test_long_silences_are_slept_through() -> None:
     """A worker that is needed every ten minutes does not stay awake between."""
     rare = one_by_one(*((600.0 * number, 100, 50) for number in range(6)))
     assert simulate("mell-slo", PROMISED, rare).gpu_seconds < 6 * 60.0
+
+
+def test_with_too_few_workers_those_that_are_served_are_served_in_time() -> None:
+    """Under overload nearly all that is not sent away meets its targets: work for late requests helps nobody."""
+    few = msgspec.structs.replace(ROOMY, gpus=1)
+    report = simulate("mell-slo", few, steady(30.0))
+    assert report.attainment is not None
+    assert report.refused > 0.1 * report.requests
+    served = report.attainment * report.requests / (report.requests - report.refused)
+    assert served > 0.9
+    packed = simulate("mell-plus", few, steady(30.0))
+    assert packed.attainment is not None
+    assert report.attainment > 2 * packed.attainment
+
+
+def test_who_forbids_it_has_nobody_sent_away() -> None:
+    """An operator may prefer late answers to none."""
+    targets = Targets(itl_s=0.03, sheds=False)
+    few = msgspec.structs.replace(ROOMY, gpus=1, targets=targets)
+    assert simulate("mell-slo", few, steady(30.0)).refused == 0
+
+
+def test_a_pace_that_no_step_keeps_starves_nobody() -> None:
+    """A target below the lone step cannot be kept; requests are served all the same."""
+    few = msgspec.structs.replace(ROOMY, gpus=1, targets=Targets(itl_s=0.001))
+    report = simulate("mell-slo", few, one_by_one(*((10.0 * number, 100, 20) for number in range(20))))
+    assert report.refused == 0
+    assert report.ttft_attainment == 1.0

@@ -1,0 +1,90 @@
+"""Lengths of ended answers, and what they say of the requests that run: how many will miss their pace.
+
+    delay of a request      seconds of prompts that its worker has accepted since it was placed
+    tokens that it needs    delay / (target - step): with so many, steps below the target have made up for the delay
+    it misses its pace      if it ends before that: how likely that is, the lengths of ended answers say
+
+Owns a histogram with forgetting.  Never decides where requests go.
+"""
+
+import math
+
+from melld.scheduler.targets import MEAN_OVER_TOKENS
+
+BUCKET_TOKENS = 8
+BUCKETS = 256
+REMEMBERED = 2000.0
+"""Weight of an answer falls to 1/e after so many later ones."""
+FIRST_MEAN_TOKENS, FIRST_WEIGHT = 200.0, 20.0
+"""Until others are seen: so many answers of that mean length, exponentially distributed."""
+REFRESH = 32
+"""The shares are reckoned anew after so many answers."""
+POINTS = (16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+"""Lengths at which `slow` looks."""
+LARGEST_WEIGHT = 1e6
+
+
+class Answers:
+    """Lengths of ended answers."""
+
+    def __init__(self) -> None:
+        share = 1.0 - math.exp(-BUCKET_TOKENS / FIRST_MEAN_TOKENS)
+        self._weights = [FIRST_WEIGHT * share * (1.0 - share) ** bucket for bucket in range(BUCKETS + 1)]
+        self._newest_weight = 1.0
+        self._ended = 0
+        self._longer: list[float] = []
+        self._refresh()
+
+    def ended(self, tokens: int) -> None:
+        """Record an answer."""
+        self._newest_weight *= 1.0 + 1.0 / REMEMBERED
+        self._weights[min(tokens // BUCKET_TOKENS, BUCKETS)] += self._newest_weight
+        self._ended += 1
+        if self._ended % REFRESH == 0:
+            self._refresh()
+
+    def longer(self, tokens: float) -> float:
+        """Return the share of answers that are longer."""
+        place = min(tokens / BUCKET_TOKENS, float(BUCKETS))
+        bucket = int(place)
+        low, high = self._longer[bucket], self._longer[bucket + 1]
+        return low + (high - low) * (place - bucket)
+
+    def made_slow(self, delay_s: float, more_s: float, had_tokens: float, gain_s: float) -> float:
+        """Return how much likelier a request misses its pace after another delay of `more_s`.
+
+        `gain_s`: how much shorter than the target a step is; `had_tokens`: what the request has had.
+        """
+        before = max(had_tokens, delay_s / gain_s, MEAN_OVER_TOKENS)
+        after = max(had_tokens, (delay_s + more_s) / gain_s)
+        left = self.longer(had_tokens)
+        return (self.longer(before) - self.longer(after)) / left if after > before and left > 0.0 else 0.0
+
+    def slow(self, step_s: float, itl_s: float, prefilling: float, burst_s: float) -> float:
+        """Return the share of answers that miss the pace `itl_s` beside so many seconds of prompts per second.
+
+        Prompts come at random, each of about `burst_s`: the sum of those that come while an answer may last has about a
+        normal distribution.
+        """
+        share, last = 0.0, 1.0
+        for tokens in POINTS:
+            beyond = self.longer(tokens)
+            allowed_s = max(tokens, MEAN_OVER_TOKENS) * itl_s
+            spare_s = allowed_s * (1.0 - prefilling) - tokens * step_s
+            deviation_s = math.sqrt(2.0 * prefilling * allowed_s * burst_s)
+            if deviation_s > 0.0:
+                share += (last - beyond) * 0.5 * math.erfc(spare_s / deviation_s)
+            elif spare_s < 0.0:
+                share += last - beyond
+            last = beyond
+        return share
+
+    def _refresh(self) -> None:
+        if self._newest_weight > LARGEST_WEIGHT:
+            self._weights = [weight / self._newest_weight for weight in self._weights]
+            self._newest_weight = 1.0
+        total, beyond = sum(self._weights), 0.0
+        self._longer = [0.0] * (BUCKETS + 2)
+        for bucket in range(BUCKETS, -1, -1):
+            beyond += self._weights[bucket]
+            self._longer[bucket] = beyond / total

@@ -1,0 +1,155 @@
+"""Which worker gets a request: the one where the fewest requests will miss a target, this one included.
+
+    able      it has room for the request's growth, the first token comes well in time, its steps stay within the pace
+    cost      the requests there that the prompt is expected to slow beyond their pace, and how near both targets are
+    serving   only workers in service, spread; others when none of those is able, the fullest first
+
+An awake GPU costs the same full or not, hence the spread.  Only where memory sets the number of workers and requests
+are large, the fullest able worker is best: spread evenly, none would have room for the next large one.
+Never wakes a worker.
+"""
+
+from collections.abc import Iterable
+
+from melld.ids import RequestId
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.plus.policy import MellPlus
+from melld.scheduler.policies.slo.answers import Answers
+from melld.scheduler.policies.slo.load import MEMORY_S, Loads
+from melld.scheduler.policies.slo.models import StepModel
+from melld.scheduler.state import Request, Worker
+from melld.scheduler.targets import Targets
+
+AHEAD_S = 3.0
+"""Growth of a worker's requests that a prediction of its steps includes."""
+TTFT_PART = 0.8
+"""Part of the time until the first token that a placement may plan to use."""
+LARGE_PART = 0.08
+"""Mean size, as a part of the capacity, above which requests are packed where memory sets the number of workers."""
+SPREAD = 0.1
+"""Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
+MOST_BUSY = 0.9
+
+
+class Dispatch:
+    """The choice of a worker for one cluster's requests."""
+
+    def __init__(self, cluster: Cluster, packing: MellPlus, targets: Targets, steps: StepModel) -> None:
+        self.answers = Answers()
+        self.loads = Loads()
+        self._cluster = cluster
+        self._packing = packing
+        self._targets = targets
+        self._steps = steps
+
+    def able(self, request: Request, prefill_s: float, serving: int, by_memory: bool) -> Worker | None:
+        """Return the best of the first `serving` workers that keep both targets, else the fullest of the others."""
+        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.largest_capacity_bytes()
+        best_cost, best = float("inf"), None
+        beyond: Worker | None = None
+        by_activation = sorted(self._cluster.active.values(), key=lambda worker: worker.order)
+        for place, worker in enumerate(by_activation):
+            if best is not None and place >= serving:
+                break
+            cost = self._cost(request, worker, prefill_s)
+            if cost is None:
+                continue
+            if place >= serving:
+                if beyond is None or worker.used_bytes > beyond.used_bytes:
+                    beyond = worker
+                continue
+            if packed:
+                cost = -float(worker.used_bytes)
+            if cost < best_cost:
+                best_cost, best = cost, worker
+        return best or beyond
+
+    def least_missed(self, request: Request, prefill_s: float) -> tuple[float, Worker | None]:
+        """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
+        takes, active = self._packing.outlook.takes, self._cluster.active.values()
+        takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
+        scored = ((self._missed(request, worker, prefill_s), worker.order, worker) for worker in takers)
+        missed, _, worker = min(scored, default=(0.0, 0, None))
+        return missed, worker
+
+    def too_late(self, request: Request, prefill_s: float) -> bool:
+        """Return True if the waiting request's first token could not come in time on an idle worker."""
+        waited_s = self._cluster.now_s - request.arrived_s
+        allowed_s = TTFT_PART * self._targets.first_token_s(prefill_s)
+        return not has_begun(request) and waited_s + prefill_s > allowed_s
+
+    def placed(self, request: Request, worker: Worker, prefill_s: float) -> None:
+        """Note that the worker has accepted the request's prompt."""
+        self.loads.of(worker, self._cluster.now_s).accept(request.id, prefill_s, self._cluster.now_s)
+
+    def moved(self, request: RequestId, source: Worker, destination: Worker) -> None:
+        """Note that the request runs on the destination now, with the delay that it had on the source."""
+        now_s = self._cluster.now_s
+        delay_s, first_s = self.loads.of(source, now_s).release(request) or (0.0, now_s)
+        self.loads.of(destination, now_s).adopt(request, delay_s, first_s)
+
+    def left(self, request: RequestId, workers: Iterable[Worker | None]) -> None:
+        """Note that the request has ended."""
+        for worker in workers:
+            if worker is not None:
+                self.loads.of(worker, self._cluster.now_s).release(request)
+
+    def _mean_bytes(self) -> float:
+        active = self._cluster.active.values()
+        return sum(worker.used_bytes for worker in active) / max(sum(worker.count for worker in active), 1)
+
+    def _cost(self, request: Request, worker: Worker, prefill_s: float) -> float | None:
+        """Return what the request costs on the worker, or None if the worker is not able."""
+        outlook, enough_s = self._packing.outlook, self._packing.settings.dispatch_life_s
+        if worker is request.worker or not outlook.takes(worker, request.kv_bytes):
+            return None
+        if worker.count and outlook.life_s(worker, request.kv_bytes, 1) < enough_s:
+            return None
+        near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prefill_s)
+        if near > TTFT_PART:
+            return None
+        if (itl_s := self._targets.pace_s(self._steps.lone_step_s())) is None:
+            return near
+        slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
+        return None if slow > 1.0 else SPREAD * max(near, slow) + self._slowed(worker, prefill_s, itl_s)
+
+    def _missed(self, request: Request, worker: Worker, prefill_s: float) -> float:
+        """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
+        late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prefill_s)
+        if (itl_s := self._targets.pace_s(self._steps.lone_step_s())) is None:
+            return float(late)
+        slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s - 1.0
+        return late + (worker.count + 1) * min(1.0, max(0.0, 2.0 * slow))
+
+    def _ttft_s(self, request: Request, worker: Worker, prefill_s: float) -> float:
+        """Return when the first token should come, from the arrival on; from now on for one that has run before."""
+        now_s = self._cluster.now_s
+        waited_s = 0.0 if has_begun(request) else now_s - request.arrived_s
+        return waited_s + self.loads.of(worker, now_s).backlog_s(now_s) + prefill_s
+
+    def _itl_s(self, worker: Worker, kv_bytes: int, prefill_s: float) -> float:
+        """Return the predicted time between tokens with one more request."""
+        now_s, count = self._cluster.now_s, worker.count - worker.leaving + 1
+        used_bytes = worker.used_bytes - worker.leaving_bytes + kv_bytes
+        ahead_bytes = AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
+        prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / MEMORY_S
+        step_s = self._steps.step_s(worker, count, used_bytes + ahead_bytes)
+        return step_s / (1.0 - min(prefilling, MOST_BUSY))
+
+    def _slowed(self, worker: Worker, prefill_s: float, itl_s: float) -> float:
+        """Return how many requests on the worker the prompt should make miss their pace."""
+        now_s, slowed = self._cluster.now_s, 0.0
+        step_s = self._steps.step_s(worker, worker.count, worker.used_bytes)
+        if not 0.0 < step_s < itl_s:
+            return 0.0
+        gain_s = itl_s - step_s
+        for delay_s, decoded_s in self.loads.of(worker, now_s).delays(now_s):
+            had_tokens = decoded_s / step_s
+            if delay_s + prefill_s > had_tokens * gain_s:
+                slowed += self.answers.made_slow(delay_s, prefill_s, had_tokens, gain_s)
+        return slowed
+
+
+def has_begun(request: Request) -> bool:
+    """Return True if the request had a worker before, and may have shown its client tokens."""
+    return request.placed_s > 0.0

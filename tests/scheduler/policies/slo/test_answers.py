@@ -1,0 +1,68 @@
+"""Promises of what the lengths of ended answers say about the pace of those that run."""
+
+import random
+
+import pytest
+
+from melld.scheduler.policies.slo.answers import Answers
+
+TARGET_S, STEP_S = 0.05, 0.025
+GAIN_S = TARGET_S - STEP_S
+
+
+def learned(*lengths: int) -> Answers:
+    """Answers of these lengths, seen a thousand times each."""
+    answers = Answers()
+    for _ in range(1000):
+        for tokens in lengths:
+            answers.ended(tokens)
+    return answers
+
+
+def test_the_lengths_that_were_seen_replace_those_assumed() -> None:
+    """A service of short answers is judged by short answers."""
+    answers = learned(40, 80)
+    assert answers.longer(16) == pytest.approx(1.0, abs=0.02)
+    assert answers.longer(64) == pytest.approx(0.5, abs=0.03)
+    assert answers.longer(200) == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_delay_that_a_request_can_make_up_for_harms_nothing() -> None:
+    """Who has decoded below the target for long has room for a prompt beside it."""
+    answers = learned(40, 80, 160)
+    assert answers.made_slow(0.0, 0.5, 100.0, GAIN_S) == 0.0
+    assert answers.made_slow(0.0, 0.5, 0.0, GAIN_S) == 0.0, "20 tokens, and the pace is judged over 32"
+
+
+def test_a_delay_harms_those_that_may_end_before_they_have_made_up_for_it() -> None:
+    """A quarter more ends between 32 and 100 tokens: so likely it is slow now."""
+    answers = learned(40, 80, 160, 320)
+    assert answers.made_slow(0.0, 100 * GAIN_S, 10.0, GAIN_S) == pytest.approx(0.5, abs=0.05)
+    assert answers.made_slow(0.0, 100 * GAIN_S, 60.0, GAIN_S) == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_what_prompts_at_random_do_is_reckoned_as_it_comes() -> None:
+    """The share of slow answers is within a factor of two of a simulation, from rare to frequent."""
+    answers, chance = learned(40, 80, 160), random.Random(1)
+    for prefilling in (0.2, 0.3, 0.4):
+        slow = 0
+        for _ in range(3000):
+            tokens = chance.choice((40, 80, 160))
+            left_s, total_s = tokens * STEP_S, tokens * STEP_S
+            while left_s > 0.0:  # each second of decoding meets prompts of 0.1 s, at this rate per second in all
+                until_s = chance.expovariate(prefilling / 0.1)
+                left_s -= until_s
+                total_s += 0.1 * (left_s > 0.0)
+            slow += total_s > tokens * TARGET_S
+        share = prefilling / (1.0 + prefilling)  # of all time, as the loop above lets them come in decoding time
+        expected = answers.slow(STEP_S, TARGET_S, share, 0.1)
+        assert expected == pytest.approx(slow / 3000, rel=1.0, abs=0.01)
+
+
+def test_more_prompts_make_more_answers_slow() -> None:
+    """The number of workers is found by raising it until the share is small: it must fall with less work each."""
+    answers = learned(40, 80, 160)
+    shares = [answers.slow(STEP_S, TARGET_S, share, 0.05) for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert shares[-1] > 0.2
