@@ -6,16 +6,15 @@ A piece of a trace is played open loop against `melld serve` with four CPU worke
 scaled so that the workers' small KV is what binds.  Worker-seconds come from the decision log (kept in --output): the
 time between `activate` and `retire`.  The simulator runs the same arrivals with that very run's median time between
 tokens and with the prefill rate of requests that were alone on the daemon before.  A request is good when its first
-token came within --ttft-s and its mean time between tokens is within --itl-ms.  With --step-ms every step of a worker
-lasts at least so long, whatever its batch, asleep for the rest: as on devices of their own, which
-do not wait for one another's cores.
+token came within --ttft-s and its mean time between tokens is within --itl-ms.  With --step-ms
+(--decode-ms, --prompt-token-ms) every step of a worker lasts at least so long, asleep for the rest: as on devices of
+their own, which do not wait for one another's cores.  `mell-slo` is given the two targets.
 """
 
 import argparse
 import asyncio
 import collections
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from live_load import Played, play, spread_ms
+from paced import paced_environment
 
 from melld.config import SchedulerConfig
 from melld.demo_model import make_demo_model
@@ -33,20 +33,9 @@ from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload, read_trace
 from tests.serve.daemon_process import DaemonProcess
 
-POLICIES = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
+POLICIES = ("best-fit", "worst-fit", "load-balance", "mell-plus", "mell-slo")
 BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096
 LONELY = 7
-# In every process of the daemon's: a step that is shorter than that waits.
-PACED = """
-import time
-from melld.engine import worker
-step = worker.Worker._step
-def paced(self):
-    end_s = time.monotonic() + {step_s}
-    step(self)
-    time.sleep(max(0.0, end_s - time.monotonic()))
-worker.Worker._step = paced
-"""
 Figures = dict[str, Any]
 
 
@@ -73,9 +62,11 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     settings |= {"idle.sleep_after_s": arguments.sleep_after_s, "idle.stop_after_s": 3600.0}
     for key, value in settings.items():
         flags += ["--set", f"{key}={json.dumps(value)}"]
-    paths = [str(arguments.output.resolve() / "paced")] if arguments.step_ms else []
-    environment = {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
-    with DaemonProcess(model, *flags, environment=environment) as daemon:
+    if policy == "mell-slo":
+        flags += ["--set", f"targets.itl_ms={arguments.itl_ms}", "--set", f"targets.ttft_s={arguments.ttft_s}"]
+    costs_s = [ms / 1e3 for ms in (arguments.step_ms, arguments.decode_ms, arguments.prompt_token_ms)]
+    environment = paced_environment(arguments.output / "paced", *costs_s)
+    with DaemonProcess(model, *flags, environment=environment, genuine=True) as daemon:
         daemon.wait_ready()
         asyncio.run(play(daemon.url, Workload([0.0] * 8, [64] * 8, [32] * 8), 1))  # every worker's first steps
         prefill_token_s = asyncio.run(lonely_prefill_token_s(daemon.url, max(workload.prompt_tokens)))
@@ -174,9 +165,6 @@ def main() -> None:
     """All policies, one after the other, a line each."""
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    if arguments.step_ms:
-        (arguments.output / "paced").mkdir(exist_ok=True)
-        (arguments.output / "paced" / "sitecustomize.py").write_text(PACED.format(step_s=arguments.step_ms / 1e3))
     workload = piece(arguments)
     print(f"{len(workload)} requests, {sum(workload.output_tokens)} tokens to be made", flush=True)
     rows = []
@@ -236,6 +224,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--worker-tokens", type=int, default=640, help="KV of each worker")
     parser.add_argument("--step-ms", type=float, default=0.0, help="a step takes at least so long")
+    parser.add_argument("--decode-ms", type=float, default=0.0, help="and so much longer for each request that decodes")
+    parser.add_argument("--prompt-token-ms", type=float, default=0.0, help="and for each token of a prompt")
     parser.add_argument("--sleep-after-s", type=float, default=1.0)
     parser.add_argument("--ttft-s", type=float, default=2.0)
     parser.add_argument("--itl-ms", type=float, default=100.0)
