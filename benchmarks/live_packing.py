@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from live_load import Played, play, spread_ms
-from paced import paced_environment
 
+from benchmarks.paced import paced_environment
 from melld.config import SchedulerConfig
 from melld.demo_model import make_demo_model
 from melld.simulator.experiment import SchedulerChoices, run_policy

@@ -12,7 +12,6 @@ the machine's two cores do not decide.  The model is a small one, that they keep
 import argparse
 import itertools
 import json
-import os
 import random
 import statistics
 import sys
@@ -22,29 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paced import paced_environment
 from benchmarks.setting import Setting, _cpu_devices
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
 STEP_S, PROMPT_TOKEN_S = 0.03, 0.00025
-PACED = f"""
-import time
-from melld.engine.worker import main
-made = main.Worker.__init__
-def paced(self, *arguments):
-    made(self, *arguments)
-    engine, budget = self._engine, self._parts.budget
-    step = engine.step_fn
-    def slow():
-        end_s = time.monotonic() + {STEP_S}
-        outputs = step()
-        end_s += {PROMPT_TOKEN_S} * (budget._in_flight[-1].prompt_tokens if budget._in_flight else 0)
-        time.sleep(max(0.0, end_s - time.monotonic()))
-        return outputs
-    engine.step_fn = slow
-main.Worker.__init__ = paced
-"""
-"""Run by every process of a daemon when it begins."""
 TODAY = """
 from melld.engine.worker.residency.budget import StepBudget
 StepBudget._prepare = lambda self: None
@@ -65,11 +47,8 @@ class Served:
     """A daemon whose workers are paced, and the prompts that no cache of it knows."""
 
     def __init__(self, name: str, model: Path, directory: Path, target_ms: float, change: str = "") -> None:
-        path = directory / name
-        path.mkdir()
-        (path / "sitecustomize.py").write_text(PACED + change)
-        environment = {"PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
-        flags = (*SMALL.serve_flags(2), "--set", f"scheduler.itl_target_ms={target_ms}")
+        environment = paced_environment(directory / name, STEP_S, 0.0, PROMPT_TOKEN_S, change)
+        flags = (*SMALL.serve_flags(2), "--set", f"targets.itl_ms={target_ms}")
         self.name = name
         self.daemon = DaemonProcess(model, *flags, environment=environment, genuine=True).wait_ready()
         self.operator = Operator(self.daemon)
