@@ -38,7 +38,7 @@ PROTOTYPE_GPU_S = {
     ("lmsys", "8b-4090", 34): 5638, ("lmsys", "8b-4090", 50): 5669,
 }  # fmt: skip
 """The rows, each with the GPU-seconds of the prototype that `mell-slo` is measured by."""
-SHORT_ROWS = (("conv20", "8b-4090", 34), ("conv20", "8b-h100", 50), ("arxiv", "13b-h100", 30), ("lmsys", "8b-4090", 50))
+SHORT_ROWS = (("conv20", "8b-4090", 50), ("arxiv", "13b-h100", 30), ("lmsys", "8b-4090", 50))
 OTHER_ROWS = (("day", "8b-4090", 50), ("waves", "8b-h100", 30), ("normal", "8b-4090", 34))
 SETTINGS: dict[str, dict[str, float]] = {
     "epochs of 0.1 s": {"epoch_s": 0.1},
@@ -171,7 +171,7 @@ def judged(row: Row, found: dict[str, Report]) -> tuple[list[str], list[str]]:
 
 def settings_table(traces: pathlib.Path) -> str:
     """Return other settings and other loads."""
-    policies = ("worst-fit", "mell-plus", "mell-slo")
+    policies = ("worst-fit", "mell-slo")
     lines = [f"| load, machines, target | setting | {' | '.join(policies)} |", "|---" * (len(policies) + 2) + "|"]
     cases = [(row, name, SETTINGS[name]) for row in SHORT_ROWS for name in SETTINGS]
     cases += [(row, "as in the table above", {}) for row in OTHER_ROWS]

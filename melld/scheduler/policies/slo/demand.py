@@ -5,7 +5,7 @@
     pace      beside an even share of the prompts, which come at random, at most 1 % of the answers are slow
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
-limits asked for in the last 20 seconds.  Never wakes a worker.
+limits asked for in the last 15 seconds.  Never wakes a worker.
 """
 
 import collections
@@ -18,7 +18,7 @@ from melld.scheduler.policies.slo.models import StepModel
 MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 0.01
 STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.007
 """Limits for fewer workers than now."""
-MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 20.0
+MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 
