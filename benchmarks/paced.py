@@ -27,7 +27,7 @@ main.Worker.__init__ = paced
 def paced_environment(
     directory: Path, step_s: float, decode_s: float, prompt_token_s: float, more: str = ""
 ) -> dict[str, str]:
-    """Return the environment of a genuine daemon whose processes begin with that program and `more`, written to `directory`."""
+    """Return the environment of a daemon whose processes begin with that program and `more`, written to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     program = PACED.format(step_s=step_s, decode_s=decode_s, prompt_token_s=prompt_token_s)
     (directory / "sitecustomize.py").write_text(program + more)
