@@ -10,14 +10,15 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import tomli_w
 
 from melld.api.keys import load_keys
 from melld.api.reach import refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
-from melld.cli.toml_text import toml_text
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, make_slots
@@ -120,3 +121,14 @@ def _report(config: Config, *, as_json: bool) -> str:
     if as_json:
         return msgspec.json.encode(effective).decode()
     return f"ok\n\n{toml_text(effective)}".rstrip()
+
+
+def toml_text(tables: Mapping[str, Any]) -> str:
+    """Return `tables` as TOML, without what is unset: TOML has no null."""
+    return tomli_w.dumps(_set(tables))
+
+
+def _set(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _set(one) for key, one in value.items() if one is not None}
+    return [_set(one) for one in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.cli.toml_text import toml_text
+from melld.cli.check_config import toml_text
 from melld.config import parse_config
 from tests.forked import run_melld
 

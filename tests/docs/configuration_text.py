@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from melld.cli.check_config import toml_text
 from melld.cli.config_flags import PLAIN_FLAGS
-from melld.cli.toml_text import toml_text
 from melld.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -114,8 +114,7 @@ def _value(value: object) -> str:
         return "(unset)"
     if isinstance(value, tuple | list | dict) and not value:
         return "`{}`" if isinstance(value, dict) else "`[]`"
-    line = toml_text({"table": {"key": value}}).splitlines()[1]
-    return f"`{line.removeprefix('key = ')}`"
+    return f"`{toml_text({'key': value}).removeprefix('key = ').rstrip()}`"
 
 
 def _type_text(kind: object) -> str:
