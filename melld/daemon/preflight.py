@@ -25,7 +25,7 @@ class CannotListen(MelldError):
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
-    targets = promised(config.targets.itl_s, config.targets.ttft_s)
+    targets = promised(config.targets.itl_s, config.targets.ttft_s, config.targets.shed)
     return SchedulerSettings(
         cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s, targets=targets),
         retire_after_s=config.idle.sleep_after_s,

@@ -25,7 +25,7 @@ class RequestQueue:
     """The requests that wait for room, seen from the driver."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self.sent_away: Counter[str] = Counter({Reason.QUEUE_FULL: 0, Reason.WAITED_TOO_LONG: 0})
+        self.sent_away: Counter[str] = Counter({Reason.QUEUE_FULL: 0, Reason.WAITED_TOO_LONG: 0, Reason.TOO_LATE: 0})
         """Requests sent away, by reason."""
         self._fleet = fleet
         self._clock = clock

@@ -31,11 +31,11 @@ class Targets(msgspec.Struct, frozen=True):
         return max(self.ttft_s, self.prefill_times * prefill_s)
 
 
-def promised(itl_s: float | None, ttft_s: float) -> Targets:
+def promised(itl_s: float | None, ttft_s: float, sheds: bool) -> Targets:
     """Return the targets of a service with this configuration.
 
     Where none is configured the pace is one that is faster than people read, on a slow model half of its best.
     """
     if itl_s is not None:
-        return Targets(itl_s=itl_s, ttft_s=ttft_s)
-    return Targets(itl_s=DEFAULT_ITL_S, itl_steps=DEFAULT_ITL_STEPS, ttft_s=ttft_s)
+        return Targets(itl_s=itl_s, ttft_s=ttft_s, sheds=sheds)
+    return Targets(itl_s=DEFAULT_ITL_S, itl_steps=DEFAULT_ITL_STEPS, ttft_s=ttft_s, sheds=sheds)

@@ -3,11 +3,14 @@
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from melld.cli import main
-from melld.daemon.preflight import check_model, check_policy, ready_text
+from melld.config import Config, ModelConfig, TargetsConfig
+from melld.daemon.preflight import check_model, check_policy, ready_text, scheduler_settings
 from melld.errors import ConfigError
+from melld.scheduler.targets import Targets, promised
 
 
 def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +50,12 @@ def test_an_unknown_policy_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"none of best-fit, .*did you mean 'mell-plus'\?"):
         check_policy("mell_plus")
     check_policy("mell-plus")
+
+
+def test_nobody_is_sent_away_for_a_target_unless_configured() -> None:
+    """Whoever sets nothing gets all requests served, if more slowly."""
+    config = Config(model=ModelConfig(path="m"))
+    targets = scheduler_settings(config).cluster.targets
+    assert targets == promised(None, 2.0, sheds=False)
+    strict = msgspec.structs.replace(config, targets=TargetsConfig(itl_ms=40.0, ttft_s=1.0, shed=True))
+    assert scheduler_settings(strict).cluster.targets == Targets(itl_s=0.04, ttft_s=1.0, sheds=True)
