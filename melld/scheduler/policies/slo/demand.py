@@ -19,8 +19,6 @@ MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 0.01
 STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.007
 """Limits for fewer workers than now."""
 MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
-BURST_S, BURST_DEVIATIONS = 5.0, 4.0
-"""Prompts of the last seconds count alone where they exceed the mean by so many standard deviations."""
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 
@@ -34,7 +32,7 @@ class Demand:
         self._cluster = cluster
         self._steps = steps
         self._answers = answers
-        self._accepted = self._squares = self._lately = 0.0
+        self._accepted = self._squares = 0.0
         self._at_s = 0.0
         self._begun_s: float | None = None
         self._used: collections.deque[tuple[float, int]] = collections.deque()
@@ -45,7 +43,6 @@ class Demand:
         self._fade()
         self._accepted += prefill_s / MEAN_S
         self._squares += prefill_s * prefill_s / MEAN_S
-        self._lately += prefill_s / BURST_S
         if self._begun_s is None and prefill_s > 0.0:
             self._begun_s = self._at_s
 
@@ -106,20 +103,15 @@ class Demand:
         return workers
 
     def _prefilling(self) -> float:
-        """Return the seconds of prompts accepted per second, lately; soon after the start over the time since then.
-
-        Where those of the last seconds are more than chance explains, they count instead: the load has changed.
-        """
-        if self._begun_s is None or not self._accepted:
+        """Return the seconds of prompts accepted per second, lately; soon after the start over the time since then."""
+        if self._begun_s is None:
             return 0.0
-        usual = self._accepted / max(1.0 - math.exp((self._begun_s - self._at_s) / MEAN_S), LEAST_SEEN)
-        chance = BURST_DEVIATIONS * math.sqrt(usual * self._squares / self._accepted / (2.0 * BURST_S))
-        return self._lately if self._lately > usual + chance else usual
+        seen = 1.0 - math.exp((self._begun_s - self._at_s) / MEAN_S)
+        return self._accepted / max(seen, LEAST_SEEN)
 
     def _fade(self) -> None:
         now_s = self._cluster.now_s
         kept = math.exp((self._at_s - now_s) / MEAN_S)
         self._accepted *= kept
         self._squares *= kept
-        self._lately *= math.exp((self._at_s - now_s) / BURST_S)
         self._at_s = now_s

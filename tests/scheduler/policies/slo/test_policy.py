@@ -106,13 +106,3 @@ def test_a_pace_that_no_step_keeps_starves_nobody() -> None:
     report = simulate("mell-slo", few, one_by_one(*((10.0 * number, 100, 20) for number in range(20))))
     assert report.refused == 0
     assert report.ttft_attainment == 1.0
-
-
-def test_prompts_that_come_much_faster_than_before_are_not_averaged_away() -> None:
-    """A burst after minutes of calm needs its workers now, not when a long mean has noticed it."""
-    calm = [(2.0 * number, 500, 20) for number in range(150)]
-    burst = [(300.0 + 0.05 * number, 500, 60) for number in range(600)]
-    report = simulate("mell-slo", ROOMY, one_by_one(*calm, *burst))
-    assert report.peak_gpus >= 3
-    assert report.attainment is not None
-    assert report.attainment > 0.8
