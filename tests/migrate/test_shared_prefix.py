@@ -18,7 +18,7 @@ def test_chats_with_one_long_system_prompt_run_at_once(bench: Bench) -> None:
     streams = []
     for number in range(CHATS):
         prompt = [*SYSTEM_PROMPT, 100 + number]
-        streams.append(Stream(bench.daemon, {"prompt": prompt, "max_tokens": 1500, "ignore_eos": True}))
+        streams.append(Stream(bench.daemon, {"prompt": prompt, "max_tokens": 2500, "ignore_eos": True}))
         streams[-1].wait_chunks(2)
     status = bench.operator.status()
     assert (len(status["requests"]), status["queued_requests"]) == (CHATS, 0)

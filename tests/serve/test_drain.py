@@ -51,8 +51,8 @@ def state_of(operator: Operator, worker: str) -> Any:
 
 def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
     """Every answer is the answer, and the worker has no process when the command returns."""
-    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 300)) for number in range(STREAMS)]]
-    streams = [Stream(daemon, body(number, 300)) for number in range(STREAMS)]
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 600)) for number in range(STREAMS)]]
+    streams = [Stream(daemon, body(number, 600)) for number in range(STREAMS)]
     for stream in streams:
         stream.wait_chunks(3)
     here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
