@@ -77,6 +77,11 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         help="delay until an activated GPU computes (default: 0)",
     )
+    _add_targets(group)
+    _add_links(group)
+
+
+def _add_targets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--itl-target-ms",
         metavar="T",
@@ -90,6 +95,9 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         help="time until the first token, or four times as long as the prompt takes alone (default with "
         "--itl-target-ms: 2)",
     )
+
+
+def _add_links(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--link-rate",
         metavar="BYTES",
