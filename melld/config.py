@@ -219,8 +219,7 @@ class IdleConfig(_Table, frozen=True, kw_only=True):
 
     First it sleeps: its process stays warm, it gets no requests while others have room, and it answers at once when
     needed.  Then its process ends, which frees its memory and power; requests that need it wait for its start, which
-    takes little longer than loading the weights.  (vLLM's own sleep mode is not used: KV in the memory that it manages
-    cannot be shared with other workers.)
+    takes little longer than loading the weights.
     """
 
     sleep_after_s: Seconds = 60.0
