@@ -120,7 +120,7 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that clients may use, in the order given."""
+        """Return all names that clients may use, in the order given."""
         given = self.name if self.name is not None else self.vllm_option(SERVED_MODEL_NAME)
         if given is None:
             return (self.path.rstrip("/").rsplit("/", 1)[-1],)
@@ -143,7 +143,7 @@ class CpuDevices(_Table, frozen=True, kw_only=True):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """The KV cache of each worker, in bytes."""
+        """Return the KV cache of each worker, in bytes."""
         return parse_bytes(self.kv_bytes, "devices.cpu.kv_bytes")
 
 
@@ -208,7 +208,7 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
-        """The limit of a link's copies as a number, or None for no limit."""
+        """Return the limit of a link's copies as a number, or None for no limit."""
         if self.link_bytes_per_s is None:
             return None
         return float(parse_bytes(self.link_bytes_per_s, "migration.link_bytes_per_s"))

@@ -33,7 +33,7 @@ class Admission:
         why_closed: Callable[[], str | None],
         known_clients: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`why_closed` says in a few words why no call is admitted, or None if calls are."""
+        """Take `why_closed`, which says in a few words why no call is admitted, or None if calls are."""
         self._max_concurrent = max_concurrent
         self._why_closed = why_closed
         self._known_clients = known_clients
@@ -45,7 +45,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Number of running calls."""
+        """Return the number of running calls."""
         return len(self._calls)
 
     def why_closed(self) -> str | None:
@@ -119,7 +119,7 @@ class Admission:
 
     @property
     def aborted(self) -> bool:
-        """Whether the daemon, not the client, has cancelled a cancelled call."""
+        """Return whether the daemon, not the client, has cancelled a cancelled call."""
         return self.door is Door.ABORTED
 
 

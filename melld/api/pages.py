@@ -24,11 +24,11 @@ class Facts(Protocol):
 
     @property
     def state(self) -> State:
-        """vLLM's serving classes."""
+        """Return vLLM's serving classes."""
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The metrics."""
+        """Return the metrics."""
 
     def status(self) -> DaemonStatus:
         """Return the daemon's present status."""

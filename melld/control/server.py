@@ -37,7 +37,7 @@ class ControlContext(Protocol):
 
     @property
     def operations(self) -> Mapping[str, Operation]:
-        """Operations by their name in the path.  Read at every call: the mapping may grow."""
+        """Return the operations by their name in the path.  Read at every call: the mapping may grow."""
         ...
 
     def status(self) -> DaemonStatus:

@@ -28,12 +28,12 @@ class Attainment:
 
     @property
     def itl_target_s(self) -> float | None:
-        """The pace that requests are promised, in seconds per token; None: any."""
+        """Return the pace that requests are promised, in seconds per token; None: any."""
         return self._targets.pace_s(self._steps.lone_step_s())
 
     @property
     def ttft_target_s(self) -> float:
-        """The least time that a first token may take, in seconds."""
+        """Return the least time that a first token may take, in seconds."""
         return self._targets.ttft_s
 
     def heard(self, event: events.AnyEvent, commands: Sequence[events.AnyCommand]) -> None:

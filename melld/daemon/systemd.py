@@ -40,7 +40,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beat_interval_s(self) -> float:
-        """How often to tell the manager that all is well: twice in its watchdog's period."""
+        """Return how often to tell the manager that all is well: twice in its watchdog's period."""
         return STATUS_INTERVAL_S if self.watchdog_s is None else min(STATUS_INTERVAL_S, self.watchdog_s / 2)
 
     def listening_sockets(self, name: str = "api") -> list[socket.socket]:

@@ -193,7 +193,7 @@ class Driver:
 
     @property
     def links(self) -> Mapping[tuple[WorkerId, WorkerId], KvLink]:
-        """The link from each worker to each other one."""
+        """Return the link from each worker to each other one."""
         return self.executor.links
 
     def is_pinned(self, request: RequestId) -> bool:

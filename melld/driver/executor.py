@@ -66,7 +66,7 @@ class Move:
 
     @property
     def link(self) -> tuple[WorkerId, WorkerId]:
-        """Source and destination."""
+        """Return source and destination."""
         return self.migration.wish.source, self.migration.wish.destination
 
 

@@ -127,7 +127,7 @@ class WantedMoves:
 
     @property
     def deferred(self) -> list[Deferred]:
-        """The deferred moves, each with its reason."""
+        """Return the deferred moves, each with its reason."""
         return list(self.planner.waiting.values())
 
     def why_deferred(self, request: RequestId) -> str:

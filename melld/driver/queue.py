@@ -67,7 +67,7 @@ class RequestQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """How long the last placed request waited: an estimate for the next."""
+        """Return how long the last placed request waited: an estimate for the next."""
         return min(MAX_RETRY_AFTER_S, max(1.0, self._last_wait_s))
 
     def collect(self) -> Metric:

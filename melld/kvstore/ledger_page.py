@@ -39,22 +39,22 @@ class WorkerBlocks(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that a request can take now."""
+        """Return how many blocks a request can take now."""
         return self.total_blocks - self.used_blocks
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all the blocks."""
+        """Return the bytes of all the blocks."""
         return self.geometry.bytes_for_blocks(self.total_blocks)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks in use."""
+        """Return the bytes of the blocks in use."""
         return self.geometry.bytes_for_blocks(self.used_blocks)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the blocks that a request can take now."""
+        """Return the bytes of the blocks that a request can take now."""
         return self.geometry.bytes_for_blocks(self.free_blocks)
 
 

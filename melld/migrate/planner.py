@@ -121,7 +121,7 @@ class Planner:
 
     @property
     def is_idle(self) -> bool:
-        """True if no move waits or is under way."""
+        """Return True if no move waits or is under way."""
         return not self.waiting and not self._flights
 
     def respect(self, boundaries: Boundaries) -> None:

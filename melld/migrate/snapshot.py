@@ -124,7 +124,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens together."""
+        """Return the number of prompt and output tokens together."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @classmethod

@@ -36,7 +36,7 @@ class Reason(enum.StrEnum):
 
     @property
     def sentence(self) -> str:
-        """The reason in plain words."""
+        """Return the reason in plain words."""
         return _SENTENCES[self]
 
 

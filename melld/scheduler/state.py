@@ -108,7 +108,7 @@ class Request:
 
     @property
     def is_movable(self) -> bool:
-        """True if a policy may move the request: it runs, is not moving, and is not pinned."""
+        """Return True if a policy may move the request: it runs, is not moving, and is not pinned."""
         return self.state is RUNNING and not self.pinned
 
     def after(self, event: str) -> RequestState:
@@ -187,17 +187,17 @@ class Worker:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes free now; negative if growth or lost capacity has overfilled the worker."""
+        """Return the bytes free now; negative if growth or lost capacity has overfilled the worker."""
         return self.capacity_bytes - self.used_bytes
 
     @property
     def settled_free_bytes(self) -> int:
-        """Bytes that will be free once every move in flight has committed."""
+        """Return the bytes that will be free once every move in flight has committed."""
         return self.capacity_bytes - self.used_bytes + self.leaving_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Sum of the full sizes of all running and arriving requests."""
+        """Return the sum of the full sizes of all running and arriving requests."""
         return self.used_bytes + self.shared_bytes
 
     def frees_bytes(self, kv_bytes: int) -> int:

@@ -12,23 +12,23 @@ class ClusterView(Protocol):
 
     @property
     def requests(self) -> Mapping[RequestId, Request]:
-        """All that have not ended."""
+        """Return all that have not ended."""
 
     @property
     def workers(self) -> Mapping[WorkerId, Worker]:
-        """All that the scheduler may use, awake or not."""
+        """Return all that the scheduler may use, awake or not."""
 
     @property
     def active(self) -> Mapping[WorkerId, Worker]:
-        """Those that are awake and take requests."""
+        """Return those that are awake and take requests."""
 
     @property
     def draining(self) -> Mapping[WorkerId, Worker]:
-        """Those that are awake and take none."""
+        """Return those that are awake and take none."""
 
     @property
     def now_s(self) -> float:
-        """The time of the last event."""
+        """Return the time of the last event."""
 
     def could_hold(self, kv_bytes: int) -> bool:
         """Return True where some worker that takes requests would hold so much if it were empty."""

@@ -42,7 +42,7 @@ class WaitingQueue:
 
     @property
     def newcomers(self) -> int:
-        """Number of waiting requests that never had a worker."""
+        """Return the number of waiting requests that never had a worker."""
         return len(self.requests) - len(self._displaced)
 
     def add(self, request: Request, displaced: bool = False) -> None:

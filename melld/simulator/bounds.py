@@ -35,7 +35,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> int:
-        """The greatest bound, hence the tightest."""
+        """Return the greatest bound, hence the tightest."""
         return max(self.volume, self.counting, self.l2, self.dual, self.exact or 0)
 
 

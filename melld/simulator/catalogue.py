@@ -29,7 +29,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights in half precision."""
+        """Return the memory of the weights in half precision."""
         return self.parameters * HALF_PRECISION_BYTES
 
 

@@ -37,17 +37,17 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block."""
+        """Return the bytes of one KV block."""
         return self.block_tokens * self.bytes_per_token
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest request that one worker can hold alone."""
+        """Return the tokens of the longest request that one worker can hold alone."""
         return self.capacity_bytes // self.block_bytes * self.block_tokens
 
     @property
     def instant_moves(self) -> bool:
-        """True if a move is done as soon as it is decided."""
+        """Return True if a move is done as soon as it is decided."""
         return self.link is None and self.failure_rate == 0.0
 
     def kv_bytes_of(self, tokens: Sequence[int]) -> list[int]:

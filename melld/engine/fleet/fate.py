@@ -43,7 +43,7 @@ class Fate:
 
     @property
     def killer(self) -> str:
-        """Who sent it SIGKILL, in words."""
+        """Return who sent it SIGKILL, in words."""
         if self._killed_here:
             return "by melld"
         return (

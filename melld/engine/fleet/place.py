@@ -114,28 +114,28 @@ class Place:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker takes requests at once."""
+        """Return whether the worker takes requests at once."""
         return self.state in WARM
 
     @property
     def loading(self) -> str:
-        """What the worker does while it starts, in words; empty otherwise."""
+        """Return what the worker does while it starts, in words; empty otherwise."""
         process = self.process
         return "" if process is None or process.asked_to_end or self.is_ready else process.doing
 
     @property
     def doing(self) -> str:
-        """What the worker does, in words."""
+        """Return what the worker does, in words."""
         return self.loading or self.state.value
 
     @property
     def given_up(self) -> bool:
-        """Whether it has died while loading too often to be restarted without an operator."""
+        """Return whether it has died while loading too often to be restarted without an operator."""
         return self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS
 
     @property
     def back_off_s(self) -> float:
-        """Seconds to wait before the next start."""
+        """Return the seconds to wait before the next start."""
         return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.setbacks - 1))
 
     def died(self, was_ready: bool) -> None:

@@ -44,7 +44,7 @@ class FleetListener(Protocol):
 
     @property
     def executor(self) -> MoveKeeper:
-        """The executor of migrations."""
+        """Return the executor of migrations."""
 
     def handle(self, event: events.AnyEvent) -> None:
         """Act on an event before returning."""

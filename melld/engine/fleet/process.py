@@ -108,7 +108,7 @@ class WorkerProcess:
 
     @property
     def doing(self) -> str:
-        """The stage of its start that it last reported, in words."""
+        """Return the stage of its start that it last reported, in words."""
         if not self.pid:
             return "importing PyTorch and vLLM (takes a while the first time)"
         return f"{self._stage} ({self._progress})" if self._progress else self._stage

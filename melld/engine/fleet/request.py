@@ -79,12 +79,12 @@ class Live(msgspec.Struct):
 
     @property
     def is_new(self) -> bool:
-        """Whether it starts from its prompt: it has no token and has left no worker."""
+        """Return whether it starts from its prompt: it has no token and has left no worker."""
         return self.lease == 0 and not self.output_token_ids
 
     @property
     def kills_workers(self) -> bool:
-        """Whether it has been there at too many deaths to be tried again."""
+        """Return whether it has been there at too many deaths to be tried again."""
         return self.deaths >= MAX_DEATHS or self.harms >= MAX_HARMS
 
     def is_of(self, worker: WorkerId, lease: int) -> bool:

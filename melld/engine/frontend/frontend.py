@@ -155,7 +155,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     def __init__(
         self, judges: Judges, failures: Failures, turns: Turns, states: dict[str, Any], **arguments: Any
     ) -> None:
-        """`states` will be those of the requests, by their names."""
+        """Keep the states of requests in `states`, by their names."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
         self.judges = judges

@@ -24,7 +24,7 @@ class PromptLogprobs:
     def __init__(
         self, states: Mapping[str, Any], put_back: Callable[[EngineCoreOutputs], None], turns: Turns, piece: int = PIECE
     ) -> None:
-        """`states` are vLLM's, by request; `put_back` takes outputs that are no longer held back."""
+        """Take vLLM's `states` by request; `put_back` takes outputs that are no longer held back."""
         self._states = states
         self._put_back = put_back
         self._turns = turns

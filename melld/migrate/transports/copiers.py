@@ -32,7 +32,7 @@ class Copiers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Ways that have not failed, the one in use first."""
+        """Return the ways that have not failed, the one in use first."""
         return tuple(self._ways)
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:

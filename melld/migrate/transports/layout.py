@@ -32,7 +32,7 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of all layers."""
+        """Return the bytes of one block of all layers."""
         return self.chunk_bytes * len(self.chunk_offsets)
 
     def fits(self, other: "KvLayout") -> bool:
@@ -41,7 +41,7 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def even_step(self) -> int | None:
-        """The distance between neighbouring chunks if it is the same for all (0 for a single chunk), else None."""
+        """Return the distance between neighbouring chunks if all have the same (0 for a single chunk), else None."""
         steps = {b - a for a, b in itertools.pairwise(self.chunk_offsets)}
         return steps.pop() if len(steps) == 1 else (None if steps else 0)
 

@@ -32,7 +32,7 @@ class Item:
 
     @property
     def is_fixed(self) -> bool:
-        """True if the item may not be moved: part of it is moving, or an operator has pinned its request."""
+        """Return True if the item may not be moved: part of it is moving, or an operator has pinned its request."""
         return self.moving > 0 or (not self.grouped and any(request.pinned for request in self.sizes))
 
     def add(self, request: Request, projected_bytes: int, limits: Limits) -> None:
@@ -96,7 +96,7 @@ class Bin:
 
     @property
     def is_open(self) -> bool:
-        """True if the proof demands one more S or M here."""
+        """Return True if the proof demands one more S or M here."""
         return S <= self.klass <= M and self.weight_sixths < FULL_SIXTHS
 
 

@@ -94,7 +94,7 @@ class BinBook:
         return item, bin_
 
     def put_in(self, item: Item, bin_: Bin) -> None:
-        """MellPlan the item for the bin."""
+        """Plan the item for the bin."""
         assert item.bin is None
         item.bin = bin_
         bin_.items[item] = None

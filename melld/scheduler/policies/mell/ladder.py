@@ -18,7 +18,7 @@ class Ranked(Protocol):
 
     @property
     def order(self) -> int:
-        """A unique number."""
+        """Return a unique number."""
 
 
 R = TypeVar("R", bound=Ranked)

@@ -67,5 +67,5 @@ class Lifetimes:
 
     @property
     def pace(self) -> float:
-        """Seconds that correspond to one second of the settings."""
+        """Return the seconds that correspond to one second of the settings."""
         return min(max(self.mean_s / REFERENCE_S, FASTEST), SLOWEST)

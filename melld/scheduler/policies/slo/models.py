@@ -31,7 +31,7 @@ class StepModel:
 
     @property
     def known(self) -> bool:
-        """True once a step was seen."""
+        """Return True once a step was seen."""
         return self._prior is not None
 
     def observe(self, worker: Worker, pace: WorkerPace) -> None:
