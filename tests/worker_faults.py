@@ -2,13 +2,16 @@
 
 Owns the points, and the wrappers that are put around the worker's methods in a process that the nursery forks.  The
 worker's own code knows nothing of them.  `MELLD_FAULTS` names a directory: a file `WORKER.POINT.SIGNAL` in it
-(`w1.attached.KILL`) is removed, and its signal sent to the process, when the worker reaches the point.
+(`w1.attached.KILL`) is removed, and its signal sent to the process, when the worker reaches the point.  While a file
+`slow` is there, no worker makes more than twenty steps in a second.
 """
 
+import contextlib
 import functools
 import os
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,17 @@ SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "ABRT": signal.SIGABR
 PULLED = "pulled"
 """The point, on a copying thread, between the copy of a piece and its check, for the `DAMAGES`."""
 DAMAGES = ("CORRUPT", "SHORT")
+SLOW, SLOW_STEP_S = "slow", 0.05
+
+
+@contextlib.contextmanager
+def slowed(directory: Path) -> Iterator[None]:
+    """Hold the streams of these workers to the pace of a large model: who looks finds them running, however late."""
+    (directory / SLOW).touch()
+    try:
+        yield
+    finally:
+        (directory / SLOW).unlink()
 
 
 class FaultPoints:
@@ -48,6 +62,12 @@ class FaultPoints:
         for name, number in SIGNALS.items():
             if self.take(point, name):
                 os.kill(os.getpid(), number)
+
+    def after_step(self) -> None:
+        """Suffer a fault of any step; take as long as a large model would while all are to be slow."""
+        self.reach("step")
+        if (self._directory / SLOW).exists():
+            time.sleep(SLOW_STEP_S)
 
     def take(self, point: str, fault: str) -> bool:
         """Return True, once, if this fault is set for this point."""
@@ -116,7 +136,7 @@ def inject(directory: Path) -> None:
     _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
     _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
-    _wrap(Moves, "after_report", after=lambda _: reach("step"))
+    _wrap(Moves, "after_report", after=lambda _: known[0].after_step())
     _wrap(Residency, "take_warmed", after=lambda warmed: reach("warmed") if warmed else None)
     _wrap(Residency, "copy_began", before=lambda *_: reach("copying"))
     _wrap(Residency, "copy_ended", after=lambda _: reach("copied"))

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -13,10 +13,12 @@ import pytest
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.api.http_client import CHAT, COMPLETIONS, request
+from tests.forked import ForkedPython
 
 LONGEST_S = 0.05
-TRIES = 3
-"""On a busy machine the loop may be kept waiting while another thread works: what a body does, it does each time."""
+TRIES = 12
+"""What a body does, it does each time: the least of so many is held against the limit.  On a busy machine the loop is
+kept waiting while another thread works, and the processor is half as quick while its other half works."""
 BODY_BYTES = 8 << 20
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
@@ -161,15 +163,24 @@ class App(NamedTuple):
         self.asked.flush()
         return float(self.told.readline())
 
+    def least_s(self, ask: Callable[[], None]) -> float:
+        """The least of these times, of several tries; the first that is short enough is enough."""
+        found = []
+        for _ in range(TRIES):
+            self.longest_s()
+            ask()
+            found.append(self.longest_s())
+            if found[-1] < LONGEST_S:
+                break
+        return min(found)
+
 
 @pytest.fixture(scope="module")
 def app(demo_model: Path) -> Iterator[App]:
     """An API with a worker that takes no time: what is measured is the daemon's own part."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.api.loop_app", str(demo_model)]
+    command = [sys.executable, "-m", "tests.api.loop_app", str(demo_model)]
     environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with ForkedPython(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         app = App(process.stdout.readline().strip(), process.stdin, process.stdout)
@@ -181,16 +192,13 @@ def app(demo_model: Path) -> Iterator[App]:
 def test_the_loop_turns_on_whatever_the_body(app: App, body: Body) -> None:
     """One client's megabytes are no pause in everybody's streams."""
     sent = body.build()
-    longest_s = []
-    for _ in range(TRIES):
-        app.longest_s()
+
+    def ask() -> None:
         answer = request(app.url, "POST", body.path, sent)
-        longest_s.append(app.longest_s())
         assert answer.status == 400, answer.body[:500]
         assert len(answer.body) < 5000
-        if longest_s[-1] < LONGEST_S:
-            return
-    raise AssertionError(f"{longest_s}: {answer.body[:500]!r}")
+
+    assert app.least_s(ask) < LONGEST_S
 
 
 @pytest.mark.parametrize("asked", CALLS_AT_THEIR_WORST, ids=lambda asked: asked.name)
@@ -198,23 +206,19 @@ def test_the_loop_turns_on_whatever_is_asked_for(app: App, asked: Asked) -> None
     """One client's large answer, long conversation or many prompts are no pause either."""
     one_token = {"max_output_tokens" if asked.path == RESPONSES else "max_tokens": 1}
     sent = json.dumps((one_token if asked.path != TOKENIZE else {}) | asked.fields).encode()
-    longest_s = []
-    for _ in range(TRIES):
-        app.longest_s()
+
+    def ask() -> None:
         answer = request(app.url, "POST", asked.path, sent)
-        longest_s.append(app.longest_s())
         assert answer.status == asked.status, answer.body[:500]
-        if longest_s[-1] < LONGEST_S:
-            return
-    raise AssertionError(f"{longest_s}")
+
+    assert app.least_s(ask) < LONGEST_S
 
 
 def test_the_loop_turns_on_while_a_body_is_inflated(app: App) -> None:
     """What is small on the wire is not small here."""
     sent = gzip.compress(BODIES[0].build())
-    longest_s = []
-    for _ in range(TRIES):
-        app.longest_s()
+
+    def ask() -> None:
         assert request(app.url, "POST", COMPLETIONS, sent, {"Content-Encoding": "gzip"}).status == 400
-        longest_s.append(app.longest_s())
-    assert min(longest_s) < LONGEST_S
+
+    assert app.least_s(ask) < LONGEST_S

@@ -12,6 +12,7 @@ from tests.api.http_client import CHAT, request
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.vision_model import make_vision_model, picture
+from tests.worker_faults import slowed
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     model = tmp_path_factory.mktemp("models") / "vision"
     make_vision_model(model)
     flags = ["--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf"]
-    with DaemonProcess(model, *flags) as process:
+    with DaemonProcess(model, *flags, harmable=True) as process:
         process.wait_ready()
         Operator(process).wait_linked(process)
         yield process
@@ -34,11 +35,11 @@ def operator(daemon: DaemonProcess) -> Iterator[Operator]:
     operator.wait_idle()
 
 
-def about(image: str, max_tokens: int = 240) -> dict[str, Any]:
+def about(image: str) -> dict[str, Any]:
     """A question about the picture."""
     content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": image}}]
     messages = [{"role": "user", "content": content}]
-    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return {"messages": messages, "max_tokens": 80, "temperature": 0, "ignore_eos": True}
 
 
 def test_an_image_is_seen_by_every_worker_that_gets_it(daemon: DaemonProcess, operator: Operator) -> None:
@@ -46,10 +47,11 @@ def test_an_image_is_seen_by_every_worker_that_gets_it(daemon: DaemonProcess, op
     answers = []
     for image in (picture(1), picture(2)):
         streams = []
-        for _ in range(2):  # one after the other: the second time it might be known already
-            streams.append(Stream(daemon, about(image, 600)))
-            streams[-1].wait_chunks(5)
-        assert {one["worker"] for stream in streams for one in operator.requests_of(stream)} == {"w0", "w1"}
+        with slowed(daemon.faults):
+            for _ in range(2):  # one after the other: the second time it might be known already
+                streams.append(Stream(daemon, about(image)))
+                streams[-1].wait_chunks(3)
+            assert {one["worker"] for stream in streams for one in operator.requests_of(stream)} == {"w0", "w1"}
         answers += [stream.result() for stream in streams]
         operator.wait_idle()
     first, again, other, other_again = answers
@@ -62,9 +64,10 @@ def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator
     """By its blocks, and by its tokens, for which the destination has to see the image too."""
     image = picture(3)
     unmoved = Stream(daemon, about(image) | {"cache_salt": "unmoved"}).result()
-    stream = Stream(daemon, about(image) | {"cache_salt": via})
-    stream.wait_chunks(12)
-    [report] = operator.move(stream, via)
+    with slowed(daemon.faults):
+        stream = Stream(daemon, about(image) | {"cache_salt": via})
+        stream.wait_chunks(12)
+        [report] = operator.move(stream, via)
     assert (report["outcome"], report["via"]) == ("committed", via)
     assert stream.result() == unmoved
     assert unmoved.error is None
@@ -74,11 +77,12 @@ def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, oper
     """kill -9 in mid-answer: the next worker is given the image along with the tokens."""
     image = picture(4)
     unmoved = Stream(daemon, about(image)).result()
-    stream = Stream(daemon, about(image))
-    stream.wait_chunks(12)
-    [one] = operator.requests_of(stream)
-    [pid] = [worker["pid"] for worker in operator.status()["workers"] if worker["worker"] == one["worker"]]
-    os.kill(pid, signal.SIGKILL)
+    with slowed(daemon.faults):
+        stream = Stream(daemon, about(image))
+        stream.wait_chunks(12)
+        [one] = operator.requests_of(stream)
+        [pid] = [worker["pid"] for worker in operator.status()["workers"] if worker["worker"] == one["worker"]]
+        os.kill(pid, signal.SIGKILL)
     assert stream.result() == unmoved
     assert unmoved.error is None
 

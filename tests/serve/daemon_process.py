@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from melld.control.client import ControlClient
+from tests import worker_faults
 from tests.forked import ForkedPython, run_melld
 
 HAND_OVER = """
@@ -37,14 +38,19 @@ class DaemonProcess:
         handed: socket.socket | None = None,
         program: Sequence[str] = ("-m", "melld"),
         genuine: bool = False,
+        harmable: bool = False,
     ) -> None:
         """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.
 
         `program`: what Python runs, for a daemon with a fault of its own.  `genuine`: a process that makes all of its
-        imports itself, as a user's does, not a fork of one that has made them.
+        imports itself, as a user's does, not a fork of one that has made them.  `harmable`: its workers can be harmed.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="melld-")
         self.runtime_directory = Path(self._directory.name) / "run"
+        self.faults = Path(self._directory.name) / "faults"
+        """What its workers are to suffer (`tests.worker_faults`), if they are harmable."""
+        self.faults.mkdir()
+        harm = {worker_faults.VARIABLE: str(self.faults)} if harmable else {}
         command = [sys.executable, *program, "serve", "--port", "0", "--model", str(model), "--name", "demo"]
         command += ["--runtime-directory", str(self.runtime_directory), *arguments]
         if handed is not None:
@@ -57,7 +63,7 @@ class DaemonProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | harm | (environment or {}),
             pass_fds=() if handed is None else (handed.fileno(),),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -16,9 +16,10 @@ from melld.control.client import ControlClient
 from melld.control.messages import Drain
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
 
 STREAMS = 24
-BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 160}
+BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 120}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
     """Two workers, a policy that moves nothing of itself, and a decision log that cannot be written."""
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", 'scheduler.decision_log="/dev/full"']
-    with DaemonProcess(demo_model, *flags) as process:
+    with DaemonProcess(demo_model, *flags, harmable=True) as process:
         yield process.wait_ready()
 
 
@@ -40,9 +41,17 @@ def operator(daemon: DaemonProcess) -> Iterator[Operator]:
     operator.wait_idle()
 
 
-def body(number: int, tokens: int = 160) -> dict[str, Any]:
+def body(number: int) -> dict[str, Any]:
     """A request that shares no block with the others."""
-    return {**BODY, "prompt": list(range(5 + number, 45 + number)), "cache_salt": str(number), "max_tokens": tokens}
+    return {**BODY, "prompt": list(range(5 + number, 45 + number)), "cache_salt": str(number)}
+
+
+def begun(daemon: DaemonProcess, count: int) -> list[Stream]:
+    """So many streams, all of which have begun."""
+    streams = [Stream(daemon, body(number)) for number in range(count)]
+    for stream in streams:
+        stream.wait_chunks(3)
+    return streams
 
 
 def state_of(operator: Operator, worker: str) -> Any:
@@ -51,13 +60,12 @@ def state_of(operator: Operator, worker: str) -> Any:
 
 def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
     """Every answer is the answer, and the worker has no process when the command returns."""
-    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 600)) for number in range(STREAMS)]]
-    streams = [Stream(daemon, body(number, 600)) for number in range(STREAMS)]
-    for stream in streams:
-        stream.wait_chunks(3)
-    here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
-    pid = state_of(operator, "w1")["pid"]
-    done = daemon.melld("drain", "w1", "--wait", "--json")
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(STREAMS)]]
+    with slowed(daemon.faults):
+        streams = begun(daemon, STREAMS)
+        here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
+        pid = state_of(operator, "w1")["pid"]
+        done = daemon.melld("drain", "w1", "--wait", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["outcome"], report["left"], report["restarted"]) == (0, "drained", 0, 0)
     assert here >= STREAMS // 4
@@ -110,25 +118,23 @@ def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator
 
 def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator: Operator) -> None:
     """A change of mind costs no client anything, and whoever waits for the drain is told."""
-    streams = [Stream(daemon, body(number, 500)) for number in range(4)]
-    for stream in streams:
-        stream.wait_chunks(3)
-    worker = operator.status()["requests"][0]["worker"]
-    begun = daemon.melld("drain", worker)
-    assert begun.returncode == 0
-    assert f"{worker}: drain" in begun.stdout
-    assert daemon.melld("resume", worker).returncode == 0
+    with slowed(daemon.faults):
+        streams = begun(daemon, 4)
+        worker = operator.status()["requests"][0]["worker"]
+        drain = daemon.melld("drain", worker)
+        assert drain.returncode == 0
+        assert f"{worker}: drain" in drain.stdout
+        assert daemon.melld("resume", worker).returncode == 0
     assert [stream.result().error for stream in streams] == [None] * 4
 
 
 def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: Operator) -> None:
     """A crash on the way out gives the device free; the supervisor does not bring the worker back."""
-    streams = [Stream(daemon, body(number, 300)) for number in range(6)]
-    for stream in streams:
-        stream.wait_chunks(3)
-    worker = operator.status()["requests"][0]["worker"]
-    pid = state_of(operator, worker)["pid"]
-    os.kill(pid, signal.SIGSTOP)  # so that nothing can leave it
+    with slowed(daemon.faults):
+        streams = begun(daemon, 6)
+        worker = operator.status()["requests"][0]["worker"]
+        pid = state_of(operator, worker)["pid"]
+        os.kill(pid, signal.SIGSTOP)  # so that nothing can leave it
     answers: list[bytes] = []
     client = ControlClient([daemon.runtime_directory])
     asked = Drain(worker=worker, wait=True)
@@ -156,12 +162,11 @@ def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, opera
 
 def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
     """The device is wanted at a certain time: what could not be moved by then is replayed, and no stream is lost."""
-    unmoved = [stream.result() for stream in [Stream(daemon, body(number, 300)) for number in range(4)]]
-    streams = [Stream(daemon, body(number, 300)) for number in range(4)]
-    for stream in streams:
-        stream.wait_chunks(3)
-    worker = operator.status()["requests"][0]["worker"]
-    done = daemon.melld("drain", worker, "--wait", "--deadline", "0", "--json")
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(4)]]
+    with slowed(daemon.faults):
+        streams = begun(daemon, 4)
+        worker = operator.status()["requests"][0]["worker"]
+        done = daemon.melld("drain", worker, "--wait", "--deadline", "0", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["outcome"], report["left"]) == (0, "drained", 0)
     assert report["restarted"] > 0
@@ -180,10 +185,10 @@ def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -
 
 def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
     """What keeps a GPU awake, and what packing has saved, is not to be guessed."""
-    stream = Stream(daemon, body(1, 300))
-    stream.wait_chunks(3)
-    [one] = operator.requests_of(stream)
-    workers = {worker["worker"]: worker for worker in operator.status()["workers"]}
+    with slowed(daemon.faults):
+        [stream] = begun(daemon, 1)
+        [one] = operator.requests_of(stream)
+        workers = {worker["worker"]: worker for worker in operator.status()["workers"]}
     busy = workers.pop(one["worker"])
     [other] = workers.values()
     assert busy["size_class"] == "T"

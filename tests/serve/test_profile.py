@@ -3,17 +3,18 @@
 import json
 
 from melld.cli import main
-from tests.migrate.live import Stream
+from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
 
 def test_a_daemon_measures_what_moves_may_cost(daemon: DaemonProcess) -> None:
     """Not while somebody is served; then the figures of every link and worker are there, and the status tells them."""
-    stream = Stream(daemon, {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True})
+    stream = Stream(daemon, {"prompt": "Once upon a time", "max_tokens": 30_000, "ignore_eos": True})
     stream.wait_chunks(2)
     refused = daemon.melld("profile")
     assert (refused.returncode, "requests are running" in refused.stderr) == (1, True)
-    stream.result()
+    stream.leave()
+    Operator(daemon).wait_idle()
     done = daemon.melld("profile", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
