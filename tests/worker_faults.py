@@ -104,7 +104,7 @@ class SpoiltLink:
 def inject(directory: Path) -> None:
     """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
     from melld.engine.worker.links import LinkOpener
-    from melld.engine.worker.main import Worker
+    from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
     from melld.engine.worker.residency.residency import Residency
     from melld.engine.worker.writer import Writer
@@ -130,7 +130,7 @@ def inject(directory: Path) -> None:
         if (point := told.get(type(message))) is not None:
             reach(point)
 
-    _wrap(Worker, "__init__", before=started)
+    _wrap(EngineLoop, "__init__", before=started)
     _wrap(Writer, "say", before=said)
     _wrap(Moves, "_freeze", before=lambda *_: reach("freezing"))
     _wrap(Moves, "_release", before=lambda *_: reach("releasing"))

@@ -14,7 +14,7 @@ from melld.engine.fleet.place import Place
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.policies.mell.classes import Limits, T
 from melld.scheduler.scheduler import Scheduler
-from melld.scheduler.state import RequestState, Worker, WorkerState
+from melld.scheduler.state import Duty, RequestState, Worker
 from melld.scheduler.view import ClusterView
 
 
@@ -59,9 +59,9 @@ class Why:
         if known is None:
             return place.loading
         match known.state:
-            case WorkerState.DRAINING | WorkerState.WITHDRAWN:
+            case Duty.DRAINING | Duty.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
-            case WorkerState.ASLEEP:
+            case Duty.ASLEEP:
                 return f"not needed{self._since(worker)}; {self._wakes(place)}"
         if known.count:
             coming = f", {len(known.arriving)} on their way here" if known.arriving else ""

@@ -21,7 +21,7 @@ from melld.errors import IllegalTransition, MelldError
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.roster import OPEN_STATES
-from melld.scheduler.state import WorkerState
+from melld.scheduler.state import Duty
 from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.drain")
@@ -229,7 +229,7 @@ class Drains:
     def _stop_if_empty(self, drain: WorkerDrain) -> None:
         """Stop the worker once the scheduler has withdrawn it, or if the scheduler does not know it."""
         worker = self._cluster.workers.get(drain.worker)
-        if drain.state is DrainState.DRAINING and (worker is None or worker.state is WorkerState.WITHDRAWN):
+        if drain.state is DrainState.DRAINING and (worker is None or worker.state is Duty.WITHDRAWN):
             self._stop(drain)
 
     def _force(self, drain: WorkerDrain) -> None:

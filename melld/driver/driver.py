@@ -24,7 +24,7 @@ from melld.errors import MelldError, UnknownRequest
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate.migration import Migration
 from melld.migrate.planner import Planner
-from melld.migrate.snapshot import MoveRefused, Refusal, Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
 from melld.scheduler import events
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.view import ClusterView
@@ -177,7 +177,7 @@ class Driver:
         request = self._find(request)
         self._fleet.place_of(destination)
         if request in self.executor.moves:
-            raise MoveRefused(request, Refusal.ALREADY_LEAVING)
+            raise MoveRefused(request, MoveRefusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))

@@ -23,7 +23,7 @@ from melld.errors import MelldError
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.migration import Action, Finish, HandOver, Migration, MovePace, Tell, Wish
-from melld.migrate.snapshot import MoveRefused, Refusal, Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
 from melld.migrate.table import MoveState, Outcome, Sign
 from melld.scheduler import events
 
@@ -108,9 +108,9 @@ class Executor:
         """
         live = self._fleet.live.get(request)
         if live is None or live.worker is None:
-            raise MoveRefused(request, Refusal.UNKNOWN)
+            raise MoveRefused(request, MoveRefusal.UNKNOWN)
         if request in self.moves:
-            raise MoveRefused(request, Refusal.ALREADY_LEAVING)
+            raise MoveRefused(request, MoveRefusal.ALREADY_LEAVING)
         why_not = self.check_link(request, destination, via)
         self._numbers += 1
         wish = Wish(
@@ -138,7 +138,7 @@ class Executor:
         """
         source = self._fleet.live[request].worker
         if source is None:
-            raise MoveRefused(request, Refusal.UNKNOWN)
+            raise MoveRefused(request, MoveRefusal.UNKNOWN)
         why_not = self.links[link].failure if (link := (source, destination)) in self.links else "there is no link"
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)

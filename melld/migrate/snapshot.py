@@ -34,7 +34,7 @@ class Via(enum.StrEnum):
     TOKENS = "tokens"
 
 
-class Refusal(enum.StrEnum):
+class MoveRefusal(enum.StrEnum):
     """Why a request, or its KV, cannot be moved."""
 
     UNKNOWN = "not on this worker"
@@ -59,7 +59,7 @@ class MoveRefused(MelldError):
     status = 409
     code = "move_refused"
 
-    def __init__(self, request: str, reason: Refusal) -> None:
+    def __init__(self, request: str, reason: MoveRefusal) -> None:
         super().__init__(f"request {request} cannot be moved: {reason.value}")
         self.request = request
         self.reason = reason

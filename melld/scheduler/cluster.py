@@ -35,7 +35,7 @@ from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roster import Roster
-from melld.scheduler.state import Request, Worker, WorkerState
+from melld.scheduler.state import Duty, Request, Worker
 from melld.scheduler.targets import Targets
 
 
@@ -102,7 +102,7 @@ class Cluster(Occupancy):
         self.active.pop(worker.id, None)
         self._empty.pop(worker.id, None)
         self.room.note(worker)
-        if worker.state is WorkerState.ASLEEP:
+        if worker.state is Duty.ASLEEP:
             self.roster.sleeps(worker)
         self.commands.append(RetireWorker(reason, worker.id, cause=self.event))
 
@@ -212,7 +212,7 @@ class Cluster(Occupancy):
         worker.state = worker.after("drain")
         self.roster.note()
         self.active.pop(worker.id, None)
-        if worker.state is WorkerState.DRAINING:
+        if worker.state is Duty.DRAINING:
             self.draining[worker.id] = worker
         self.room.note(worker)
 
@@ -223,7 +223,7 @@ class Cluster(Occupancy):
             return
         self.roster.note()
         self.draining.pop(worker.id, None)
-        if worker.state is WorkerState.ACTIVE:
+        if worker.state is Duty.ACTIVE:
             self.active[worker.id] = worker
             self.room.note(worker)
         else:

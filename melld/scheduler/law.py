@@ -6,7 +6,7 @@ Assertions only; changes nothing.  Tests and the simulator's tests check every s
 from collections.abc import Mapping
 
 from melld.ids import RequestId, WorkerId
-from melld.scheduler.state import Request, RequestState, Worker, WorkerState
+from melld.scheduler.state import Duty, Request, RequestState, Worker
 from melld.scheduler.waiting import WaitingQueue
 
 Workers = Mapping[WorkerId, Worker]
@@ -24,10 +24,10 @@ def check_workers(workers: Workers, active: Workers, draining: Workers, empty: W
         assert worker.leaving == len(leaving), worker.id
         assert all(request.worker is worker for request in worker.requests.values()), worker.id
         assert all(request.destination is worker for request in worker.arriving.values()), worker.id
-        awake = worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING)
+        awake = worker.state in (Duty.ACTIVE, Duty.DRAINING)
         assert awake or not held, worker.id
-        assert (worker.id in active) == (worker.state is WorkerState.ACTIVE), worker.id
-        assert (worker.id in draining) == (worker.state is WorkerState.DRAINING), worker.id
+        assert (worker.id in active) == (worker.state is Duty.ACTIVE), worker.id
+        assert (worker.id in draining) == (worker.state is Duty.DRAINING), worker.id
         assert (worker.id in empty) == (awake and not held), worker.id
 
 

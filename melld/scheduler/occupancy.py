@@ -9,10 +9,10 @@ blocks count once; what to move depends on each request's own size.
 
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.index import RoomIndex
-from melld.scheduler.state import Request, Worker, WorkerState
+from melld.scheduler.state import Duty, Request, Worker
 from melld.scheduler.waiting import WaitingQueue
 
-ACTIVE = WorkerState.ACTIVE
+ACTIVE = Duty.ACTIVE
 
 
 class Occupancy:

@@ -8,9 +8,9 @@ import heapq
 from melld.errors import IllegalTransition
 from melld.ids import WorkerId
 from melld.scheduler.events import WorkerUp
-from melld.scheduler.state import Worker, WorkerState
+from melld.scheduler.state import Duty, Worker
 
-OPEN_STATES = (WorkerState.ASLEEP, WorkerState.ACTIVE)
+OPEN_STATES = (Duty.ASLEEP, Duty.ACTIVE)
 
 
 class Roster:
@@ -65,7 +65,7 @@ class Roster:
         if worker.wake_s != wake_s:
             worker.wake_s = wake_s
             worker.ready_s = now_s
-            if worker.state is WorkerState.ASLEEP:
+            if worker.state is Duty.ASLEEP:
                 self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
@@ -93,4 +93,4 @@ class Roster:
         worker = self.workers.get(name)
         if worker is None or worker.rank != rank or worker.wake_s != wake_s:
             return None
-        return worker if worker.state is WorkerState.ASLEEP else None
+        return worker if worker.state is Duty.ASLEEP else None

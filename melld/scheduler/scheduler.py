@@ -19,7 +19,7 @@ from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Request, RequestState, Worker, WorkerState
+from melld.scheduler.state import Duty, Request, RequestState, Worker
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
@@ -187,12 +187,12 @@ class Scheduler:
         if request is None or worker is None or request.state is not RequestState.RUNNING:
             return
         if request.worker is worker:
-            if worker.state is WorkerState.ACTIVE:
+            if worker.state is Duty.ACTIVE:
                 self.cluster.pin(request)
                 self.policy.hold(request)
             return
         with self.cluster.last_resort():
-            if worker.state is WorkerState.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
+            if worker.state is Duty.ASLEEP and worker.slots > 0 and request.kv_bytes <= worker.capacity_bytes:
                 self.cluster.activate(worker, Reason.OPERATOR)
             if self.cluster.fits(worker, request.kv_bytes):
                 self.cluster.pin(request)
@@ -295,7 +295,7 @@ class Scheduler:
         for worker in self.cluster.draining.copy().values():
             self._empty_draining(worker)
         for worker in self.cluster.empty_workers():
-            draining = worker.state is WorkerState.DRAINING
+            draining = worker.state is Duty.DRAINING
             if draining or self.policy.lets_sleep(worker, self.settings.retire_after_s):
                 self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 

@@ -15,8 +15,8 @@ from melld.errors import IllegalTransition
 from melld.ids import RequestId, WorkerId
 
 
-class WorkerState(enum.StrEnum):
-    """State of a worker.  A worker that is down is unknown."""
+class Duty(enum.StrEnum):
+    """Whether policies may use a worker.  A worker that is down is unknown."""
 
     ASLEEP = "asleep"
     ACTIVE = "active"
@@ -35,18 +35,18 @@ class RequestState(enum.StrEnum):
 WAITING = RequestState.WAITING
 RUNNING = RequestState.RUNNING
 
-WORKER_TRANSITIONS: Mapping[tuple[WorkerState, str], WorkerState] = {
-    (WorkerState.ASLEEP, "activate"): WorkerState.ACTIVE,
-    (WorkerState.ASLEEP, "drain"): WorkerState.WITHDRAWN,
-    (WorkerState.ASLEEP, "resume"): WorkerState.ASLEEP,
-    (WorkerState.ACTIVE, "retire"): WorkerState.ASLEEP,
-    (WorkerState.ACTIVE, "drain"): WorkerState.DRAINING,
-    (WorkerState.ACTIVE, "resume"): WorkerState.ACTIVE,
-    (WorkerState.DRAINING, "drain"): WorkerState.DRAINING,
-    (WorkerState.DRAINING, "retire"): WorkerState.WITHDRAWN,
-    (WorkerState.DRAINING, "resume"): WorkerState.ACTIVE,
-    (WorkerState.WITHDRAWN, "drain"): WorkerState.WITHDRAWN,
-    (WorkerState.WITHDRAWN, "resume"): WorkerState.ASLEEP,
+WORKER_TRANSITIONS: Mapping[tuple[Duty, str], Duty] = {
+    (Duty.ASLEEP, "activate"): Duty.ACTIVE,
+    (Duty.ASLEEP, "drain"): Duty.WITHDRAWN,
+    (Duty.ASLEEP, "resume"): Duty.ASLEEP,
+    (Duty.ACTIVE, "retire"): Duty.ASLEEP,
+    (Duty.ACTIVE, "drain"): Duty.DRAINING,
+    (Duty.ACTIVE, "resume"): Duty.ACTIVE,
+    (Duty.DRAINING, "drain"): Duty.DRAINING,
+    (Duty.DRAINING, "retire"): Duty.WITHDRAWN,
+    (Duty.DRAINING, "resume"): Duty.ACTIVE,
+    (Duty.WITHDRAWN, "drain"): Duty.WITHDRAWN,
+    (Duty.WITHDRAWN, "resume"): Duty.ASLEEP,
 }
 
 REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
@@ -169,7 +169,7 @@ class Worker:
         self.machine = machine
         self.rank = rank
         self.order = -1
-        self.state = WorkerState.ASLEEP
+        self.state = Duty.ASLEEP
         self.requests: dict[RequestId, Request] = {}
         self.arriving: dict[RequestId, Request] = {}
         self.count = 0
@@ -204,7 +204,7 @@ class Worker:
         """Return the bytes that are certainly free after requests of that size have left."""
         return max(kv_bytes - self.shared_bytes, 0)
 
-    def after(self, event: str) -> WorkerState:
+    def after(self, event: str) -> Duty:
         """Return the state that `event` leads to; raise `IllegalTransition` if the table has none."""
         try:
             return WORKER_TRANSITIONS[self.state, event]

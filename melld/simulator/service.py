@@ -19,7 +19,7 @@ WARM_UP_S = 60.0
 Flags = npt.NDArray[np.bool_]
 
 
-class Attainment(msgspec.Struct, frozen=True):
+class AttainedShares(msgspec.Struct, frozen=True):
     """Shares of the requests that met the targets; `served`: how many of all met both.  None: there are no targets."""
 
     both: float | None = None
@@ -28,11 +28,11 @@ class Attainment(msgspec.Struct, frozen=True):
     served: int | None = None
 
 
-def attainment(settings: SimulatorSettings, load: Workload, first_s: Floats, end_s: Floats) -> Attainment:
+def attainment(settings: SimulatorSettings, load: Workload, first_s: Floats, end_s: Floats) -> AttainedShares:
     """Judge every request by its times, shape [requests]; NaN: it was refused or shed, which counts as missed."""
     targets, latency = settings.targets, settings.latency
     if targets is None:
-        return Attainment()
+        return AttainedShares()
     arrived_s, output = np.array(load.arrival_s), np.array(load.output_tokens)
     allowed_s = np.array([targets.first_token_s(latency.prefill_s(tokens)) for tokens in load.prompt_tokens])
     in_time: Flags = first_s - arrived_s <= allowed_s
@@ -46,7 +46,7 @@ def attainment(settings: SimulatorSettings, load: Workload, first_s: Floats, end
     def share(met: Flags) -> float:
         return float(met[counted].mean())
 
-    return Attainment(share(in_time & paced), share(in_time), share(paced), int((in_time & paced).sum()))
+    return AttainedShares(share(in_time & paced), share(in_time), share(paced), int((in_time & paced).sum()))
 
 
 def bound_gpu_s(settings: SimulatorSettings, load: Workload) -> float:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from melld.errors import MelldError
-from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, Refusal, RequestSnapshot, Reservation
+from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation
 
 
 def reservation(*groups: tuple[int, ...], reused: int = 0) -> Reservation:
@@ -77,7 +77,7 @@ def test_groups_of_blocks_are_copied_together() -> None:
     assert (pairs.source, pairs.destination) == ((11, 12, 13), (1, 2, 3))
 
 
-@pytest.mark.parametrize("error", [MoveRefused("r", Refusal.POOLING), NoRoom("r", 3, 2, 1)])
+@pytest.mark.parametrize("error", [MoveRefused("r", MoveRefusal.POOLING), NoRoom("r", 3, 2, 1)])
 def test_refusals_name_the_request_and_the_status_of_the_answer(error: MelldError) -> None:
     """The error names the request and the reason."""
     assert "r" in str(error)

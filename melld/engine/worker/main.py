@@ -42,7 +42,7 @@ def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
     worker = None
     try:
-        worker = Worker(spec, connection)
+        worker = EngineLoop(spec, connection)
         worker.serve()
     except Exception as error:  # noqa: BLE001  the task boundary of the process: report to the daemon, then exit
         failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
@@ -54,7 +54,7 @@ def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
     os._exit(0)  # skips the destructors of vLLM and torch, which can hang
 
 
-class Worker:
+class EngineLoop:
     """One engine and its loop."""
 
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
@@ -104,13 +104,13 @@ class Worker:
     def _handlers_of(self) -> dict[type, Callable[[Any], None]]:
         """Return the handler of each message type."""
         from melld.engine.worker.links import LinkTried, Opening
-        from melld.engine.worker.requests import Admitted, Resumed
+        from melld.engine.worker.requests import Admitted, ReadyToResume
         from melld.migrate.transports.copies import CopyDone
 
         requests, links, moves = self._parts.requests, self._parts.links, self._parts.moves
         return {
             Admitted: requests.admit,
-            Resumed: requests.resume,
+            ReadyToResume: requests.resume,
             wire.AbortRequests: self._abort,
             wire.CallUtility: self._call,
             wire.StopWorker: self._stop,

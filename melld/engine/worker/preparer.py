@@ -15,7 +15,7 @@ from melld.engine.worker.links import Opening
 from melld.engine.worker.migration import refusal
 from melld.engine.worker.migration_book import Attaching, Expected
 from melld.engine.worker.reader import Received
-from melld.engine.worker.requests import Admitted, Resumed
+from melld.engine.worker.requests import Admitted, ReadyToResume
 from melld.engine.worker.residency.residency import Residency
 from melld.migrate import messages as say
 from melld.migrate.snapshot import RequestSnapshot
@@ -66,7 +66,7 @@ class Preparer:
                 self._answer(wire.RequestTaken(request=message.request, lease=message.lease))
                 snapshot = RequestSnapshot.decode(payload[0])
                 arrival = self._residency.prepare(snapshot.core_request, snapshot.output_token_ids)
-                return Resumed(arrival, snapshot, message.lease, message.cause)
+                return ReadyToResume(arrival, snapshot, message.lease, message.cause)
             case say.ReserveBlocks() | say.WarmRequest():
                 tokens = msgspec.msgpack.decode(payload[1], type=list[int])
                 return Expected(message, self._residency.prepare(payload[0], tokens), payload[0], tokens)

@@ -27,7 +27,7 @@ class Admitted(msgspec.Struct, frozen=True):
     lease: int
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ReadyToResume(msgspec.Struct, frozen=True):
     """A request that the preparer has made ready to resume here from its tokens."""
 
     arrival: Arrival
@@ -52,14 +52,14 @@ class Requests:
         self._moves = moves
         self._book = book
         self._say = say
-        self._deferred: list[Resumed] = []
+        self._deferred: list[ReadyToResume] = []
 
     def admit(self, admitted: Admitted) -> None:
         """Start a new request."""
         self._book.came(admitted.request.request_id, admitted.lease)
         self._engine.add_request(admitted.request)
 
-    def resume(self, resumed: Resumed) -> None:
+    def resume(self, resumed: ReadyToResume) -> None:
         """Resume a request from its tokens, now or as soon as possible."""
         request = resumed.snapshot.request
         if self._moves.is_written(request):  # a cancelled migration to this worker: its blocks are not free yet

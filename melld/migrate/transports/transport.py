@@ -154,7 +154,7 @@ class Puller:
             PullCancelled: `is_cancelled` returned true; some pieces may have been copied.
         """
         self._check(source_blocks, destination_blocks)
-        flight, own = _Flight(), Pacer(bytes_per_s)
+        flight, own = _Pieces(), Pacer(bytes_per_s)
         block_bytes, piece_blocks, paced_s = self._link.source.block_bytes, self._piece_blocks, 0.0
         if bytes_per_s:
             piece_blocks = max(1, min(piece_blocks, int(bytes_per_s * PIECE_S) // block_bytes))
@@ -194,7 +194,7 @@ class Puller:
             raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived as other bytes")
 
 
-class _Flight:
+class _Pieces:
     """Pieces of one pull under way.  `copy_s`: time spent beginning them and waiting for them."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from melld.engine.worker.residency.departure import PREFILL_STATS
 from melld.engine.worker.residency.runner import Runner
-from melld.migrate.snapshot import MoveRefused, NoRoom, Refusal, RequestSnapshot, Reservation, Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -62,7 +62,7 @@ def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list
     request = arrival.request
     known = len(request.output_token_ids)
     if list(request.output_token_ids) != output_token_ids[:known]:
-        raise MoveRefused(arrival.request_id, Refusal.INCOMPATIBLE)
+        raise MoveRefused(arrival.request_id, MoveRefusal.INCOMPATIBLE)
     missing = output_token_ids[known:]
     if not request.use_structured_output:
         request.append_output_token_ids(missing)
@@ -70,7 +70,7 @@ def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list
     for token in missing:  # one at a time, as generated: the end of reasoning is detected from the token's context
         request.append_output_token_ids(token)
         if not engine.structured_output_manager.accept_tokens(request, [token]):
-            raise MoveRefused(arrival.request_id, Refusal.GRAMMAR)
+            raise MoveRefused(arrival.request_id, MoveRefusal.GRAMMAR)
 
 
 def _await_grammar(request: "Request") -> None:
@@ -83,7 +83,7 @@ def _await_grammar(request: "Request") -> None:
     if isinstance(pending, Future):
         pending.exception()
     if structured.grammar is None or isinstance(structured.grammar, Exception):
-        raise MoveRefused(request.request_id, Refusal.GRAMMAR)
+        raise MoveRefused(request.request_id, MoveRefusal.GRAMMAR)
 
 
 class Arrivals:
@@ -170,7 +170,7 @@ class Arrivals:
         """
         arrival = self._reserved.get(snapshot.request)
         if arrival is None:
-            raise MoveRefused(snapshot.request, Refusal.UNKNOWN)
+            raise MoveRefused(snapshot.request, MoveRefusal.UNKNOWN)
         assert snapshot.request not in self._written, f"{snapshot.request} is still being copied"
         self._check(snapshot)
         self.grow(snapshot.request, snapshot.num_tokens)
@@ -219,7 +219,7 @@ class Arrivals:
 
     def _check(self, snapshot: RequestSnapshot) -> None:
         if snapshot.engine and snapshot.engine != self._name:
-            raise MoveRefused(snapshot.request, Refusal.INCOMPATIBLE)
+            raise MoveRefused(snapshot.request, MoveRefusal.INCOMPATIBLE)
 
     def _enter(self, request: "Request", snapshot: RequestSnapshot) -> None:
         """Add the request to the scheduler, and give the runner what the scheduler will not."""

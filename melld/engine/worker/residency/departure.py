@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine.worker.residency.runner import Runner
-from melld.migrate.snapshot import MoveRefused, Refusal, RequestSnapshot
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -127,7 +127,7 @@ class Departures:
     def _settled(self, request_id: str) -> _Departure:
         departure = self._frozen.get(request_id)
         if departure is None:
-            raise MoveRefused(request_id, Refusal.UNKNOWN)
+            raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
         assert departure.settled, f"{request_id} is still in flight"
         return departure
 

@@ -31,7 +31,7 @@ from melld.engine.worker.residency.rules import (
 )
 from melld.engine.worker.residency.runner import runner_of
 from melld.engine.worker.residency.warm import Warmers
-from melld.migrate.snapshot import MoveRefused, Refusal, RequestFacts, RequestSnapshot, Reservation, Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, RequestSnapshot, Reservation, Via
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -92,13 +92,13 @@ class Residency:
             kv_bytes=blocks * self._block_bytes,
         )
 
-    def refusal(self, request_id: str, via: Via) -> Refusal | None:
+    def refusal(self, request_id: str, via: Via) -> MoveRefusal | None:
         """Return why the request cannot leave this way, or None.  Changes nothing."""
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
-            return Refusal.UNKNOWN
+            return MoveRefusal.UNKNOWN
         if request_id in self._departures:
-            return Refusal.ALREADY_LEAVING
+            return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
 
@@ -244,7 +244,7 @@ class Residency:
     def _known(self, request_id: str) -> "Request":
         request = self._scheduler.requests.get(request_id)
         if request is None:
-            raise MoveRefused(request_id, Refusal.UNKNOWN)
+            raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
         return request
 
     def _admissible(self, arrival: Arrival) -> None:
@@ -252,6 +252,6 @@ class Residency:
         here = request_id in self._scheduler.requests
         expected = request_id in self._arrivals or self._arrivals.lingers(request_id)
         if here or expected or request_id in self._departures:
-            raise MoveRefused(request_id, Refusal.ALREADY_THERE)
+            raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or lora_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import VLLM_VERSION
 from melld.errors import MelldError
-from melld.migrate.snapshot import Refusal, Via
+from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -42,53 +42,53 @@ def check_engine(engine: "EngineCore") -> None:
         raise UnsupportedEngine("it is spread over several devices")
 
 
-def engine_refusal(scheduler: "Scheduler") -> Refusal | None:
+def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why no request of this engine can move, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
-        return Refusal.KV_CONNECTOR
+        return MoveRefusal.KV_CONNECTOR
     if scheduler.num_spec_tokens or scheduler.vllm_config.speculative_config is not None:
-        return Refusal.SPECULATIVE
+        return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
-        return Refusal.AUXILIARY_OUTPUT
+        return MoveRefusal.AUXILIARY_OUTPUT
     return None
 
 
-def kv_refusal(scheduler: "Scheduler") -> Refusal | None:
+def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why KV blocks of this engine cannot be copied, or None: some do not hold plain full attention."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     plain = all(type(manager) is FullAttentionManager for manager in managers)
     if not plain or scheduler.needs_kv_cache_zeroing or scheduler.dcp_world_size > 1:
-        return Refusal.KV_LAYOUT
+        return MoveRefusal.KV_LAYOUT
     return None
 
 
-def request_refusal(request: "Request", via: Via) -> Refusal | None:
+def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:
     """Return why this request cannot move from any engine, or None."""
     from vllm.v1.request import RequestStatus
 
     if request.pooling_params is not None or request.sampling_params is None:
-        return Refusal.POOLING
+        return MoveRefusal.POOLING
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
-        return Refusal.PROMPT_EMBEDDINGS
+        return MoveRefusal.PROMPT_EMBEDDINGS
     if request.resumable or request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
-        return Refusal.STREAMING_INPUT
+        return MoveRefusal.STREAMING_INPUT
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-        return Refusal.KV_CONNECTOR
+        return MoveRefusal.KV_CONNECTOR
     half_collected = 0 < request.num_computed_tokens < request.num_prompt_tokens
     if via is Via.KV and request.sampling_params.prompt_logprobs is not None and half_collected:
-        return Refusal.PROMPT_LOGPROBS
+        return MoveRefusal.PROMPT_LOGPROBS
     return None
 
 
-def lora_refusal(engine: "EngineCore", request: "Request") -> Refusal | None:
+def lora_refusal(engine: "EngineCore", request: "Request") -> MoveRefusal | None:
     """Return why this request cannot arrive here, or None: its adapter is missing on this engine."""
     if request.lora_request is None:
         return None
     if engine.vllm_config.lora_config is None:
-        return Refusal.LORA_ABSENT
-    return None if request.lora_request.lora_int_id in engine.list_loras() else Refusal.LORA_ABSENT
+        return MoveRefusal.LORA_ABSENT
+    return None if request.lora_request.lora_int_id in engine.list_loras() else MoveRefusal.LORA_ABSENT
 
 
 def engine_name(engine: "EngineCore") -> str:

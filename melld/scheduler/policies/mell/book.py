@@ -12,7 +12,7 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell.bins import Bin, Item, halves
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
 from melld.scheduler.policies.mell.ladder import Ladder
-from melld.scheduler.state import Request, Worker, WorkerState
+from melld.scheduler.state import Duty, Request, Worker
 
 
 class BinBook:
@@ -209,7 +209,7 @@ class BinBook:
         bin_.weight_sixths = weight
         bin_.t_bytes = t_bytes
         bin_.smallest_bytes = smallest
-        self._file(bin_, klass if bin_.worker.state is WorkerState.ACTIVE else TINY)
+        self._file(bin_, klass if bin_.worker.state is Duty.ACTIVE else TINY)
 
     def _file(self, bin_: Bin, klass: SizeClass) -> None:
         if klass is not bin_.klass:
@@ -236,7 +236,7 @@ class BinBook:
                 self.by_smallest.put(bin_, bin_.smallest_bytes)
 
     def _file_vacant(self, bin_: Bin) -> None:
-        if bin_.worker.state is WorkerState.ACTIVE and not bin_.items:
+        if bin_.worker.state is Duty.ACTIVE and not bin_.items:
             self.vacant[bin_] = None
         else:
             self.vacant.pop(bin_, None)

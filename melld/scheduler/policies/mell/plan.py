@@ -13,7 +13,7 @@ from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.book import BinBook
 from melld.scheduler.policies.mell.classes import SizeClass
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Request, WorkerState
+from melld.scheduler.state import Duty, Request
 
 
 class MellSettings(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class MellPlan:
 
     def takes(self, bin_: Bin, item: Item) -> bool:
         """Return True if the item can be planned for the bin now."""
-        if bin_.worker.state is not WorkerState.ACTIVE or self.book.free_slots(bin_) < len(item.sizes):
+        if bin_.worker.state is not Duty.ACTIVE or self.book.free_slots(bin_) < len(item.sizes):
             return False
         return self.book.free_bytes(bin_) >= item.projected_bytes or self._fits_alone(bin_, item)
 

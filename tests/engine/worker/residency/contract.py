@@ -152,7 +152,7 @@ def each_kind_of_request_that_cannot_be_carried_is_refused(engine: Any) -> None:
     from vllm.v1.request import Request, RequestStatus
 
     from melld.engine.worker.residency.rules import request_refusal
-    from melld.migrate.snapshot import Refusal, Via
+    from melld.migrate.snapshot import MoveRefusal, Via
 
     sampling = SamplingParams(max_tokens=1)
     embeddings = Request("r", None, sampling, None, prompt_embeds=torch.zeros(2, 4))
@@ -161,10 +161,10 @@ def each_kind_of_request_that_cannot_be_carried_is_refused(engine: Any) -> None:
     loading = Request("r", [1], sampling, None)
     loading.status = RequestStatus.WAITING_FOR_REMOTE_KVS
     refused = {
-        Refusal.PROMPT_EMBEDDINGS: embeddings,
-        Refusal.STREAMING_INPUT: session,
-        Refusal.POOLING: pooling,
-        Refusal.KV_CONNECTOR: loading,
+        MoveRefusal.PROMPT_EMBEDDINGS: embeddings,
+        MoveRefusal.STREAMING_INPUT: session,
+        MoveRefusal.POOLING: pooling,
+        MoveRefusal.KV_CONNECTOR: loading,
     }
     for via in Via:
         assert {reason: request_refusal(request, via) for reason, request in refused.items()} == {
@@ -179,12 +179,12 @@ def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
     from vllm.v1.request import Request
 
     from melld.engine.worker.residency.rules import lora_refusal
-    from melld.migrate.snapshot import Refusal
+    from melld.migrate.snapshot import MoveRefusal
 
     adapter = LoRARequest("adapter", 1, "/nowhere")
     assert lora_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
     request = Request("r", [1], SamplingParams(max_tokens=1), None, lora_request=adapter)
-    assert lora_refusal(engine, request) is Refusal.LORA_ABSENT
+    assert lora_refusal(engine, request) is MoveRefusal.LORA_ABSENT
 
 
 def a_step_keeps_to_the_limits_and_the_order_of_the_moment(engine: Any) -> None:

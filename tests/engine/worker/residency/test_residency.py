@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from melld.migrate.snapshot import CopyPlan, Refusal, RequestSnapshot
+from melld.migrate.snapshot import CopyPlan, MoveRefusal, RequestSnapshot
 from tests.engine.worker.residency.driver import Refused, WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair
 
@@ -396,20 +396,20 @@ def test_no_room_is_said_before_anything_is_taken(pair: Pair) -> None:
 
 def test_what_cannot_be_carried_is_refused_by_its_reason(pair: Pair) -> None:
     """Half-collected prompt log-probabilities, ids that are not here or are here already: typed, nothing touched."""
-    assert pair.here("refusal", "nobody", "kv") == Refusal.UNKNOWN
+    assert pair.here("refusal", "nobody", "kv") == MoveRefusal.UNKNOWN
     case = Case("half collected", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 5, "prompt_logprobs": 1})
     expected = pair.unmoved(case)
     running = pair.start(case)
     assert pair.here("refusal", running.request_id, "kv") is None
     pair.step(1)
-    assert pair.here("refusal", running.request_id, "kv") == Refusal.PROMPT_LOGPROBS
+    assert pair.here("refusal", running.request_id, "kv") == MoveRefusal.PROMPT_LOGPROBS
     with pytest.raises(Refused) as refused:
         pair.here("freeze", running.request_id, "kv")
-    assert refused.value.reason == Refusal.PROMPT_LOGPROBS
+    assert refused.value.reason == MoveRefusal.PROMPT_LOGPROBS
     core_request, tokens = pair.here("core_request", running.request_id)
     with pytest.raises(Refused) as refused:
         pair.here("reserve", core_request, tokens, 0)
-    assert refused.value.reason == Refusal.ALREADY_THERE
+    assert refused.value.reason == MoveRefusal.ALREADY_THERE
     pair.move(running, "tokens", decode_meanwhile=0)
     assert [expected] == pair.finish(running)
 
@@ -437,7 +437,7 @@ def test_a_snapshot_of_another_engine_is_refused(pair: Pair) -> None:
 
     with pytest.raises(Refused) as refused:
         pair.there("attach", msgspec.structs.replace(snapshot, engine="another").encode(), "kv")
-    assert refused.value.reason == Refusal.INCOMPATIBLE
+    assert refused.value.reason == MoveRefusal.INCOMPATIBLE
     pair.there("cancel", running.request_id)
     pair.here("thaw", running.request_id)
     assert [pair.unmoved(GREEDY)] == pair.finish(running)
