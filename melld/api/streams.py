@@ -67,14 +67,13 @@ async def begun(stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGen
         ServingFault, or any error of the stream: nothing has been sent yet.
     """
     held: list[str] = []
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(stream.aclose)
         async for item in stream:
             held.append(_text(item, dialect))
             if len(held) > _HELD_BACK.get(dialect, 0):
                 break
-    except BaseException:
-        await stream.aclose()
-        raise
+        undo.pop_all()
     return _go_on(held, stream, dialect)
 
 

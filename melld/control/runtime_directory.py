@@ -94,12 +94,12 @@ def open_control_socket(directory: Path) -> ControlSocket:
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise ConfigError("runtime directory", f"{path} is too long for a socket: name a shorter --runtime-directory")
     lock = _open_own_directory(directory)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, lock)
         _lock(lock, directory)
-        return ControlSocket(directory, lock, _bind(path))
-    except BaseException:
-        os.close(lock)
-        raise
+        opened = ControlSocket(directory, lock, _bind(path))
+        undo.pop_all()
+    return opened
 
 
 def _open_own_directory(directory: Path) -> int:

@@ -185,11 +185,10 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             return await super().add_request(request_id, prompt, params, *arguments, **more)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.output_processor.abort_requests, [request.request_id], internal=True)
             await super()._add_request(request, *arguments)
-        except BaseException:
-            self.output_processor.abort_requests([request.request_id], internal=True)
-            raise
+            undo.pop_all()
 
     async def learn_token_texts(self) -> None:
         """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""

@@ -43,7 +43,7 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         try:
             work()
-        except BaseException:  # noqa: BLE001  the boundary of the thread
+        except BaseException:  # noqa: BLE001  the boundary of the process: without this thread it would hang
             traceback.print_exc()
             os._exit(1)
 
