@@ -243,11 +243,11 @@ class Driver:
 
     def _tell_sizes(self) -> None:
         """Tell the scheduler what has grown, and then what is shared of the sizes that it knows."""
-        grown = self._news(self._fleet.take_grown())
+        grown = self._news(self._fleet.owned.take_grown())
         if grown:
             self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
         for worker in list(self._cluster.workers.values()):
-            shared_bytes = min(self._fleet.shared_bytes(worker.id), worker.held_bytes)
+            shared_bytes = min(self._fleet.owned.shared_bytes(worker.id), worker.held_bytes)
             if shared_bytes != worker.shared_bytes:
                 self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
@@ -260,7 +260,7 @@ class Driver:
 
     def _tell_preempted(self) -> None:
         self._preempted &= self._cluster.requests.keys()
-        for request in self._fleet.take_preempted():
+        for request in self._fleet.owned.take_preempted():
             if request not in self._preempted:
                 self._preempted.add(request)
                 self.preemptions += 1

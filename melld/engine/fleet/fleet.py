@@ -10,8 +10,7 @@ as calls of `place` and its like.  Never imports vLLM: what only vLLM can read g
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,25 +18,24 @@ import msgspec
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.dispatch import Dispatch
+from melld.engine.fleet.notices import Notices
+from melld.engine.fleet.owned import OwnedBlocks
 from melld.engine.fleet.place import Offer, Place, Slot
 from melld.engine.fleet.ports import Codec, FleetListener
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
-from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken
+from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken, new_live
 from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
-from melld.engine.wire.frames import MAX_FRAME_BYTES, Buffer
-from melld.errors import InputTooLarge, MelldError, RequestTooLarge, UnknownWorker
+from melld.engine.wire.frames import Buffer
+from melld.errors import MelldError, RequestTooLarge, UnknownWorker
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.migrate.messages import MoveMessage
 from melld.scheduler import events
 
 log = logging.getLogger("melld.fleet")
-
-MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
-"""Encoded, with its images.  The other half of a frame is for its output tokens when it resumes elsewhere."""
 
 Failures = asyncio.Queue[tuple[RequestId, MelldError]]
 """Admitted requests that ended with an error, and the error."""
@@ -70,9 +68,11 @@ class Fleet:
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.failures: Failures = asyncio.Queue()
         self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
+        self.owned = OwnedBlocks(self.live, self.ledger)
         self.calls = Calls(self.send)
         self._dispatch = Dispatch(self.live, self.send)
-        self._untold: list[events.AnyEvent] | None = None
+        self._notices = Notices(lambda event: listener().handle(event))
+        self.tell = self._notices.tell
         self.workers = self.reports.workers
         self._codec = codec
         self._listener = listener
@@ -87,37 +87,22 @@ class Fleet:
             RequestTooLarge, InputTooLarge, QueueFull: it fits no worker or no frame, or the queue is full; nothing is
                 kept.
         """
-        request = RequestId(core_request.request_id)
-        prompt = core_request.prompt_embeds if core_request.prompt_token_ids is None else core_request.prompt_token_ids
-        prompt_tokens = 0 if prompt is None else len(prompt)
-        live = Live(
-            request=request,
-            core_request=self._encode(core_request),
-            prompt_tokens=prompt_tokens,
-            priority=core_request.priority,
-            arrived_s=self._clock(),
-        )
-        self.live[request] = live
+        live = new_live(core_request, self._codec.encode_request, self._clock())
+        self.live[live.request] = live
         self._listener().handle(
             events.RequestArrived(
                 self._clock(),
-                request=request,
-                kv_bytes=self.reports.kv_bytes(prompt_tokens + 1),
-                prompt_tokens=prompt_tokens,
-                priority=core_request.priority,
+                request=live.request,
+                kv_bytes=self.reports.kv_bytes(live.prompt_tokens + 1),
+                prompt_tokens=live.prompt_tokens,
+                priority=live.priority,
                 client=client,
             )
         )
         if live.refusal is not None:
-            del self.live[request]
+            del self.live[live.request]
             raise live.refusal
         live.admitted = True
-
-    def _encode(self, core_request: Any) -> bytes:
-        encoded = self._codec.encode_request(core_request)
-        if len(encoded) > MAX_REQUEST_BYTES:
-            raise InputTooLarge(core_request.request_id, len(encoded), MAX_REQUEST_BYTES)
-        return encoded
 
     def abort(self, requests: Iterable[str]) -> None:
         """Drop these requests and free their blocks on every worker; ignore unknown ones."""
@@ -150,24 +135,6 @@ class Fleet:
         process = self.supervisor.process(worker)
         if process is not None:
             process.send(message, payload)
-
-    def tell(self, event: events.AnyEvent) -> None:
-        """Tell the scheduler of an event once the fleet's own records are consistent."""
-        if self._untold is None:
-            self._listener().handle(event)
-        else:
-            self._untold.append(event)
-
-    @contextmanager
-    def _at_once(self) -> Iterator[None]:
-        """Hold back the events of the block until its end, so that no decision sees half of a change."""
-        untold: list[events.AnyEvent] = []
-        self._untold = untold
-        try:
-            yield
-        finally:
-            self._untold = None
-            self._tell_all(untold)
 
     def new_lease(self, request: RequestId) -> int:
         """Return an unused lease.  It becomes valid when the request is placed or handed over under it."""
@@ -205,7 +172,7 @@ class Fleet:
         is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._tell_all(self.places[worker].rest(self._clock()))
+        self._notices.tell_all(self.places[worker].rest(self._clock()))
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -219,7 +186,7 @@ class Fleet:
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Tell the scheduler to cap the worker at `slots` requests."""
-        self._tell_all(self.places[worker].limit(slots, self._clock()))
+        self._notices.tell_all(self.places[worker].limit(slots, self._clock()))
 
     def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
         """Refuse a request that fits on no worker."""
@@ -233,27 +200,10 @@ class Fleet:
         else:
             self._fail(request, error)
 
-    def take_grown(self) -> dict[RequestId, int]:
-        """Return the sizes of the placed requests that have grown since the last call."""
-        return {
-            request: kv_bytes
-            for (request, worker), kv_bytes in self.ledger.take_grown().items()
-            if self._owned(request, worker) is not None
-        }
-
-    def shared_bytes(self, worker: WorkerId) -> int:
-        """Return how many bytes sharing saves among the worker's requests, at least."""
-        return self.ledger.shared_bytes(worker, lambda request: self._owned(request, worker) is not None)
-
-    def take_preempted(self) -> list[RequestId]:
-        """Return the placed requests that vLLM has preempted since the last call."""
-        emptied = self.ledger.take_emptied()
-        return [request for request, worker in emptied if self._owned(request, worker) is not None]
-
     def withdraw(self, worker: WorkerId) -> None:
         """Take a worker that is not ready from the scheduler; place the requests that wait for it elsewhere."""
-        with self._at_once():
-            self._tell_all(self.places[worker].leave(self._clock()))
+        with self._notices.at_once():
+            self._notices.tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
             self._dispatch.worker_lost(worker)
             for live in self.live.values():
@@ -262,7 +212,7 @@ class Fleet:
 
     def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
         """Tell the scheduler to plan with this capacity on the worker, until the next call."""
-        self._tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
+        self._notices.tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
@@ -291,11 +241,11 @@ class Fleet:
         self.calls.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
         is_known = ended.expected and all(live.request in self.places[worker].held for live in theirs)
-        with self._at_once():
+        with self._notices.at_once():
             if is_known:
-                self._tell_all(self.places[worker].rest(self._clock()))
+                self._notices.tell_all(self.places[worker].rest(self._clock()))
             else:
-                self._tell_all(self.places[worker].leave(self._clock()))
+                self._notices.tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
                 self._listener().executor.worker_lost(worker)
             if not is_known:
@@ -321,11 +271,11 @@ class Fleet:
         self.ready[worker] = ready
         self.reports.worker_ready(worker, ready)
         for request in self.places[worker].take_held():
-            if (live := self._owned(request, worker)) is not None:
+            if (live := self.owned.owned(request, worker)) is not None:
                 self._dispatch.give(live, worker)
         steady = not self.places[worker].setbacks
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
-        self._tell_all(self.places[worker].announce(offer, self._clock()))
+        self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
@@ -371,12 +321,3 @@ class Fleet:
         self._listener().executor.request_ended(live.request)
         served = len(live.output_token_ids), live.first_token_s
         self.tell(events.RequestFinished(self._clock(), live.request, *served))
-
-    def _owned(self, request: RequestId, worker: WorkerId) -> Live | None:
-        """Return the request if the worker owns it."""
-        live = self.live.get(request)
-        return live if live is not None and live.worker == worker else None
-
-    def _tell_all(self, found: Iterable[events.AnyEvent]) -> None:
-        for event in found:
-            self.tell(event)

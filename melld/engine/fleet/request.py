@@ -8,14 +8,18 @@ Owns one request's facts and how they change together.  Sends nothing: `fleet` d
                    └───── its worker is gone: no owner, and a new lease
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from melld.errors import MelldError
+from melld.engine.wire.frames import MAX_FRAME_BYTES
+from melld.errors import InputTooLarge, MelldError
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
 
+MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
+"""Encoded, with its images.  The other half of a frame is for its output tokens when it resumes elsewhere."""
 MAX_DEATHS = 2
 PROOF_TOKENS = 4
 """Tokens after which a suspect is acquitted."""
@@ -127,3 +131,22 @@ class Live(msgspec.Struct):
         """Return its prompt and tokens, from which any worker can resume it."""
         tokens = list(self.output_token_ids)
         return RequestSnapshot.from_log(self.request, self.core_request, self.prompt_tokens, tokens)
+
+
+def new_live(core_request: Any, encode: Callable[[Any], bytes], now_s: float) -> Live:
+    """Return the record of vLLM's `EngineCoreRequest`, not admitted yet.
+
+    Raises:
+        InputTooLarge: it fits no frame.
+    """
+    encoded = encode(core_request)
+    if len(encoded) > MAX_REQUEST_BYTES:
+        raise InputTooLarge(core_request.request_id, len(encoded), MAX_REQUEST_BYTES)
+    prompt = core_request.prompt_embeds if core_request.prompt_token_ids is None else core_request.prompt_token_ids
+    return Live(
+        request=RequestId(core_request.request_id),
+        core_request=encoded,
+        prompt_tokens=0 if prompt is None else len(prompt),
+        priority=core_request.priority,
+        arrived_s=now_s,
+    )

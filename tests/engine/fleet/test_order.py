@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
-from melld.engine.fleet.fleet import MAX_REQUEST_BYTES, Fleet
+from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
+from melld.engine.fleet.request import MAX_REQUEST_BYTES
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge

@@ -1,0 +1,41 @@
+"""Tells the scheduler of events, never in the middle of a change.
+
+Owns the events that wait for the end of a change: a decision on the first of them would act on records that the rest
+of the change is about to correct.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from melld.scheduler.events import AnyEvent
+
+
+class Notices:
+    """The events of one fleet; `handle` takes each."""
+
+    def __init__(self, handle: Callable[[AnyEvent], None]) -> None:
+        self._handle = handle
+        self._untold: list[AnyEvent] | None = None
+
+    def tell(self, event: AnyEvent) -> None:
+        """Tell of an event, at the end of the change that is under way."""
+        if self._untold is None:
+            self._handle(event)
+        else:
+            self._untold.append(event)
+
+    def tell_all(self, found: Iterable[AnyEvent]) -> None:
+        """Tell of these events, in their order."""
+        for event in found:
+            self.tell(event)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Hold back the events of the block until its end, so that no decision sees half of a change."""
+        untold: list[AnyEvent] = []
+        self._untold = untold
+        try:
+            yield
+        finally:
+            self._untold = None
+            self.tell_all(untold)
