@@ -29,10 +29,6 @@ class Keys(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.digests)
 
-    def open_to(self, presented: str | None) -> bool:
-        """Return True if `presented` is one of the keys, or none is needed."""
-        return self.client_of(presented) is not None
-
     def client_of(self, presented: str | None) -> str | None:
         """Return the client's name: the key's number, or an empty text if none is needed; None for a wrong key.
 

@@ -39,14 +39,14 @@ def test_plain_keys_and_digests_open(file: Path) -> None:
     """A file may hold either; the configuration holds digests alone."""
     file.write_text(f"# ours\r\none\n\n{digest_of('two')}\n{digest_of('four').upper()}\n")
     keys = load_keys(ServerConfig(api_key_file=str(file), api_keys=(digest_of("three"),)))
-    assert [keys.open_to(key) for key in ("one", "two", "three", "four")] == [True] * 4
-    assert [keys.open_to(key) for key in ("", "five", digest_of("two"), None)] == [False] * 4
+    assert [keys.client_of(key) is not None for key in ("one", "two", "three", "four")] == [True] * 4
+    assert [keys.client_of(key) is not None for key in ("", "five", digest_of("two"), None)] == [False] * 4
 
 
 def test_no_key_is_asked_for_where_none_is_set() -> None:
     """A newcomer on loopback just asks."""
     assert not Keys()
-    assert Keys().open_to(None)
+    assert Keys().client_of(None) is not None
 
 
 def test_a_key_file_that_is_empty_or_missing_is_told(file: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_key_that_no_client_can_send_is_refused(text: str) -> None:
 def test_a_byte_order_mark_hides_no_key(file: Path) -> None:
     """A file that was saved by an editor on Windows holds the same keys."""
     file.write_bytes(b"\xef\xbb\xbf" + KEY.encode())
-    assert load(file).open_to(KEY)
+    assert load(file).client_of(KEY) is not None
 
 
 def test_what_is_no_utf_8_is_refused_without_showing_it(file: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_service_managers_credential_counts_too_and_may_lack(file: Path, tmp
     own = tmp_path / "own"
     own.write_text("own\n")
     keys = load_keys(ServerConfig(api_key_file=str(own)), file)
-    assert [keys.open_to(key) for key in ("handed", "own", "other")] == [True, True, False]
+    assert [keys.client_of(key) is not None for key in ("handed", "own", "other")] == [True, True, False]
 
 
 @given(st.text())

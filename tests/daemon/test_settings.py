@@ -69,8 +69,8 @@ async def test_a_reload_cannot_open_the_api_to_the_network(key_file: Path) -> No
             operator.server = attempt
             with pytest.raises(ConfigError, match="reachable from other machines"):
                 await settings.reload()
-        assert settings.keys.open_to("one")
-        assert not settings.keys.open_to(None)
+        assert settings.keys.client_of("one") is not None
+        assert settings.keys.client_of(None) is None
         assert not settings.config.server.allow_remote_without_key
 
 
@@ -80,7 +80,7 @@ async def test_keys_may_be_dropped_where_nobody_else_can_connect(key_file: Path)
     with operator.settings() as settings:
         operator.server = ServerConfig(port=0)
         assert (await settings.reload()).keys_removed == 2
-        assert settings.keys.open_to(None)
+        assert settings.keys.client_of(None) is not None
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, ANYWHERE), (socket.AF_INET6, "::")])
@@ -94,7 +94,7 @@ async def test_a_socket_of_the_service_managers_is_judged_as_it_is(family: int, 
             operator.server = ServerConfig()
             with pytest.raises(ConfigError, match="reachable from other machines"):
                 await settings.reload()
-            assert not settings.keys.open_to(None)
+            assert settings.keys.client_of(None) is None
 
 
 async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None
         replace(key_file, "two\nthree\nfour\n")
         reloaded = await settings.reload()
         assert in_words(reloaded) == "API keys (2 added, 1 removed)"
-        assert settings.keys.open_to("four")
+        assert settings.keys.client_of("four") is not None
         assert in_words(await settings.reload()) == "nothing has changed"
 
 
@@ -119,12 +119,12 @@ async def test_the_credential_is_read_anew(tmp_path: Path) -> None:
     given = Supervision(credentials_directory=tmp_path / "credentials")
     operator = Operator(ServerConfig(port=0), given)
     with operator.settings() as settings:
-        assert settings.keys.open_to(None)
+        assert settings.keys.client_of(None) is not None
         (tmp_path / "fresh").mkdir()
         (tmp_path / "fresh" / "api-keys").write_text("fresh\n")
         (tmp_path / "fresh").rename(tmp_path / "credentials")
         await settings.reload()
-        assert [settings.keys.open_to(key) for key in ("fresh", None)] == [True, False]
+        assert [settings.keys.client_of(key) is not None for key in ("fresh", None)] == [True, False]
 
 
 async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> None:
@@ -135,7 +135,7 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> N
         operator.server = ServerConfig(port=0, api_key_file=str(key_file), drain_s=2.0)
         with pytest.raises(ConfigError, match="not a regular file"):
             await settings.reload()
-        assert settings.keys.open_to("two")
+        assert settings.keys.client_of("two") is not None
         assert settings.config.server.drain_s == 1.0
 
 
