@@ -14,7 +14,7 @@ RUN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
 
-.PHONY: setup serve test test-all check gpu-check chaos dist lock clean
+.PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
 
 setup: $(SETUP)
 
@@ -37,6 +37,11 @@ check: $(DEV)
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(PYTEST) $(ARGS)
+
+# Change the pure core line by line and say which changes no test notices: hours for all of it, so name a module and a
+# sample (make mutants ARGS="melld/scheduler/waiting.py --sample 60").
+mutants: $(VENV)/.setup-mutants
+	$(RUN)/python -m benchmarks.mutants $(ARGS)
 
 # The checks that need a GPU, in two runs of under ten minutes; ARGS="--device cpu" rehearses them without one.
 gpu-check: $(DEV)
@@ -85,4 +90,8 @@ $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 $(DEV): $(SETUP) locks/dev.txt locks/triton.txt
 	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
 	@rm -rf $(VENV)/triton && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/triton -r locks/triton.txt
+	@touch $@
+
+$(VENV)/.setup-mutants: $(DEV) locks/mutants.txt
+	@$(PIP) install --no-deps --require-hashes -r locks/mutants.txt
 	@touch $@

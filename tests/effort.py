@@ -3,11 +3,14 @@
 Owns the two profiles of Hypothesis.  Tests that only the long form runs carry `@pytest.mark.long`.
 """
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
-SHORT, LONG = "short", "long"
+SHORT, LONG, MUTANTS = "short", "long", "mutants"
 settings.register_profile(SHORT, max_examples=25, deadline=None)
 settings.register_profile(LONG, max_examples=100, deadline=None)
+# `make mutants` asks whether a test fails, for the same reason each time: not for its smallest example.
+FINDING = (Phase.explicit, Phase.generate, Phase.target)
+settings.register_profile(MUTANTS, max_examples=25, deadline=None, derandomize=True, database=None, phases=FINDING)
 settings.load_profile(SHORT)
 
 

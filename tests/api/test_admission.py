@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.api.admission import Admission
-from melld.api.answers import Refusal
+from melld.api.admission import RETRY_AFTER, Admission, Door, shutting_down
+from melld.api.answers import Answer, Refusal
 from melld.api.keys import Keys
 from melld.engine.frontend.caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
@@ -61,6 +61,36 @@ async def test_one_key_cannot_take_every_place() -> None:
         door.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert door.in_flight == 0
+
+
+def test_the_places_are_shared_in_whole_among_those_who_hold_some() -> None:
+    """Who has ended all its calls counts no more; a place is never halved, and everybody may have one."""
+    door = Admission(lambda: 11, lambda: None, lambda: 4)
+    door._calls_of.update({"key0": 0, "key1": 1})
+    assert [door.share("key0"), door.share("key1")] == [3, 5]
+    assert Admission(lambda: 2, lambda: None, lambda: 9).share("key0") == 1
+
+
+async def test_a_daemon_that_drains_lets_nobody_in_and_waits_for_those_inside() -> None:
+    """Calls go on while it drains, up to a limit of time; those that are aborted then are no client's doing."""
+    door = Admission(lambda: 2, lambda: "no worker is up")
+    with pytest.raises(Refusal, match="not serving now: no worker is up") as refused:
+        door.check()
+    assert (refused.value.answer.status, refused.value.answer.headers) == (503, RETRY_AFTER)
+    door = Admission(lambda: 2, lambda: None)
+    with door.call():
+        door.begin_drain()
+        assert (door.door, door.why_closed(), door.in_flight) == (Door.DRAINING, "draining", 1)
+        with pytest.raises(Refusal, match="not serving now: draining"):
+            door.check()
+        assert not await door.wait_idle(0.0)
+        assert (door.aborted, door.abort(), door.aborted) == (False, 1, True)
+        door.begin_drain()
+        assert door.door is Door.ABORTED  # for good
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    assert await door.wait_idle(0.0)
+    assert shutting_down().answer == Answer(503, "the daemon is shutting down", "shutting_down", headers=RETRY_AFTER)
 
 
 def called(client: str) -> Caller:

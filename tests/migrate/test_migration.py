@@ -1,12 +1,25 @@
 """The lifecycle of a migration: whatever happens in whatever order, one owner, and nothing left behind."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.errors import IllegalTransition
 from melld.migrate import messages as say
-from melld.migrate.migration import Migration, MovePace, Tell, Wish
+from melld.migrate.migration import (
+    FEW_BLOCKS,
+    FEW_TOKENS,
+    HEADROOM_TOKENS,
+    MAX_ROUNDS,
+    HandOver,
+    Migration,
+    MovePace,
+    Tell,
+    Wish,
+)
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.effort import examples
@@ -104,3 +117,159 @@ def test_an_answer_to_a_command_that_was_given_up_says_nothing() -> None:
     world.pass_deadline()
     world.hear(SOURCE)
     assert world.outcomes == [Outcome.TIMED_OUT]
+
+
+NAMES: dict[str, Any] = {"move": 1, "request": REQUEST}
+PACES = {Via.KV: MovePace(1e6, 7.0), Via.TOKENS: MovePace(50.0, 400.0)}
+
+
+class Talk:
+    """The daemon's side of one migration; the test speaks for both workers."""
+
+    def __init__(self, via: Via | None = None, paces: Mapping[Via, MovePace] = {}) -> None:
+        wish = Wish(**NAMES, source=SOURCE, destination=DESTINATION, via=via, lease=4, paces=paces)
+        self.migration = Migration(wish, 5.0)
+        self.actions = self.migration.happened(Sign.STARTED, 5.0)
+
+    @property
+    def told(self) -> Tell:
+        tell = self.actions[0]
+        assert isinstance(tell, Tell)
+        return tell
+
+    def hear(self, answer: type[say.MoveAnswer], **values: Any) -> Any:
+        """An answer to the last command; the next one."""
+        number = self.migration.number
+        self.actions = self.migration.answered(answer(**NAMES, number=number, **values), 5.0 + number)
+        return self.told.command if self.actions and isinstance(self.actions[0], Tell) else None
+
+    def describe(self, blocks: int, epoch: int = 0, tokens: int = 0, refusals: Mapping[Via, str] = {}) -> Any:
+        ids = (tuple(range(blocks)),)
+        named = {"num_tokens": tokens, "block_ids": ids, "block_epoch": epoch}
+        return self.hear(say.RequestDescribed, **named, refusals=dict(refusals))
+
+    def copied(self, blocks: int) -> Any:
+        return self.hear(say.BlocksCopied, blocks=blocks, nbytes=10 * blocks, copy_s=0.5)
+
+    def reserved(self) -> Any:
+        return self.hear(say.RoomReserved, blocks=9, reused_blocks=0)
+
+
+@pytest.mark.parametrize(("blocks", "epoch", "asked"), [
+    (10 + FEW_BLOCKS, 3, say.FreezeRequest),
+    (11 + FEW_BLOCKS, 3, say.CopyBlocks),
+    (10, 4, say.CopyBlocks),  # the blocks have all been replaced
+])  # fmt: skip
+def test_a_request_is_frozen_when_few_blocks_are_left(blocks: int, epoch: int, asked: type) -> None:
+    """What is left is copied while nobody emits: the client waits for no more than a few blocks."""
+    talk = Talk()
+    talk.describe(10, epoch=3)
+    assert isinstance(talk.reserved(), say.CopyBlocks)
+    assert isinstance(talk.copied(10), say.DescribeRequest)
+    assert isinstance(talk.describe(blocks, epoch), asked)
+
+
+@pytest.mark.parametrize(("blocks", "asked"), [(0, say.FreezeRequest), (1, say.CopyBlocks)])
+def test_whatever_can_be_copied_before_the_freeze_is_copied_once(blocks: int, asked: type) -> None:
+    """Also a single block: the pause of a short request is no longer than that of a long one."""
+    talk = Talk()
+    talk.describe(blocks)
+    assert isinstance(talk.reserved(), asked)
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(FEW_TOKENS, say.FreezeRequest), (FEW_TOKENS + 1, say.WarmRequest)])
+def test_a_request_is_frozen_when_few_tokens_are_left(tokens: int, asked: type) -> None:
+    """The same by tokens; the second prompt is only as long as what was added."""
+    talk = Talk(Via.TOKENS)
+    assert talk.describe(0, tokens=100).token_capacity == 100 + HEADROOM_TOKENS
+    talk.reserved()
+    assert isinstance(talk.describe(0, tokens=100 + tokens), asked)
+
+
+def test_a_request_that_grows_faster_than_it_is_copied_still_moves() -> None:
+    """After so many rounds it is frozen with whatever is left, by either way."""
+    for via in (Via.KV, Via.TOKENS):
+        talk, command, rounds, size = Talk(via), None, 0, 0
+        while not isinstance(command, say.FreezeRequest):
+            size += 1000
+            command = talk.describe(size, tokens=size)
+            if isinstance(command, say.ReserveBlocks):
+                command = talk.reserved()
+            if isinstance(command, say.CopyBlocks | say.WarmRequest):
+                rounds += 1
+                command = talk.copied(1000) if via is Via.KV else talk.reserved()
+        assert rounds == MAX_ROUNDS
+
+
+def test_every_command_of_a_move_by_kv_says_all_that_its_worker_needs() -> None:
+    """The destination pulls from this source, these blocks, at this rate, under this lease."""
+    talk = Talk(paces=PACES)
+    assert (talk.told.worker, talk.migration.via, talk.migration.reason) == (SOURCE, Via.KV, "")
+    reserve = talk.describe(10, epoch=3, tokens=100)
+    assert (reserve.token_capacity, talk.told.worker) == (100 + HEADROOM_TOKENS, DESTINATION)
+    assert talk.told.deadline_s == DEADLINES_S[MoveState.RESERVING]  # no bytes move yet
+    copy = talk.reserved()
+    assert (copy.source, copy.block_ids, copy.block_epoch) == (SOURCE, (tuple(range(10)),), 3)
+    assert (copy.token_capacity, copy.bytes_per_s) == (100 + HEADROOM_TOKENS, 1e6)
+    assert talk.told.deadline_s == DEADLINES_S[MoveState.COPYING] + 7.0
+    talk.copied(10)
+    assert talk.describe(10, epoch=3).via is Via.KV
+    attach = talk.hear(say.RequestFrozen, num_tokens=100)
+    assert (attach.source, attach.via, attach.lease) == (SOURCE, Via.KV, 4)
+    release = talk.hear(say.RequestAttached, blocks=2, nbytes=20, copy_s=0.25)
+    assert isinstance(release, say.ReleaseRequest)
+    assert talk.actions[1:] == [HandOver(4)]
+
+
+def test_a_move_that_ended_well_tells_what_it_took_and_no_reason() -> None:
+    """The figures of the log line and of the metrics: copies that had nothing to do are no rounds."""
+    talk = Talk()
+    talk.describe(10)
+    talk.reserved()
+    talk.copied(10)
+    talk.describe(10)
+    talk.hear(say.RequestFrozen, num_tokens=100)
+    talk.hear(say.RequestAttached, blocks=0, nbytes=0, copy_s=0.25)
+    moved = talk.migration
+    assert (moved.rounds, moved.copied_blocks, moved.copied_bytes, moved.copy_s) == (1, 10, 100, 0.75)
+    assert (moved.outcome, moved.reason) == (Outcome.COMMITTED, "")
+    assert moved.told()[:2] == ("0.0 ms started", "1000.0 ms can go by kv")
+
+
+@pytest.mark.parametrize(("via", "reason"), [(None, "no room"), (Via.KV, "no room"), (Via.TOKENS, "too long")])
+def test_a_request_that_can_go_by_no_way_says_why(via: Via | None, reason: str) -> None:
+    """Of the way that was asked for, or of the better one; the other way is tried only where none was asked for."""
+    refusals = {Via.KV: "no room", Via.TOKENS: "too long"}
+    refused = Talk(via)
+    refused.describe(1, refusals=refusals)
+    assert (refused.migration.outcome, refused.migration.reason) == (Outcome.REFUSED, reason)
+    half = Talk(via)
+    half.describe(1, refusals={Via.KV: "no room"})
+    assert half.migration.state is (MoveState.ENDED if via is Via.KV else MoveState.WARMING)
+
+
+def test_the_first_reason_is_told() -> None:
+    """A worker that cannot thaw after a copy that failed hides not why the copy failed."""
+    talk = Talk()
+    talk.describe(0)
+    talk.reserved()
+    talk.hear(say.RequestFrozen, num_tokens=1)
+    assert isinstance(talk.hear(say.CopyFailed, reason="bytes are lost"), say.ThawRequest)
+    talk.hear(say.CommandFailed, reason="unknown request")
+    assert (talk.migration.outcome, talk.migration.reason) == (Outcome.COPY_FAILED, "bytes are lost")
+    late = Talk()
+    late.migration.happened(Sign.LATE, 6.0)
+    assert late.migration.reason == Sign.LATE.value
+
+
+def test_a_command_that_frees_is_repeated_when_it_is_late_and_only_then() -> None:
+    """The end of the request changes nothing about the release under way; silence does."""
+    talk = Talk()
+    talk.describe(0)
+    talk.reserved()
+    talk.hear(say.RequestFrozen, num_tokens=1)
+    talk.hear(say.RequestAttached, blocks=0, nbytes=0, copy_s=0.0)
+    assert talk.migration.happened(Sign.GONE, 9.0) == []
+    [again] = talk.migration.happened(Sign.LATE, 9.0)
+    assert isinstance(again, Tell)
+    assert isinstance(again.command, say.ReleaseRequest)
