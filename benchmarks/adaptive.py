@@ -25,19 +25,16 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from packing_cells import ROOT, source_of
+from cells import ROOT, machine_settings, source_of
 from tables import record
 
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
 from melld.scheduler.events import AnyCommand, AnyEvent, MoveAborted, MoveCommitted, MoveRequest, RequestFinished
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import SchedulerChoices, make_scheduler
-from melld.simulator.latency import profile_for
 from melld.simulator.links import GIB, LinkSettings
 from melld.simulator.measures import Report, Spread
-from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import LogNormal, poisson
 
@@ -98,11 +95,8 @@ class Watched:
 
 def simulate(cell: Cell) -> Result:
     """Run one cell and keep its result."""
-    model, card = MODELS[MACHINES[0]], CARDS[MACHINES[1]]
-    settings = SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    settings = machine_settings(
+        *MACHINES,
         epoch_s=EPOCH_S,
         link=LinkSettings(cell.link_gib_s * GIB, ways=MODES[cell.mode], prefill_share=SHARES[cell.compute]),
         seed=cell.seed,
@@ -127,7 +121,7 @@ def path_of(cell: Cell) -> pathlib.Path:
 
 
 def source() -> str:
-    """A hash of what the figures depend on."""
+    """Return a hash of what the figures depend on."""
     digest = hashlib.sha256(source_of("mell-plus").encode())
     for path in sorted((ROOT / "melld" / "migrate").glob("planner*.py")):
         digest.update(path.read_bytes())
@@ -152,7 +146,7 @@ Runs = dict[str, list[Result]]
 
 
 def cost_s(results: Sequence[Result]) -> float:
-    """The mean time of a move, over all seeds' moves."""
+    """Return the mean time of a move, over all seeds' moves."""
     return sum(one.on_two_workers_s for one in results) / max(sum(one.count for one in results), 1)
 
 
@@ -162,7 +156,7 @@ def ratio(runs: Runs) -> float:
 
 
 def costs(name: str, runs: Runs) -> str:
-    """A line of the first table."""
+    """Return a line of the first table."""
     shown = [f"{cost_s(runs[m]):.2f} ({statistics.mean(r.moves.p99 for r in runs[m]):.1f})" for m in MODES]
     tokens = sum(one.by_tokens for one in runs["both"]) / max(sum(one.report.migrations for one in runs["both"]), 1)
     worse = "" if ratio(runs) <= WITHIN else " **above**"
@@ -170,7 +164,7 @@ def costs(name: str, runs: Runs) -> str:
 
 
 def effects(name: str, runs: Runs) -> str:
-    """A line of the second table."""
+    """Return a line of the second table."""
     shown = []
     for mode in MODES:
         reports = [one.report for one in runs[mode]]

@@ -54,12 +54,12 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def chat(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
-    """A chat completion; what is not said is greedy and short."""
+    """Return a question for a chat completion; what is not said is greedy and short."""
     return name, CHAT, {"model": "demo", "messages": HELLO, "max_tokens": 24, "temperature": 0} | more
 
 
 def completion(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
-    """A completion; likewise."""
+    """Return a question for a completion, likewise."""
     return name, COMPLETIONS, {"model": "demo", "prompt": "Once upon", "max_tokens": 24, "temperature": 0} | more
 
 
@@ -134,7 +134,7 @@ def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def joined(events: list[Any]) -> dict[str, Any]:
-    """A stream, path by path: the pieces of a text as one, of anything else each value once."""
+    """Return a stream, path by path: the pieces of a text as one, of anything else each value once."""
     found: dict[str, Any] = {}
     for event in events:
         for path, value in leaves(event, ""):
@@ -147,7 +147,7 @@ def joined(events: list[Any]) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What is neither object nor list, by its path; an event's and a choice's own path begins with which it is."""
+    """Return what is neither object nor list, by its path; an event's and a choice's path begins with which it is."""
     if isinstance(value, dict):
         path += f"/{value.get('type', value.get('index', ''))}"
         for key, one in value.items():

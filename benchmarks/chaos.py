@@ -23,7 +23,7 @@ from tests.serve.daemon_process import DaemonProcess
 
 
 def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """(what happened, what should not have)."""
+    """Play a random history; return what happened, and what should not have."""
     played = History(daemon, faults, asked.seed, asked.harm_every_s)
     played.play(asked.requests, asked.clients, asked.seconds)
     counted = [line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")]
@@ -36,7 +36,7 @@ def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> t
 
 
 def matrix(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """(what happened, what should not have); from the `--first`th loss on, as long as there is time."""
+    """Play every loss from the `--first`th on, while there is time; return what happened, and what should not have."""
     bench = Bench(daemon, faults)
     bench.operator.wait_linked(daemon)
     end_s = time.monotonic() + asked.seconds

@@ -19,7 +19,7 @@ from tests.serve.daemon_process import DaemonProcess
 
 
 def body(number: int, tokens: int) -> dict[str, Any]:
-    """A request that shares no block with the others; `tokens` and up to half as many more."""
+    """Return a request that shares no block with the others; `tokens` and up to half as many more."""
     prompt = list(range(5 + number % 40, 69 + number % 40))
     most = tokens + tokens * (number % 11) // 20
     return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True, "cache_salt": str(number)}

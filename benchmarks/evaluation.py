@@ -83,7 +83,7 @@ def bound_table(traces: pathlib.Path, seeds: Sequence[int], processes: int) -> s
 
 
 def serving_table(traces: pathlib.Path) -> str:
-    """The part of the requests that is placed on arrival, with so many GPUs (preemptions per request)."""
+    """Return the part of the requests that is placed on arrival, with so many GPUs (preemptions per request)."""
     base = Cell("13B", "lmsys-0.5", "best-fit", 0)
     load = load_of(base, traces).until(SERVING_S)
     lines = [f"| GPUs | {' | '.join(POLICIES_SHOWN)} |", "|---" * (len(POLICIES_SHOWN) + 1) + "|"]
@@ -99,7 +99,7 @@ def serving_table(traces: pathlib.Path) -> str:
 
 
 def optimum(sizes: Sequence[int]) -> int:
-    """The fewest bins of `CAPACITY` that hold these sizes: exact, by depth-first search."""
+    """Return the fewest bins of `CAPACITY` that hold these sizes: exact, by depth-first search."""
     ordered = sorted(sizes, reverse=True)
     best = len(ordered)
 

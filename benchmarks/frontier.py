@@ -22,6 +22,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import msgspec
+from cells import machine_settings
 from frontier_fluid import moves_of_fluid
 from packing_cells import MACHINES, Cell, load_of
 from tables import record
@@ -32,9 +33,6 @@ from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.plus.settings import BALANCED, LEAN, TIGHT, PlusSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Request, Worker
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
-from melld.simulator.latency import profile_for
-from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 
 SETTINGS = {
@@ -53,7 +51,7 @@ class Plain(MellPlus):
     """`mell-plus` without its estimate."""
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
-        """It learns nothing."""
+        """Learn nothing."""
 
 
 class Choosy(MellPlus):
@@ -121,11 +119,8 @@ class Point(msgspec.Struct, frozen=True):
 
 def simulate(way: str, setting: str, seed: int, traces: pathlib.Path) -> Point:
     """One hour under one policy."""
-    model, card = MODELS[MACHINES["13B"][0]], CARDS[MACHINES["13B"][1]]
-    settings = SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    settings = machine_settings(
+        *MACHINES["13B"],
         epoch_s=1.0,
         paper_slots=True,
         seed=seed,
@@ -176,7 +171,7 @@ class Watch:
         return commands
 
     def wasted(self) -> float:
-        """The part of all moves after which the request ended within ten seconds."""
+        """Return the part of all moves after which the request ended within ten seconds."""
         return sum(after_s <= 10.0 for after_s in self._after_s) / max(len(self._after_s), 1)
 
 
@@ -187,7 +182,7 @@ def shown(points: list[Point]) -> str:
 
 
 def fluid(points: list[Point]) -> str:
-    """Moves per request of the fluid at the free room of these points: blind / oracle."""
+    """Return the moves per request of the fluid at the free room of these points: blind / oracle."""
     load = {field: mean(points, field) for field in ("free", "rate_per_s", "prompt", "final")}
     return " / ".join(
         f"{moves_of_fluid(**load, workers=round(mean(points, 'gpus')), oracle=o):.2f}" for o in (False, True)
@@ -200,7 +195,7 @@ def mean(points: list[Point], field: str) -> float:
 
 
 def text_of(points: dict[tuple[str, str], list[Point]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = ["| setting | " + " | ".join(WAYS) + " | fluid, blind / oracle |", "|---" * (len(WAYS) + 2) + "|"]
     for setting in SETTINGS:
         cells = [shown(points[way, setting]) for way in WAYS]

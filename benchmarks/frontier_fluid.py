@@ -28,7 +28,7 @@ class Fluid:
         self.requests = self.moves = 0
 
     def step(self, now_s: float, *, oracle: bool) -> None:
-        """A tenth of a second passes."""
+        """Let a tenth of a second pass."""
         free = self.free
         for worker in range(len(free)):
             free[worker] -= self._growth_per_s * STEP_S
@@ -66,12 +66,12 @@ class Fluid:
         self.moves += 1
 
     def _roomiest(self, now_s: float, *, oracle: bool) -> int:
-        """The worker with the most free room, now or (the oracle's) when the next of its requests ends."""
+        """Return the worker with the most free room, now or (the oracle's) when the next of its requests ends."""
         ahead = [self._until_end(worker, now_s) if oracle else 0.0 for worker in range(len(self.free))]
         return max(range(len(self.free)), key=lambda worker: self.free[worker] - ahead[worker])
 
     def _until_end(self, worker: int, now_s: float) -> float:
-        """What the worker will grow by before the next of its requests ends."""
+        """Return what the worker will grow by before the next of its requests ends."""
         return self._growth_per_s * (self._end_s[worker] - now_s)
 
     def _next_end_s(self, now_s: float) -> float:
@@ -82,7 +82,7 @@ class Fluid:
 
 
 def moves_of_fluid(free: float, workers: int, rate_per_s: float, prompt: float, final: float, *, oracle: bool) -> float:
-    """Moves per request where the free part of a worker is `free` on average."""
+    """Return the moves per request where the free part of a worker is `free` on average."""
     fluid = Fluid(free, workers, rate_per_s, prompt, final, seed=0)
     for step in range(int(SECONDS / STEP_S)):
         fluid.step(step * STEP_S, oracle=oracle)

@@ -62,7 +62,7 @@ class Step:
 
 
 def steps_of(run: str, device: str) -> list[Step]:
-    """The steps of a run.  On the CPU they are short: what is rehearsed is the way, not the figures."""
+    """Return the steps of a run.  On the CPU they are short: what is rehearsed is the way, not the figures."""
     short = device == "cpu"
     facts = Step("facts", 60, ["-c", FACTS])
     right = [
@@ -83,7 +83,7 @@ def steps_of(run: str, device: str) -> list[Step]:
 
 
 def report(run: str, results: list[dict[str, Any]]) -> str:
-    """The results as a page: a table of the steps, and one for each step's rows."""
+    """Return the results as a page: a table of the steps, and one for each step's rows."""
     facts = results[0]["rows"][0] if results[0]["rows"] else {}
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = [f"## {facts.get('gpu', 'CPU devices (rehearsal)')}, {day}", ""]

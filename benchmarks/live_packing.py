@@ -95,7 +95,7 @@ def wait_asleep(daemon: DaemonProcess) -> None:
 
 
 def client_figures(played: list[Played], arguments: argparse.Namespace) -> Figures:
-    """What the clients saw."""
+    """Return what the clients saw."""
     whole = [one for one in played if one.whole]
     gaps = [gap_s for one in whole for gap_s in one.gaps_s]
     good = [
@@ -113,7 +113,7 @@ def client_figures(played: list[Played], arguments: argparse.Namespace) -> Figur
 
 
 def log_figures(decisions: Path, since_s: float) -> Figures:
-    """What the decision log says of the time after `since_s` (the same clock: one machine)."""
+    """Return what the decision log says of the time after `since_s` (the same clock: one machine)."""
     awake: dict[str, float] = {}
     worker_s, peak = 0.0, 0
     counts: collections.Counter[str] = collections.Counter()
@@ -147,7 +147,7 @@ def log_figures(decisions: Path, since_s: float) -> Figures:
 
 
 def simulated(policy: str, workload: Workload, row: Figures, arguments: argparse.Namespace) -> float:
-    """The simulator's worker-seconds for the same arrivals, at the live run's pace, with the daemon's settings."""
+    """Return the simulator's worker-seconds for the same arrivals at the live run's pace, as the daemon is set."""
     settings = SimulatorSettings(
         capacity_bytes=arguments.worker_tokens // BLOCK_TOKENS * BLOCK_TOKENS * BYTES_PER_TOKEN,
         bytes_per_token=BYTES_PER_TOKEN,
@@ -210,7 +210,7 @@ def table(rows: list[Figures]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    """The flags."""
+    """Return the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="CSV (or gzip) of arrival_s, prompt_tokens, output_tokens")
     parser.add_argument("--output", type=Path, required=True, help="a folder for decision logs and figures")

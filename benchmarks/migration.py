@@ -39,7 +39,7 @@ NO_CACHE = ("--set", "model.vllm.enable_prefix_caching=false")
 
 
 def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one part."""
+    """Return the rows of one part."""
     with ExitStack() as stack:
 
         def served(name: str, *flags: str, change: str = "") -> Served:

@@ -48,7 +48,7 @@ def _peer(pipe: Connection, kind: str) -> None:
 
 
 def copy_rates(kind: str, repeats: int) -> Iterator[dict[str, Any]]:
-    """A row for each way, size and order of blocks: GiB/s of the pull and of the large copy, and the medians' ratio."""
+    """Return a row for each way, size and order of blocks: GiB/s of pull and large copy, and the medians' ratio."""
     torch.set_num_threads(1)
     context = torch.multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()

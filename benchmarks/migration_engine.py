@@ -45,7 +45,7 @@ class Bench:
         self.times_s: dict[str, list[float]] = {}
 
     def timed(self, name: str, act: Callable[[], Any]) -> Any:
-        """What it returns; how long it took is kept."""
+        """Return what it returns, and keep how long it took."""
         began_s = time.perf_counter()
         found = act()
         self.times_s.setdefault(name, []).append(time.perf_counter() - began_s)
@@ -57,7 +57,7 @@ class Bench:
         self.engine.post_step(model_executed=executed)
 
     def begin(self, name: str, tokens: int) -> None:
-        """A request that has made forty tokens."""
+        """Add a request, and step until it has made forty tokens."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 

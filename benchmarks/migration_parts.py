@@ -59,7 +59,7 @@ class Served:
 
 
 def steps(stream: Stream, began_s: float, end_s: float) -> list[float]:
-    """The times between two chunks of which the later one came in this time."""
+    """Return the times between two chunks of which the later one came in this time."""
     arrivals = list(stream.arrivals_s)
     return [after - before for before, after in itertools.pairwise(arrivals) if began_s < after <= end_s]
 
@@ -159,7 +159,7 @@ def gaps_by_tokens(ways: dict[str, Served], tokens: int, repeats: int) -> Iterat
 
 
 def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[str, Any]]:
-    """The pace of three streams on each worker, in windows with a move by KV each second and windows without.
+    """Measure the pace of three streams on each worker, in windows with a move by KV each second and windows without.
 
     Steps become longer as the streams do, and those of the worker with the moved request are the longer ones.  So a
     window with an odd number of moves is held against what the windows before and after it saw, both together: as much
@@ -190,7 +190,7 @@ def neighbours(served: Served, window_s: float, windows: int) -> Iterator[dict[s
 
 
 def _round(served: Served, window_s: float, windows: int, *, moves: bool) -> list[list[float]]:
-    """The others' times between two chunks: of so many windows in which moves, if any, are made, and around each."""
+    """Measure the others' times between two chunks: of windows in which moves, if any, are made, and around each."""
     daemon: Any = served
     operator = Operator(daemon)
     body = {"prompt": list(range(10, 210)), "max_tokens": 30000, **GREEDY}
@@ -216,7 +216,7 @@ def _round(served: Served, window_s: float, windows: int, *, moves: bool) -> lis
 
 
 def _ask_in_vain(operator: Operator, stream: Stream) -> None:
-    """What `Operator.move` asks, but for a move to where the request is."""
+    """Ask what `Operator.move` asks, but for a move to where the request is."""
     for one in operator.requests_of(stream):
         with suppress(ControlRefused):
             asked = operator.migrate(one["request"], one["worker"], "kv")

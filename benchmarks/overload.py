@@ -55,13 +55,13 @@ class Load:
         self._idle = asyncio.Event()
 
     def request(self) -> bytes:
-        """The bytes of one request, with a prompt that nobody else has."""
+        """Return the bytes of one request, with a prompt that nobody else has."""
         body: dict[str, Any] = {"model": "demo", "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
         body["prompt"] = [self._chance.randrange(5, 200) for _ in range(PROMPT_TOKENS)]
         return self._client.post("/v1/completions", json.dumps(body).encode())
 
     def plan(self, rate_per_s: float, seconds: float) -> list[tuple[float, bytes]]:
-        """The requests of a window and their times.  Made before it begins: in it the workers need the processors."""
+        """Return the requests of a window and their times, made before it begins: the workers need the processors."""
         planned = []
         at_s = 0.0
         while (at_s := at_s + self._chance.expovariate(rate_per_s)) < seconds:
@@ -129,7 +129,7 @@ class Load:
 
 
 def tokens_in(answer: Answer) -> int:
-    """The tokens of an answer, as the daemon counts them."""
+    """Return the tokens of an answer, as the daemon counts them."""
     tokens: int = json.loads(answer.body)["usage"]["completion_tokens"]
     return tokens
 
@@ -164,14 +164,14 @@ def seconds_of(pid: int) -> float:
 
 
 def seconds_of_all() -> float:
-    """The time in which the processors were not idle: user, nice, system, interrupts, stolen by the host."""
+    """Return the time in which the processors were not idle: user, nice, system, interrupts, stolen by the host."""
     first = Path("/proc/stat").read_text().partition("\n")[0]
     user, nice, system, _idle, _iowait, *others = map(int, first.split()[1:9])
     return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """The saturating rate, and the goodput at multiples of it, in turns: upwards, downwards, upwards, ..."""
+    """Measure the saturating rate, and the goodput at multiples of it, in turns: upwards, downwards, upwards, ..."""
     client = PlainClient(daemon.url)
     await Load(client, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
     rows = []

@@ -65,7 +65,7 @@ async def ask(session: aiohttp.ClientSession, url: str, part: float, index: int)
 
 
 def tokens(part: float, index: int) -> Sequence[int]:
-    """A prompt of so many tokens, unlike the others: they share no prefix."""
+    """Return a prompt of so many tokens, unlike the others: they share no prefix."""
     return [10 + (index * 31 + place) % 200 for place in range(int(part * WORKER_TOKENS))]
 
 

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import msgspec
-from packing_cells import Cell, Result, adopt, compute, source_of
+from cells import source_of
+from packing_cells import Cell, Result, adopt, compute
 from tables import record
 
 from melld.simulator.measures import Report
@@ -93,7 +94,7 @@ class Table:
         return [Cell(policy=p, seed=s, **rest) for _, rest in self.rows for p in self.policies for s in seeds]  # type: ignore[arg-type]
 
     def text(self, results: dict[Cell, Result], seeds: Sequence[int]) -> str:
-        """The table in Markdown."""
+        """Return the table in Markdown."""
         lines = ["| load | " + " | ".join(self.policies) + " |", "|---" * (len(self.policies) + 1) + "|"]
         for label, rest in self.rows:
             shown = []
@@ -105,7 +106,7 @@ class Table:
 
 
 def mean(reports: Sequence[Report], field: str) -> float:
-    """The mean of one field over the seeds."""
+    """Return the mean of one field over the seeds."""
     return statistics.mean(getattr(report, field) for report in reports)
 
 
@@ -147,7 +148,7 @@ class Claims(Table):
     """The paper's claims beside what came out here, as ranges over machines and loads of means over seeds."""
 
     def text(self, results: dict[Cell, Result], seeds: Sequence[int]) -> str:
-        """The table in Markdown."""
+        """Return the table in Markdown."""
 
         def figures(policy: str, field: str) -> list[float]:
             return [
@@ -214,7 +215,7 @@ TABLES = {
 
 
 def plot(folder: pathlib.Path, results: dict[Cell, Result], seeds: Sequence[int]) -> None:
-    """The paper's figures, of the 13B machines."""
+    """Return the paper's figures, of the 13B machines."""
     chosen = [policy for policy in (*BASELINES, *MELLS) if policy in ALL_POLICIES]
 
     def reports(load: str, policy: str) -> list[Report]:

@@ -4,8 +4,6 @@ Owns loads, machines and the cache under benchmarks/out/packing.  Never judges a
 """
 
 import concurrent.futures
-import functools
-import hashlib
 import pathlib
 import random
 import re
@@ -14,36 +12,19 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+from cells import GIB, ROOT, kept, machine_settings, source_of
 
 from melld.simulator import workload as workloads
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import SchedulerChoices, run_policy
-from melld.simulator.latency import profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Report, Samples
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
-ROOT = pathlib.Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "out" / "packing"
-GIB = 2**30
 HOUR_S = 3600.0
 HALF_HOUR_S = 1800.0
 MACHINES = {"13B": ("llama-2-13b", "a100-40g"), "7B": ("llama-2-7b", "rtx-4090")}
-COMMON = (
-    "bounds",
-    "cluster",
-    "growth",
-    "index",
-    "law",
-    "occupancy",
-    "policy",
-    "roster",
-    "scheduler",
-    "share",
-    "state",
-    "waiting",
-)
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -66,7 +47,6 @@ class Result(msgspec.Struct, frozen=True):
 
 def compute(cells: Sequence[Cell], traces: pathlib.Path, processes: int) -> dict[Cell, Result]:
     """All results, from files where they are fresh."""
-    OUT.mkdir(parents=True, exist_ok=True)
     found: dict[Cell, Result] = {}
     missing = []
     for cell in cells:
@@ -112,21 +92,18 @@ def _older(cell: Cell, source: str) -> pathlib.Path:
 
 def simulate(cell: Cell, traces: pathlib.Path) -> Result:
     """Run one cell and keep its result."""
-    outcome = run_policy(cell.policy, settings_of(cell), load_of(cell, traces), SchedulerChoices())
-    result = Result(outcome.report, outcome.samples if cell.seed == 0 else None)
-    path = path_of(cell)
-    path.with_suffix(".part").write_bytes(msgspec.json.encode(result))
-    path.with_suffix(".part").rename(path)
-    return result
+
+    def simulated() -> Result:
+        outcome = run_policy(cell.policy, settings_of(cell), load_of(cell, traces), SchedulerChoices())
+        return Result(outcome.report, outcome.samples if cell.seed == 0 else None)
+
+    return kept(path_of(cell), Result, simulated)
 
 
 def settings_of(cell: Cell) -> SimulatorSettings:
-    """The cell's machines and links."""
-    model, card = (MODELS[MACHINES[cell.machines][0]], CARDS[MACHINES[cell.machines][1]])
-    return SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    """Return the cell's machines and links."""
+    return machine_settings(
+        *MACHINES[cell.machines],
         epoch_s=cell.epoch_s,
         paper_slots=cell.link_gib_s == 0.0,
         link=LinkSettings(cell.link_gib_s * GIB) if cell.link_gib_s else None,
@@ -135,7 +112,7 @@ def settings_of(cell: Cell) -> SimulatorSettings:
 
 
 def load_of(cell: Cell, traces: pathlib.Path) -> Workload:
-    """The cell's load: as `melld simulate` would make it from the same seed."""
+    """Return the cell's load: as `melld simulate` would make it from the same seed."""
     chance = random.Random(cell.seed)
     lengths = traces / "lengths_lmsys_chat_1m.csv.gz"
     conversation = traces / "azure2023_conv.csv.gz"
@@ -158,26 +135,3 @@ def path_of(cell: Cell) -> pathlib.Path:
     link = f"-{cell.link_gib_s:g}GiB" if cell.link_gib_s else ""
     name = f"{cell.machines}-{cell.load}-{cell.policy}{link}-e{cell.epoch_s:g}-s{cell.seed}-{source_of(cell.policy)}"
     return OUT / f"{name}.json"
-
-
-@functools.cache
-def source_of(policy: str) -> str:
-    """A hash of the source files that the policy's figures depend on.
-
-    Read once, before the processes part: what runs is what was imported then, whatever is written meanwhile.
-    """
-    package = ROOT / "melld"
-    files = [path for path in (package / "simulator").glob("*.py") if path.stem != "plots"]
-    files += [package / "simulator" / "data" / "latency.csv"]
-    files += [path for stem in COMMON if (path := package / "scheduler" / f"{stem}.py").exists()]
-    if policy.startswith("mell-plus"):
-        others = {*COMMON, "fit", "balance", "policies", "__init__"}
-        files += [path for path in (package / "scheduler").glob("*.py") if path.stem not in others]
-    elif policy.startswith("mell"):
-        files += list((package / "scheduler" / "mell").glob("*.py"))
-    else:
-        files += [package / "scheduler" / "fit.py", package / "scheduler" / "balance.py"]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:10]

@@ -31,7 +31,7 @@ class PlainClient:
         self._opening: set[asyncio.Task[None]] = set()
 
     def post(self, path: str, body: bytes) -> bytes:
-        """The bytes of a request with a JSON body."""
+        """Return the bytes of a request with a JSON body."""
         head = f"POST {path} HTTP/1.1\r\nHost: {self._parts.netloc}\r\nContent-Type: application/json\r\n"
         return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._done: Callable[[Answer], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Note that it is open."""
         self._transport: Any = transport  # uvloop's is no asyncio.Transport by its type
 
     def ask(self, request: bytes, done: Callable[[Answer], None]) -> None:
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._end(Answer(int(head[9:12]), body))
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """It is no more, and neither is the answer that was awaited."""
+        """Note that it is no more, and neither is the answer that was awaited."""
         if self in self._idle:
             self._idle.remove(self)
         self._end(Answer(0))

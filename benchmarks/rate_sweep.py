@@ -18,12 +18,11 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from cells import machine_settings
 
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import horizon_s
-from melld.simulator.latency import profile_for
 from melld.simulator.links import GIB, LinkSettings
 from melld.simulator.measures import Measures
 from melld.simulator.policies import ALL_POLICIES
@@ -78,12 +77,10 @@ class Goodput(Measures):
 
 
 def machines(seed: int) -> SimulatorSettings:
-    """The fleet."""
-    model, card = MODELS["llama-2-13b"], CARDS["a100-40g"]
-    return SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    """Return the fleet."""
+    return machine_settings(
+        "llama-2-13b",
+        "a100-40g",
         gpus=GPUS,
         link=LinkSettings(4 * GIB),
         seed=seed,
@@ -91,7 +88,7 @@ def machines(seed: int) -> SimulatorSettings:
 
 
 def arrivals(cell: Cell, settings: SimulatorSettings) -> Workload:
-    """The same for every policy."""
+    """Return the same for every policy."""
     factor, seconds = LOADS[cell.load]
     chance = random.Random(cell.seed)
     lengths = poisson(100.0, 50.0, LogNormal(), chance).scaled(factor).limited(settings.most_tokens)
@@ -138,7 +135,7 @@ def main() -> None:
 
 
 def line(rate: float, off: Sequence[Result], on: Sequence[Result]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ratios = [b.good_tokens / a.good_tokens for a, b in zip(off, on, strict=True)]
     answers = [b.good / a.good for a, b in zip(off, on, strict=True)]
     cells = (

@@ -101,7 +101,7 @@ def ratios(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[s
 
 
 def event_loop_delay(url: str) -> float:
-    """The longest that melld's loop was late, in seconds, since it was last asked."""
+    """Return the longest that melld's loop was late, in seconds, since it was last asked."""
     with urllib.request.urlopen(url + "/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))

@@ -48,14 +48,14 @@ class Setting:
                 weights.unlink()
 
     def serve_flags(self, workers: int) -> tuple[str, ...]:
-        """Flags of `melld serve`: devices, memory, options; all workers in use, all the time."""
+        """Return the flags of `melld serve`: devices, memory, options; all workers in use, all the time."""
         options = self.engine | ({"kv_cache_memory_bytes": self.kv_bytes} if self.kind == "cuda" else {})
         words = [word for key, value in options.items() for word in ("--set", f"model.vllm.{key}={_toml(value)}")]
         spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
         return (*self.devices(workers), *words, *spread)
 
     def vllm_words(self) -> list[str]:
-        """The same for `vllm serve`."""
+        """Return the same for `vllm serve`."""
         words = ["--kv-cache-memory-bytes", str(self.kv_bytes)]
         for key, value in self.engine.items():
             flag = f"--{key.replace('_', '-')}"

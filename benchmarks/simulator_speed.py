@@ -12,9 +12,10 @@ import argparse
 import random
 import time
 
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
+from cells import machine_settings
+
 from melld.simulator.experiment import SchedulerChoices, run_policy
-from melld.simulator.latency import ConstantLatency, profile_for
+from melld.simulator.latency import ConstantLatency
 from melld.simulator.measures import Report
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import LogNormal, Workload, poisson
@@ -61,11 +62,9 @@ def machines(gpus: int) -> SimulatorSettings:
 
 def day_machines() -> SimulatorSettings:
     """As many A100-40GB with LLaMA-2-13B as are wanted, in the paper's time slots."""
-    model, card = MODELS["llama-2-13b"], CARDS["a100-40g"]
-    return SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    return machine_settings(
+        "llama-2-13b",
+        "a100-40g",
         epoch_s=1.0,
         paper_slots=True,
     )

@@ -10,20 +10,17 @@ import pathlib
 import random
 
 import msgspec
+from cells import GIB, ROOT, kept, machine_settings, source_of
 
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
-from melld.simulator.catalogue import CARDS, MODELS, kv_capacity_bytes
 from melld.simulator.experiment import SchedulerChoices, run_policy
-from melld.simulator.latency import profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Report
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
-ROOT = pathlib.Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "out" / "slo"
-GIB = 2**30
 MACHINES = {
     "8b-4090": ("llama-3.1-8b", "rtx-4090"),
     "8b-h100": ("llama-3.1-8b", "h100-80g"),
@@ -52,11 +49,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 def settings_of(cell: Cell) -> SimulatorSettings:
     """Return the cell's machines, links and targets."""
-    model, card = (MODELS[MACHINES[cell.machines][0]], CARDS[MACHINES[cell.machines][1]])
-    return SimulatorSettings(
-        capacity_bytes=kv_capacity_bytes(model, card),
-        bytes_per_token=model.bytes_per_token,
-        latency=profile_for(model, card),
+    return machine_settings(
+        *MACHINES[cell.machines],
         gpus=cell.gpus,
         epoch_s=cell.epoch_s,
         wake_s=cell.wake_s,
@@ -121,27 +115,11 @@ def _thinned(rate, most, seconds, lengths, chance) -> Workload:  # type: ignore[
 
 def result_of(cell: Cell, traces: pathlib.Path) -> Report:
     """Return the cell's report, from its file if the source that made it is the present one."""
-    path = OUT / f"{hashlib.sha256(repr(cell).encode()).hexdigest()[:16]}-{source_of(cell.policy)}.json"
-    if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    choices = SchedulerChoices(retire_after_s=cell.retire_after_s)
-    load = load_of(cell.load, cell.machines, cell.seed, traces)
-    report = run_policy(cell.policy, settings_of(cell), load, choices).report
-    OUT.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(report))
-    return report
 
+    def simulated() -> Report:
+        choices = SchedulerChoices(retire_after_s=cell.retire_after_s)
+        load = load_of(cell.load, cell.machines, cell.seed, traces)
+        return run_policy(cell.policy, settings_of(cell), load, choices).report
 
-@functools.cache
-def source_of(policy: str) -> str:
-    """Return a hash of the source that the policy's figures depend on."""
-    files = [*(ROOT / "melld" / "simulator").glob("*.py"), *(ROOT / "melld" / "scheduler").glob("*.py")]
-    others = {"mell-slo": (), "mell-plus": ("slo",)}.get(policy, ("slo", "plus"))
-    folders = [
-        one for one in (ROOT / "melld" / "scheduler" / "policies").rglob("*.py") if one.parent.name not in others
-    ]
-    digest = hashlib.sha256()
-    for path in sorted(files + folders):
-        if path.stem != "plots":
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:10]
+    name = f"{hashlib.sha256(repr(cell).encode()).hexdigest()[:16]}-{source_of(cell.policy)}.json"
+    return kept(OUT / name, Report, simulated)

@@ -85,7 +85,7 @@ class Soak:
         self._asked = asked
 
     def run(self) -> None:
-        """Rounds until the time is over.  The first ends with every process stopped."""
+        """Go round until the time is over.  The first ends with every process stopped."""
         end_s = time.monotonic() + self._asked.seconds
         try:
             for number in itertools.count():
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 def play(directory: Path, asked: argparse.Namespace) -> tuple[Soak, list[str], float]:
-    """A daemon's whole time; with what was wrong at its end, and the seconds before that."""
+    """Run a daemon for its whole time; return what was wrong at its end, and the seconds before that."""
     model, faults, decisions = directory / "model", directory / "faults", directory / "decisions.jsonl"
     make_demo_model(model)
     faults.mkdir()
@@ -193,7 +193,7 @@ def write(asked: argparse.Namespace, soak: Soak, found: list[Verdict], took_s: f
 
 
 def parse() -> argparse.Namespace:
-    """The flags."""
+    """Return the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no round begins after so long")
     parser.add_argument("--round-s", type=float, default=40.0, help="traffic between two pauses")

@@ -43,7 +43,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read_process(role: str, pid: int) -> Reading | None:
-    """The process now; None when it is gone, or goes meanwhile."""
+    """Return the process now; None when it is gone, or goes meanwhile."""
     proc = Path("/proc", str(pid))
     try:
         fields = (proc / "stat").read_text().rpartition(")")[2].split()
@@ -76,7 +76,7 @@ def _target(descriptor: Path) -> str:
 
 
 def read_all(subject: Subject) -> list[Reading]:
-    """The daemon, its template process and its workers."""
+    """Return the daemon, its template process and its workers."""
     daemon = subject.daemon.process.pid
     workers = {worker["pid"]: worker["worker"] for worker in subject.status()["workers"] if worker["pid"]}
     roles = {daemon: "daemon"} | {pid: workers.get(pid, "template") for pid in descendants(daemon)}

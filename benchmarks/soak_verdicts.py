@@ -70,7 +70,7 @@ class Quiet(msgspec.Struct, frozen=True):
 
 
 def metrics(subject: Subject) -> dict[str, float]:
-    """What the daemon counts, by name and labels."""
+    """Return what the daemon counts, by name and labels."""
     samples = [line.rpartition(" ") for line in subject.daemon.get("/metrics").splitlines() if line[:1] != "#"]
     return {name: float(value) for name, _, value in samples}
 
