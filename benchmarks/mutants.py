@@ -1,12 +1,11 @@
 """Change the pure core one small step at a time, and list the changes that no test notices.
 
 `make mutants` runs this with mutmut, module by module: while one is changed, all others run at full speed.  It prints
-how many changes of each module the tests beside it noticed, then the lines that nobody missed.  tests/mutants.md says
-which of those are worth nothing.
+how many changes of each module the tests beside it noticed, and writes the others to build/mutants/alive.diff;
+tests/mutants.md says which of those are worth nothing.
 """
 
 import argparse
-import collections
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
+ALIVE = WORK / "alive.diff"
 EVERY_POLICY = "tests/scheduler/policies/test_every_policy.py"
 PURE = {
     "melld/scheduler": ("tests/scheduler/test_*.py", EVERY_POLICY),
@@ -117,22 +117,22 @@ def change(module: str, sample: int) -> tuple[dict[str, int], Path]:
 
 
 def main() -> None:
-    """Print the table, then every line that nobody missed."""
+    """Print the table; the changes that nobody missed go to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", nargs="*", help="melld/scheduler/waiting.py, or a folder; by default the pure core")
     parser.add_argument("--sample", type=int, default=0, help="so many random changes of each module, not all")
     arguments = parser.parse_args()
-    alive: dict[str, list[str]] = collections.defaultdict(list)
-    print(f"{'module':<44} {'changes':>7} {'noticed':>7} {'share':>6}")
-    for module in modules(arguments.module):
-        statuses, folder = change(module, arguments.sample)
-        missed = [name for name, status in statuses.items() if status not in NOTICED]
-        noticed = len(statuses) - len(missed)
-        print(f"{module:<44} {len(statuses):>7} {noticed:>7} {noticed / max(1, len(statuses)):>6.0%}", flush=True)
-        alive[module] = [mutmut(folder, "show", name).stdout for name in missed]
-    for module, differences in alive.items():
-        for difference in differences:
-            print(f"\n{module}\n{difference}")
+    WORK.mkdir(parents=True, exist_ok=True)
+    with ALIVE.open("w") as alive:
+        print(f"{'module':<44} {'changes':>7} {'noticed':>7} {'share':>6}", flush=True)
+        for module in modules(arguments.module):
+            statuses, folder = change(module, arguments.sample)
+            missed = [name for name, status in statuses.items() if status not in NOTICED]
+            noticed = len(statuses) - len(missed)
+            print(f"{module:<44} {len(statuses):>7} {noticed:>7} {noticed / max(1, len(statuses)):>6.0%}", flush=True)
+            alive.writelines(mutmut(folder, "show", name).stdout for name in missed)
+            alive.flush()
+    print(f"what nobody missed: {ALIVE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -37,3 +37,11 @@ def test_without_a_rate_slices_follow_one_another() -> None:
     pace = SlicePace(0.0, BLOCK)
     pace.began(512, 7.0)
     assert (pace.slice_tokens(8192), pace.due_s) == (8192, 7.0)
+
+
+def test_the_next_slice_is_due_when_this_one_has_had_its_time() -> None:
+    """The first at once."""
+    pace = SlicePace(100.0, BLOCK)
+    assert pace.due_s == 0.0
+    pace.began(50, 2.0)
+    assert pace.due_s == 2.5

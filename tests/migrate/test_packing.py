@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,3 +102,32 @@ def test_a_closed_bin_takes_nobody() -> None:
     """Bins kept for a move that has waited too long are not given to others."""
     small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
     assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)
+
+
+MANY = [Candidate((), pressing=False)] * FEW
+"""So many that not all packings are tried."""
+KV: Bin = ("kv", "a", "d")
+
+
+@pytest.mark.parametrize(
+    ("used", "ways", "other", "goes_by"),
+    [
+        ({}, [Way((KV,), 5, 0.5), Way((COMPUTE,), 8, 1.0)], Way((KV,), 10, 1.0), COMPUTE),
+        ({KV: 6}, [Way((KV,), 4, 1.0), Way((COMPUTE,), 4, 0.5)], Way((COMPUTE,), 8, 1.0), KV),
+    ],
+)
+def test_of_many_moves_one_makes_room_for_another(
+    used: dict[Bin, int], ways: list[Way], other: Way, goes_by: Bin
+) -> None:
+    """By the bin that it fills, although it would be over sooner by the one that somebody else needs."""
+    moves = [Candidate(tuple(ways), pressing=False), Candidate((other,), pressing=False), *MANY]
+    first, second, *rest = divide(moves, Bins(BOUNDARIES.__getitem__, used))
+    assert first is not None
+    assert (first.bins[0], second, rest) == (goes_by, other, [None] * FEW)
+
+
+def test_two_moves_go_where_neither_simple_packing_sees_how() -> None:
+    """The quickest way of the one, which also fills its bin best, is the only way of the other."""
+    moves = [Candidate((Way((KV,), 9, 0.5), Way((COMPUTE,), 3, 1.0)), pressing=False)]
+    moves.append(Candidate((Way((KV,), 10, 1.0),), pressing=False))
+    assert divide(moves, Bins(BOUNDARIES.__getitem__, {})) == (moves[0].ways[1], moves[1].ways[0])
