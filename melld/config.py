@@ -73,7 +73,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """The largest `n` of a request."""
     max_prompt_logprobs: Positive = 10_000
     """The most prompt tokens times (logprobs + 1) of one call; all calls together may have sixteen times as many.
-    Each thousand takes half a megabyte."""
+    Half a megabyte a thousand."""
     max_repeated_prompt_tokens: Positive = 1_000_000
     """The most prompt tokens times `n`: each choice is a request of its own."""
     max_message_parts: Positive = 3000
@@ -199,12 +199,12 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
     """The most that one link (one worker to another) may copy per second, such as `"2GiB"`.  Default: no limit."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
     """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; the first start
-    with a policy that moves requests measures in the background while the daemon is idle.  `saved`: as measured by
-    `melld profile`.  `default`: generous figures, not fitted to any machine."""
+    with a policy that moves requests measures while the daemon is idle.  `saved`: as measured by `melld profile`.
+    `default`: generous figures, not fitted to any machine."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     """How much longer, as a fraction, a worker's median step may become while it computes tokens for moves."""
     max_moves_per_link: Positive = 4
-    """The most migrations under way from one worker to another; more wait.  Their copies take turns."""
+    """The most migrations under way from one worker to another; more wait."""
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
@@ -232,7 +232,7 @@ class HealthConfig(_Table, frozen=True, kw_only=True):
     """`[health]`: when a worker counts as hung and is killed and replaced, and when a restarted one counts as sound."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long a worker may leave pings unanswered.  Workers answer pings also while they compute."""
+    """How long a worker may leave pings unanswered; it answers them while it computes."""
     step_timeout_s: PositiveSeconds = 300.0
     """How long one step of a worker's engine may take."""
     steady_after_s: Seconds = 120.0

@@ -97,7 +97,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_class: str | None = None
     """Size of its largest request by its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
     why: str = ""
-    """Why it is awake or not: its requests, what it was woken for, when it will sleep, the progress of its drain."""
+    """Why it is awake or not: requests, what it was woken for, when it will sleep, the progress of its drain."""
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
@@ -115,7 +115,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
     """The worker that runs it; null while it is queued because no worker has room."""
     phase: Phase
-    """`waiting` holds no computed tokens (queued, or preempted), `prefilling` has part of them, `decoding` all."""
+    """What its worker does with it."""
     prompt_tokens: int
     """Tokens in its prompt."""
     output_tokens: int = 0
@@ -129,7 +129,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     moves: int = 0
     """Moves to another worker so far."""
     pinned: bool = False
-    """True if an operator has sent it to its worker or destination: it stays there until that worker drains or ends."""
+    """True if an operator has sent it to its worker or destination: it stays until that worker drains or ends."""
     moving_to: str | None = None
     """Destination of its current move; null if it is not moving."""
     moving_step: str | None = None
@@ -205,7 +205,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon's present state."""
 
     schema: int = SCHEMA
-    """The version of this schema.  Fields may be added under the same version."""
+    """The version of this schema."""
     melld_version: str
     """Version of melld."""
     vllm_version: str
@@ -233,9 +233,9 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     """Preemptions for lack of KV blocks since the daemon started."""
     worker_seconds_awake: float = 0.0
-    """Seconds that workers were awake since the daemon started, summed over the workers."""
+    """Seconds that workers were awake since the daemon started, summed."""
     gpu_hours_saved: float = 0.0
-    """Hours that workers slept or were stopped since the daemon started, summed: saved against all workers awake."""
+    """Hours that workers slept or were stopped since the daemon started, summed."""
     service: ServiceStatus = ServiceStatus()
     """Targets, and how many requests were served within them."""
     boundaries: str = ""
@@ -243,8 +243,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkStatus, ...] = ()
     """One entry for each ordered pair of workers."""
     async_scheduling: str = ""
-    """On or off, and why: whether workers schedule a step while the last one is computed, as vLLM does by default."""
+    """Whether workers schedule a step while the last one is computed, on or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
-    """All moves that have been decided and are not over, in the order of the decisions."""
+    """All moves decided and not over, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()
     """All unfinished requests: those on workers first, then the queue in its order."""

@@ -22,11 +22,12 @@ from melld.control.status import (
     MovingState,
     Phase,
     RequestStatus,
+    ServiceStatus,
     WorkerState,
     WorkerStatus,
 )
 
-STRUCTS = (DaemonStatus, WorkerStatus, RequestStatus, MoveStatus, LinkStatus)
+STRUCTS = (DaemonStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
 WORDS = (DaemonState, WorkerState, Phase, MovingState)
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
@@ -57,7 +58,7 @@ def _struct(kind: type[msgspec.Struct]) -> str:
         for field in msgspec.structs.fields(kind)
     ]
     return "\n".join(
-        [f"## {kind.__name__}\n", f"{kind.__doc__}\n", "| field | type | meaning |", "|---|---|---|", *rows, ""]
+        [f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", "| field | type | meaning |", "|---|---|---|", *rows, ""]
     )
 
 
@@ -86,7 +87,9 @@ def _words(kind: EnumMeta) -> str:
     """An enumeration with the comment behind each of its words."""
     comments = dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
     rows = [f"| `{word.value}` | {comments[word.value]} |" for word in kind]
-    return "\n".join([f"## {kind.__name__}\n", f"{kind.__doc__}\n", "| word | meaning |", "|---|---|", *rows, ""])
+    return "\n".join(
+        [f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", "| word | meaning |", "|---|---|", *rows, ""]
+    )
 
 
 if __name__ == "__main__":

@@ -137,7 +137,16 @@ def test_the_readme_begins_with_what_works() -> None:
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
-    """A page that was moved takes its links along."""
+    """A page or a section that was moved takes its links along."""
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            if "://" not in target:
+                found = page.parent / target if target else page
+                assert found.exists(), f"{page.name}: {target}"
+                assert not section or section in sections(found), f"{page.name}: {target}#{section}"
+
+
+def sections(page: Path) -> set[str]:
+    """Return the names by which links lead to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
