@@ -6,7 +6,7 @@ from pathlib import Path
 PACED = """
 import time
 from melld.engine.worker import main
-made = main.Worker.__init__
+made = main.EngineLoop.__init__
 def paced(self, *arguments):
     made(self, *arguments)
     engine, budget = self._engine, self._parts.budget
@@ -20,7 +20,7 @@ def paced(self, *arguments):
         time.sleep(max(0.0, end_s - time.monotonic()))
         return outputs
     engine.step_fn = slow
-main.Worker.__init__ = paced
+main.EngineLoop.__init__ = paced
 """
 
 

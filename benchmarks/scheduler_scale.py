@@ -29,7 +29,7 @@ class Load:
 
     def __init__(self, policy: str, workers: int, fullness: float) -> None:
         self.random = random.Random(7)
-        settings = SchedulerSettings(ClusterSettings(instant_moves=True), retire_after_s=1e9)
+        settings = SchedulerSettings(ClusterSettings(instant_moves=True, retire_after_s=1e9))
         self.scheduler = Scheduler(ALL_POLICIES[policy], settings)
         self.fullness, self.now_s, self.count = fullness, 0.0, 0
         self.sizes: dict[str, int] = {}

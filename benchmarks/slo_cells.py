@@ -12,6 +12,7 @@ import random
 import msgspec
 from cells import GIB, ROOT, kept, machine_settings, source_of
 
+from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.experiment import SchedulerChoices, run_policy
@@ -117,7 +118,7 @@ def result_of(cell: Cell, traces: pathlib.Path) -> Report:
     """Return the cell's report, from its file if the source that made it is the present one."""
 
     def simulated() -> Report:
-        choices = SchedulerChoices(retire_after_s=cell.retire_after_s)
+        choices = SchedulerChoices(retire_after_s=None if cell.policy == MellSlo.name else cell.retire_after_s)
         load = load_of(cell.load, cell.machines, cell.seed, traces)
         return run_policy(cell.policy, settings_of(cell), load, choices).report
 

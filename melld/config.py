@@ -159,8 +159,8 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
 class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """`[scheduler]`: how requests are placed."""
 
-    policy: str = "mell-plus"
-    """One of the policies in docs/scheduling.md.  `most-free` spreads instead of packing, and moves nothing."""
+    policy: str = "mell-slo"
+    """One of the policies in docs/scheduling.md.  `most-free` spreads over all workers, and moves nothing."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
@@ -222,8 +222,9 @@ class IdleConfig(_Table, frozen=True, kw_only=True):
     takes little longer than loading the weights.
     """
 
-    sleep_after_s: Seconds = 60.0
-    """Seconds without requests after which a worker sleeps.  `inf`: never."""
+    sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None
+    """Seconds without requests after which a worker sleeps that the targets do not need.  `inf`: never.  Default: 60,
+    but with `mell-slo` as long as staying awake costs less than being woken, by how soon it was needed again so far."""
     stop_after_s: Seconds = 240.0
     """Seconds asleep after which its process ends; longer if it was recently needed again soon.  `inf`: never."""
 

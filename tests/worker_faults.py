@@ -3,7 +3,8 @@
 Owns the points, and the wrappers that are put around the worker's methods in a process that the nursery forks.  The
 worker's own code knows nothing of them.  `MELLD_FAULTS` names a directory: a file `WORKER.POINT.SIGNAL` in it
 (`w1.attached.KILL`) is removed, and its signal sent to the process, when the worker reaches the point.  While a file
-`slow` is there, no worker makes more than twenty steps in a second.
+`slow` is there, no worker makes more than twenty steps in a second, and fewer by the seconds for each running request
+that the file holds.
 """
 
 import contextlib
@@ -41,9 +42,12 @@ SLOW, SLOW_STEP_S = "slow", 0.05
 
 
 @contextlib.contextmanager
-def slowed(directory: Path) -> Iterator[None]:
-    """Hold the streams of these workers to the pace of a large model: who looks finds them running, however late."""
-    (directory / SLOW).touch()
+def slowed(directory: Path, decode_s: float = 0.0) -> Iterator[None]:
+    """Hold the streams of these workers to the pace of a large model: who looks finds them running, however late.
+
+    `decode_s`: by how much each running request makes a step longer.
+    """
+    (directory / SLOW).write_text(str(decode_s))
     try:
         yield
     finally:
@@ -63,11 +67,10 @@ class FaultPoints:
             if self.take(point, name):
                 os.kill(os.getpid(), number)
 
-    def after_step(self) -> None:
-        """Suffer a fault of any step; take as long as a large model would while all are to be slow."""
-        self.reach("step")
-        if (self._directory / SLOW).exists():
-            time.sleep(SLOW_STEP_S)
+    def in_step(self, running: int) -> None:
+        """Take as long as a large model would, while all are to be slow."""
+        with contextlib.suppress(FileNotFoundError):
+            time.sleep(SLOW_STEP_S + running * float((self._directory / SLOW).read_text() or 0.0))
 
     def take(self, point: str, fault: str) -> bool:
         """Return True, once, if this fault is set for this point."""
@@ -103,6 +106,8 @@ class SpoiltLink:
 
 def inject(directory: Path) -> None:
     """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
+    from vllm.v1.engine.core import EngineCore
+
     from melld.engine.worker.links import LinkOpener
     from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
@@ -136,7 +141,8 @@ def inject(directory: Path) -> None:
     _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
     _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
-    _wrap(Moves, "after_report", after=lambda _: known[0].after_step())
+    _wrap(Moves, "after_report", after=lambda _: reach("step"))
+    _wrap(EngineCore, "step", before=lambda engine: known[0].in_step(len(engine.scheduler.running)))
     _wrap(Residency, "take_warmed", after=lambda warmed: reach("warmed") if warmed else None)
     _wrap(Residency, "copy_began", before=lambda *_: reach("copying"))
     _wrap(Residency, "copy_ended", after=lambda _: reach("copied"))

@@ -17,11 +17,11 @@ import msgspec
 
 from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
 from melld.cli.simulate_report import replay_text, table
+from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
 from melld.decisions.replay import Choice, replay
 from melld.errors import ConfigError, MelldError
 from melld.migrate.snapshot import Via
-from melld.scheduler.policies.names import DEFAULT_POLICY
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policies(arguments: argparse.Namespace) -> list[str]:
-    names = [name.strip() for name in (arguments.policy or DEFAULT_POLICY).split(",")]
+    names = [name.strip() for name in (arguments.policy or SchedulerConfig().policy).split(",")]
     for name in names:
         if name not in ALL_POLICIES:
             raise ConfigError("--policy", f"{name!r} is not one of {', '.join(ALL_POLICIES)}")

@@ -7,7 +7,7 @@ import argparse
 import math
 import pathlib
 
-from melld.scheduler.policies.names import DEFAULT_POLICY
+from melld.config import SchedulerConfig
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 from melld.simulator.policies import ALL_POLICIES
 
@@ -121,7 +121,7 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         metavar="P[,P...]",
-        help=f"{', '.join(ALL_POLICIES)} (default: {DEFAULT_POLICY}; with --replay: the log's)",
+        help=f"{', '.join(ALL_POLICIES)} (default: {SchedulerConfig().policy}; with --replay: the log's)",
     )
     group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(
@@ -142,8 +142,7 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         "--retire-after-s",
         metavar="S",
         type=_not_negative,
-        default=0.0,
-        help="how long an empty GPU stays awake (default: 0)",
+        help="how long an empty GPU stays awake (default: 0; mell-slo with targets: as long as waking costs more)",
     )
 
 

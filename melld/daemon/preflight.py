@@ -12,11 +12,17 @@ from melld.control.status import WorkerStatus
 from melld.errors import ConfigError, MelldError
 from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.idle import SLEEP_AFTER_S
 from melld.scheduler.policies.names import POLICIES
+from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import promised
 
 WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
+
+
+NEVER_S = 1e9
+"""Longer than any daemon runs: a decision log, being JSON, has no infinity."""
 
 
 class CannotListen(MelldError):
@@ -27,11 +33,19 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
     targets = promised(config.targets.itl_s, config.targets.ttft_s, config.targets.shed)
     return SchedulerSettings(
-        cluster=ClusterSettings(horizon_s=config.scheduler.headroom_s, targets=targets),
-        retire_after_s=config.idle.sleep_after_s,
+        cluster=ClusterSettings(
+            horizon_s=config.scheduler.headroom_s, targets=targets, retire_after_s=retire_after_s(config)
+        ),
         max_waiting=config.server.max_queued_requests,
         wait_deadline_s=config.server.queue_deadline_s,
     )
+
+
+def retire_after_s(config: Config) -> float | None:
+    """Return how long workers stay awake without requests; None: the policy reckons it."""
+    if config.idle.sleep_after_s is not None:
+        return min(config.idle.sleep_after_s, NEVER_S)
+    return None if config.scheduler.policy == MellSlo.name else SLEEP_AFTER_S
 
 
 def check_model(path: str) -> None:

@@ -17,6 +17,9 @@ from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Duty, RequestState, Worker
 from melld.scheduler.view import ClusterView
 
+LONG_S = 1e8
+"""An end that is further away is told as none."""
+
 
 class Why:
     """The reasons for the states of workers and moves."""
@@ -31,7 +34,7 @@ class Why:
         clock: Callable[[], float],
     ) -> None:
         self._cluster: ClusterView = scheduler.cluster
-        self._retire_after_s = scheduler.settings.retire_after_s
+        self._policy = scheduler.policy
         self._driver = driver
         self._history = history
         self._stories = stories
@@ -82,8 +85,8 @@ class Why:
         return f" for {self._clock() - because.at_s:.0f} s ({because.cause})" if because is not None else ""
 
     def _idle(self, worker: Worker) -> str:
-        left_s = self._retire_after_s - (self._clock() - worker.empty_since_s)
-        return f"sleeps in {max(left_s, 0.0):.0f} s"
+        left_s = self._policy.sleeps_in_s(worker) - (self._clock() - self._cluster.now_s)
+        return f"sleeps in {max(left_s, 0.0):.0f} s" if left_s < LONG_S else "kept awake"
 
     # -- moves -------------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
-from melld.scheduler.idle import IdleSettings
+from melld.scheduler.idle import SLEEP_AFTER_S, IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import Scheduler
@@ -92,7 +92,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     executor = Executor(fleet, clock, meters, config.migration.max_moves_per_link)
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)
 
-    idle_settings = IdleSettings(config.idle.sleep_after_s, config.idle.stop_after_s)
+    rest_s = config.idle.sleep_after_s
+    idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, config.idle.stop_after_s)
     idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
     links = nvml.links([gpu.uuid for gpu in gpus])
     limits = boundary_settings(config, slots, gpus, links, os.environ)

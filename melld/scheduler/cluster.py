@@ -42,12 +42,14 @@ from melld.scheduler.targets import Targets
 class ClusterSettings(msgspec.Struct, frozen=True):
     """`horizon_s`: how far ahead growth is estimated.  `instant_moves`: a move is done as soon as it is decided.
 
-    `targets`: what the service promises; None: nothing but room.
+    `targets`: what the service promises; None: nothing but room.  `retire_after_s`: how long a worker stays awake
+    without requests (checked at epochs); None: as long as the policy thinks best.
     """
 
     horizon_s: float = 0.0
     instant_moves: bool = False
     targets: Targets | None = None
+    retire_after_s: float | None = None
 
 
 class Cluster(Occupancy):

@@ -1,7 +1,6 @@
 """The rule for idle workers: when they sleep, when their processes end, and when to keep them longer.
 
-Owns since when each worker is not needed, and how soon that many workers were needed again.  Pure: time is an argument.
-Never touches a worker.
+Owns since when each worker is not needed.  Pure: time is an argument.  Never touches a worker.
 
     in use ──► not needed ──sleep_after_s──► asleep ──stop_after_s, or longer──► stopped
 
@@ -9,48 +8,24 @@ Longer: stopping a process costs a start when it is needed again.  If that many 
 again within `BREAK_EVEN` starts, the last of them is kept that long.
 """
 
-import collections
 from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
 
 from melld.ids import WorkerId
+from melld.scheduler.gaps import Gaps
 
 BREAK_EVEN = 4.0
 """Stopping a worker is not worth it if it is needed again within this many times its wake time."""
-GAPS = 8
-"""Number of latest gaps between two needs that count."""
+SLEEP_AFTER_S, STOP_AFTER_S = 60.0, 240.0
 
 
 class IdleSettings(msgspec.Struct, frozen=True):
     """`sleep_after_s`: without requests until a worker sleeps.  `stop_after_s`: asleep until its process ends."""
 
-    sleep_after_s: float = 60.0
-    stop_after_s: float = 240.0
-
-
-class Need:
-    """History of how many workers are in use at once, and how soon that many are needed again."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._fell_s: dict[int, float] = {}  # by number of workers: since when fewer are in use
-        self._gaps_s: dict[int, collections.deque[float]] = {}
-
-    def changed(self, count: int, now_s: float) -> None:
-        """Record how many workers are in use now."""
-        for level in range(self._count + 1, count + 1):
-            if (fell_s := self._fell_s.pop(level, None)) is not None:
-                self._gaps_s.setdefault(level, collections.deque(maxlen=GAPS)).append(now_s - fell_s)
-        for level in range(count + 1, self._count + 1):
-            self._fell_s[level] = now_s
-        self._count = count
-
-    def gap_s(self, count: int) -> float | None:
-        """Return the recent average gap until `count` workers were needed again; None if that was never seen."""
-        gaps_s = self._gaps_s.get(count)
-        return fmean(gaps_s) if gaps_s else None
+    sleep_after_s: float = SLEEP_AFTER_S
+    stop_after_s: float = STOP_AFTER_S
 
 
 class WorkerAtRest(msgspec.Struct, frozen=True):
@@ -84,13 +59,13 @@ class Idle:
 
     def __init__(self, settings: IdleSettings) -> None:
         self.settings = settings
-        self.need = Need()
+        self._gaps = Gaps()
         self.endings: dict[WorkerId, Ending] = {}
         self._since_s: dict[tuple[WorkerId, bool], float] = {}
 
     def look(self, in_use: int, at_rest: Sequence[WorkerAtRest], now_s: float) -> Rest:
         """Decide from the warm workers in use and at rest.  The last to be woken is stopped first."""
-        self.need.changed(in_use, now_s)
+        self._gaps.needed(in_use, now_s)
         known = {(one.worker, one.asleep) for one in at_rest}
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in known}
         warm = in_use + len(at_rest)
@@ -109,8 +84,8 @@ class Idle:
 
     def stop_delay_s(self, warm: int, wake_s: float) -> float:
         """Return how long the last of `warm` warm workers sleeps before it is stopped."""
-        gap_s = self.need.gap_s(warm)
+        gaps_s = self._gaps.of(warm)
         worth_s = BREAK_EVEN * wake_s
-        if gap_s is None or gap_s >= worth_s:
+        if not gaps_s or fmean(gaps_s) >= worth_s:
             return self.settings.stop_after_s
         return max(self.settings.stop_after_s, worth_s)

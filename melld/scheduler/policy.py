@@ -12,7 +12,7 @@ changes a size or a state.  One policy object serves one model.  Only `allocate`
     paced      workers have told what their steps took
     epoch      the period of re-planning begins
     too_late   a waiting request should be sent away
-    lets_sleep a worker without requests may sleep
+    sleeps_in_s  when a worker without requests may sleep
 """
 
 from abc import ABC, abstractmethod
@@ -77,9 +77,9 @@ class Policy(ABC):
         """Return True if the waiting request should be shed, because it can no longer be served in time."""
         return False
 
-    def lets_sleep(self, worker: Worker, after_s: float) -> bool:
-        """Return True if the worker without requests may sleep now; `after_s`: how long it should have had none."""
-        return self.cluster.now_s - worker.empty_since_s >= after_s
+    def sleeps_in_s(self, worker: Worker) -> float:
+        """Return in how many seconds the worker without requests may sleep, if nothing changes; infinite: never."""
+        return (self.cluster.settings.retire_after_s or 0.0) - (self.cluster.now_s - worker.empty_since_s)
 
     def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
         """Wake and return a sleeping worker that is large enough; None if there is none."""

@@ -23,14 +23,13 @@ from melld.scheduler.state import Duty, Request, RequestState, Worker
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
-    """`retire_after_s`: how long a worker stays awake without requests (checked at epochs).
+    """Settings of one model's scheduler.
 
     `max_waiting`: how many requests that have not begun may wait.  `wait_deadline_s`: how long each of them may wait
     (checked at epochs).  None: no limit.
     """
 
     cluster: ClusterSettings = ClusterSettings()
-    retire_after_s: float = 0.0
     max_waiting: int | None = None
     wait_deadline_s: float | None = None
 
@@ -296,7 +295,7 @@ class Scheduler:
             self._empty_draining(worker)
         for worker in self.cluster.empty_workers():
             draining = worker.state is Duty.DRAINING
-            if draining or self.policy.lets_sleep(worker, self.settings.retire_after_s):
+            if draining or self.policy.sleeps_in_s(worker) <= 0.0:
                 self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 
     def _empty_draining(self, worker: Worker) -> None:

@@ -26,6 +26,14 @@ class Targets(msgspec.Struct, frozen=True):
         """Return the longest mean time between tokens, where a step with one request takes `lone_step_s`."""
         return None if self.itl_s is None else max(self.itl_s, self.itl_steps * lone_step_s)
 
+    def aimed_pace_s(self, lone_step_s: float) -> float | None:
+        """Return the pace to plan for: the promised one; where not even a lone request keeps it, as without a target.
+
+        Else each request would get a worker of its own, and still be too slow.
+        """
+        pace_s = self.pace_s(lone_step_s)
+        return pace_s if pace_s is None or lone_step_s <= pace_s else DEFAULT_ITL_STEPS * lone_step_s
+
     def first_token_s(self, prefill_s: float) -> float:
         """Return how long a request may wait for its first token, its prompt's computing included."""
         return max(self.ttft_s, self.prefill_times * prefill_s)

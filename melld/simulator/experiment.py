@@ -22,11 +22,11 @@ UNBATCHED_SUFFIX = "-unbatched"
 
 
 class SchedulerChoices(msgspec.Struct, frozen=True):
-    """Scheduler settings of a run.  `horizon_s` None: derived from the machines' times."""
+    """Scheduler settings of a run.  None: `horizon_s` by the machines' times, `retire_after_s` by the policy."""
 
     batching: bool = True
     horizon_s: float | None = None
-    retire_after_s: float = 0.0
+    retire_after_s: float | None = None
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
@@ -65,9 +65,14 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         KeyError: no such policy.
     """
     ahead_s = horizon_s(settings) if choices.horizon_s is None else choices.horizon_s
-    cluster = ClusterSettings(horizon_s=ahead_s, instant_moves=settings.instant_moves, targets=settings.targets)
+    cluster = ClusterSettings(
+        horizon_s=ahead_s,
+        instant_moves=settings.instant_moves,
+        targets=settings.targets,
+        retire_after_s=choices.retire_after_s,
+    )
     factory = ALL_POLICIES[policy if choices.batching else unbatched(policy)]
-    return Scheduler(factory, SchedulerSettings(cluster=cluster, retire_after_s=choices.retire_after_s))
+    return Scheduler(factory, SchedulerSettings(cluster=cluster))
 
 
 def run_policy(

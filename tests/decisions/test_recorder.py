@@ -95,7 +95,7 @@ def test_a_log_of_an_unknown_policy_is_refused() -> None:
     records[0]["policy"] = "oracle"
     with pytest.raises(UnusableLog, match="oracle"):
         replayed(records)
-    records[0].update(policy="best-fit", settings={"retire_after_s": "soon"})
+    records[0].update(policy="best-fit", settings={"wait_deadline_s": "soon"})
     with pytest.raises(UnusableLog, match="another version"):
         replayed(records)
 

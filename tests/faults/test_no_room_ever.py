@@ -21,6 +21,7 @@ from melld.ids import RequestId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.scheduler import events
+from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.fit import BestFit
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
@@ -45,7 +46,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        settings = SchedulerSettings(retire_after_s=60.0, max_waiting=2, wait_deadline_s=5.0)
+        settings = SchedulerSettings(ClusterSettings(retire_after_s=60.0), max_waiting=2, wait_deadline_s=5.0)
         self.scheduler = Scheduler(BestFit, settings)
         self.fleet = Fleet([SLOT], TemplateProcess("cpu", {}), PlainCodec(), lambda: self.driver, self.clock)
         executor = Executor(self.fleet, self.clock, MoveMeters(CollectorRegistry()))

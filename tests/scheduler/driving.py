@@ -13,11 +13,9 @@ def scheduler_with(
     policy: str = "best-fit",
     slots: int = 100,
     cluster: ClusterSettings | None = None,
-    retire_after_s: float = 0.0,
 ) -> Scheduler:
     """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep."""
-    settings = SchedulerSettings(cluster or ClusterSettings(), retire_after_s)
-    scheduler = Scheduler(ALL_POLICIES[policy], settings)
+    scheduler = Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster or ClusterSettings()))
     for number in range(workers):
         scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots))
     return scheduler

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.scheduler.targets import promised
 from melld.simulator.policies import ALL_POLICIES
 from tests.effort import examples
 
@@ -175,27 +176,28 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def build(self) -> Scheduler:
         """A fresh scheduler with the settings of this run."""
-        cluster = ClusterSettings(instant_moves=self.instant, horizon_s=self.horizon_s)
-        settings = SchedulerSettings(cluster, self.retire_after_s, self.max_waiting, self.wait_deadline_s)
-        return Scheduler(ALL_POLICIES[self.policy], settings)
+        return Scheduler(ALL_POLICIES[self.policy], self.settings)
 
     @initialize(
         workers=st.integers(1, 5),
         slots=st.sampled_from([1, 3, 1000]),
-        horizon_s=st.sampled_from([0.0, 2.0]),
-        retire_after_s=st.sampled_from([0.0, 3.0]),
+        cluster=st.builds(
+            ClusterSettings,
+            horizon_s=st.sampled_from([0.0, 2.0]),
+            targets=st.sampled_from([None, promised(None, 2.0, False)]),
+            retire_after_s=st.sampled_from([None, 0.0, 3.0]),
+        ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
     )
     def start(
         self,
         workers: int,
         slots: int,
-        horizon_s: float,
-        retire_after_s: float,
+        cluster: ClusterSettings,
         limits: tuple[int | None, float | None],
     ) -> None:
-        self.horizon_s, self.retire_after_s = horizon_s, retire_after_s
-        self.max_waiting, self.wait_deadline_s = limits
+        cluster = msgspec.structs.replace(cluster, instant_moves=self.instant)
+        self.settings = SchedulerSettings(cluster, *limits)
         self.scheduler = self.build()
         self.books = Books(self.instant)
         for name in NAMES[:workers]:
@@ -346,6 +348,13 @@ class PolicyMachine(RuleBasedStateMachine):
         if name in self.books.capacity:
             self.tell(e.WorkerWakeTimeChanged(self.now_s, name, wake_s))
 
+    @rule(name=st.sampled_from(NAMES), step_s=st.sampled_from([0.01, 0.06, 1.0]), prefill_s=st.sampled_from([0.0, 3.0]))
+    def pace(self, name: str, step_s: float, prefill_s: float) -> None:
+        """Steps get slower and faster: that changes where requests go, and nothing else."""
+        if name in self.books.capacity:
+            pace = e.WorkerPace(step_s, 2.0, 40.0, int(prefill_s > 0.0), 20, prefill_s)
+            self.tell(e.WorkersPaced(self.now_s, {name: pace}))
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]), growth=st.integers(0, 30))
     def epoch(self, seconds: float, growth: int) -> None:
         """Advance the time: all running requests grow alike, and the scheduler plans again."""
@@ -382,14 +391,14 @@ class PolicyMachine(RuleBasedStateMachine):
         sizes = [self.books.size[name] for name in self.books.heads()]
         asleep = [self.books.capacity[name] for name in self.books.usable() if name not in self.books.awake]
         assert not sizes or any(size > max(asleep, default=-1) for size in sizes), self.books.heads()
-        if sizes and self.horizon_s == 0.0:
+        if sizes and self.settings.cluster.horizon_s == 0.0:
             assert any(not self.books.has_room(size) for size in sizes), self.books.heads()
         limit = self.scheduler.settings.max_waiting
         assert limit is None or sum(rank[0] for rank in self.books.rank.values()) <= limit
 
     def the_drained_are_emptied(self) -> None:
         """Assert that requests left on a draining worker have nowhere to go, unless waiting ones go first."""
-        if self.books.rank or self.horizon_s:
+        if self.books.rank or self.settings.cluster.horizon_s:
             return
         for request, worker in self.books.at.items():
             if worker in self.books.drained and request not in self.books.going:

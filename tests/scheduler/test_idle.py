@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.idle import BREAK_EVEN, Idle, IdleSettings, Need, WorkerAtRest
+from melld.scheduler.idle import BREAK_EVEN, Idle, IdleSettings, WorkerAtRest
 
 SETTINGS = IdleSettings(sleep_after_s=10.0, stop_after_s=20.0)
 
@@ -103,16 +103,3 @@ def test_every_idle_worker_ends_and_none_too_early(
         assert stop_after_s <= idle.stop_delay_s(warm, wake_s) <= max(stop_after_s, BREAK_EVEN * wake_s)
     latest_s = now_s + max(stop_after_s, BREAK_EVEN * wake_s) + 1e-6
     assert set(idle.look(0, at_rest(4, wake_s=wake_s), latest_s).stop) == {"w1", "w2", "w3", "w4"}
-
-
-@given(counts=st.lists(st.integers(0, 5), max_size=40))
-def test_a_gap_is_known_only_of_what_was_needed_again(counts: list[int]) -> None:
-    """No gap is made up: a level that was reached once has none, and each lies within the time that has passed."""
-    need = Need()
-    for now_s, count in enumerate(counts):
-        need.changed(count, float(now_s))
-    for level in range(1, 6):
-        rises = sum(after >= level > before for before, after in zip([0, *counts], counts, strict=False))
-        gap_s = need.gap_s(level)
-        assert (gap_s is None) == (rises <= 1)
-        assert gap_s is None or 1.0 <= gap_s <= len(counts)

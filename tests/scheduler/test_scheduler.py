@@ -150,7 +150,7 @@ def test_who_could_be_held_by_nobody_now_does_not_block_the_queue() -> None:
 
 def test_an_empty_worker_is_retired_after_the_delay() -> None:
     """A worker about to be needed again does not sleep."""
-    scheduler = scheduler_with(retire_after_s=10.0)
+    scheduler = scheduler_with(cluster=ClusterSettings(retire_after_s=10.0))
     arrive(scheduler, "a", 400)
     finish(scheduler, "a", 5.0)
     assert scheduler.handle(e.EpochStarted(14.0)) == []

@@ -18,5 +18,3 @@ Policies = Mapping[str, Callable[[Cluster], Policy]]
 POLICIES: Policies = {
     policy.name: policy for policy in (BestFit, WorstFit, MostFree, LoadBalance, Mell, MellPlus, MellSlo)
 }
-
-DEFAULT_POLICY = MellPlus.name

@@ -30,6 +30,7 @@ from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.table import MoveState
+from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -70,7 +71,7 @@ class VirtualDaemon:
         slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
         self.template = VirtualTemplate()
         loop.connect = self.template.connect
-        settings = SchedulerSettings(retire_after_s=0.5)
+        settings = SchedulerSettings(ClusterSettings(retire_after_s=0.5))
         scheduler = Scheduler(POLICIES[policy], settings)
         self.cluster = scheduler.cluster
         self.auditor = Auditor()

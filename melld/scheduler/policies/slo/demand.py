@@ -5,7 +5,8 @@
     pace      beside an even share of the prompts, which come at random, at most 1 % of the answers are slow
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
-limits asked for in the last 15 seconds.  Never wakes a worker.
+limits asked for in the last 15 seconds, or in fewer where workers without requests shall sleep sooner.  Never wakes a
+worker.
 """
 
 import collections
@@ -30,6 +31,8 @@ class Demand:
         self.workers = 0
         self.by_memory = False
         self._cluster = cluster
+        after_s = cluster.settings.retire_after_s
+        self._calm_s = CALM_S if after_s is None else min(CALM_S, after_s)
         self._steps = steps
         self._answers = answers
         self._accepted = self._squares = 0.0
@@ -70,7 +73,7 @@ class Demand:
         while recent and recent[-1][1] <= strict:
             recent.pop()
         recent.append((now_s, strict))
-        while recent[0][0] < now_s - CALM_S:
+        while recent[0][0] < now_s - self._calm_s:
             recent.popleft()
 
     def _growth(self, used_bytes: int) -> float:

@@ -108,7 +108,7 @@ class Dispatch:
         near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prefill_s)
         if near > TTFT_PART:
             return None
-        if (itl_s := self._targets.pace_s(self._steps.lone_step_s())) is None:
+        if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
             return near
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
         return None if slow > 1.0 else SPREAD * max(near, slow) + self._slowed(worker, prefill_s, itl_s)
@@ -116,7 +116,7 @@ class Dispatch:
     def _missed(self, request: Request, worker: Worker, prefill_s: float) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
         late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prefill_s)
-        if (itl_s := self._targets.pace_s(self._steps.lone_step_s())) is None:
+        if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
             return float(late)
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s - 1.0
         return late + (worker.count + 1) * min(1.0, max(0.0, 2.0 * slow))

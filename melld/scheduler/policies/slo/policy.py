@@ -13,12 +13,13 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
+from melld.scheduler.gaps import Gaps
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import Dispatch, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
-from melld.scheduler.policies.slo.rental import Rental
+from melld.scheduler.policies.slo.rental import kept_s
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
@@ -43,7 +44,7 @@ class MellSlo(Policy):
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self.packing, self.targets, self.steps)
         self.demand = Demand(cluster, self.steps, self.dispatch.answers)
-        self.rental = Rental()
+        self.gaps = Gaps()
         self.feedback = Feedback(self.targets)
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves
 
@@ -101,7 +102,7 @@ class MellSlo(Policy):
         """See `Policy.served`."""
         if event.first_token_s > 0.0:
             self.feedback.started(event.first_token_s - request.arrived_s, self.prompts.seconds(request.prompt_tokens))
-            self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._promised_itl_s())
+            self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._aimed_itl_s())
             self.dispatch.answers.ended(event.output_tokens)
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:
@@ -126,29 +127,30 @@ class MellSlo(Policy):
         self.packing.relieve()
         self._serve(0, Reason.SERVICE)
         occupied = sum(worker.count > 0 for worker in self.cluster.active.values())
-        self.rental.needed(max(self.demand.workers, occupied), self.cluster.now_s)
+        self.gaps.needed(max(self.demand.workers, occupied), self.cluster.now_s)
 
-    def lets_sleep(self, worker: Worker, after_s: float) -> bool:
-        """See `Policy.lets_sleep`: kept within the service, and beyond it as long as that is cheaper than waking it."""
+    def sleeps_in_s(self, worker: Worker) -> float:
+        """See `Policy.sleeps_in_s`: not within the service; beyond it once waking it again would be cheaper."""
         if not self._aims:
-            return super().lets_sleep(worker, after_s)
+            return super().sleeps_in_s(worker)
         level = sum(one.order <= worker.order for one in self.cluster.active.values())
         if worker.wake_s or level <= self.demand.workers:
-            return False
-        now_s = self.cluster.now_s
+            return float("inf")
+        if self.cluster.settings.retire_after_s is not None:
+            return super().sleeps_in_s(worker)
         price_s = self._wake_s() + self.feedback.price_s
-        return self.rental.since_s(level, now_s) >= self.rental.keep_s(level, price_s)
+        return kept_s(self.gaps.of(level), price_s) - self.gaps.since_s(level, self.cluster.now_s)
 
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
         ahead_s = self._wake_s() + FILL_PART * self.packing.settings.dispatch_life_s
-        self.demand.look(self._promised_itl_s(), ahead_s, self.feedback.caution)
+        self.demand.look(self._aimed_itl_s(), ahead_s, self.feedback.caution)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:
                 return
 
-    def _promised_itl_s(self) -> float | None:
-        return self.targets.pace_s(self.steps.lone_step_s())
+    def _aimed_itl_s(self) -> float | None:
+        return self.targets.aimed_pace_s(self.steps.lone_step_s())
 
     def _wakes(self) -> bool:
         return any(worker.wake_s for worker in self.cluster.active.values())

@@ -233,7 +233,7 @@ def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
     """Empty workers stay awake for `[idle] sleep_after_s`; counted as room, they would let others be overfilled."""
     scheduler = Scheduler(
         ALL_POLICIES["mell-plus"],
-        SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True), retire_after_s=60.0),
+        SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True, retire_after_s=60.0)),
     )
     for number in range(4):
         scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), 1000))

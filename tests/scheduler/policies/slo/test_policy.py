@@ -1,11 +1,16 @@
 """Promises of mell-slo: targets kept, with no more workers than that takes, and none without targets."""
 
+import math
+
 import msgspec
 import pytest
 
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.events import EpochStarted, RetireWorker
 from melld.scheduler.targets import Targets
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
+from tests.scheduler.driving import arrive, finish, of_kind, scheduler_with
 from tests.simulator.setups import PAPER_SLOTS, PROMISED, SMALL, one_by_one, small_load
 from tests.simulator.test_simulation import simulate
 
@@ -100,9 +105,29 @@ def test_who_forbids_it_has_nobody_sent_away() -> None:
     assert simulate("mell-slo", few, steady(30.0)).refused == 0
 
 
-def test_a_pace_that_no_step_keeps_starves_nobody() -> None:
-    """A target below the lone step cannot be kept; requests are served all the same."""
-    few = msgspec.structs.replace(ROOMY, gpus=1, targets=Targets(itl_s=0.001))
-    report = simulate("mell-slo", few, one_by_one(*((10.0 * number, 100, 20) for number in range(20))))
-    assert report.refused == 0
-    assert report.ttft_attainment == 1.0
+def test_a_pace_that_not_even_a_lone_request_gets_wakes_nobody() -> None:
+    """More workers would bring it no nearer: they are as many as for twice the lone step."""
+    twice, hopeless = (
+        simulate("mell-slo", msgspec.structs.replace(ROOMY, targets=Targets(itl_s=itl_s)), steady())
+        for itl_s in (0.04, 0.001)
+    )
+    assert hopeless.itl_attainment == 0.0
+    assert hopeless.ttft_attainment == 1.0
+    assert hopeless.gpu_seconds <= 1.1 * twice.gpu_seconds
+
+
+@pytest.mark.parametrize(("retire_after_s", "longest_s"), [(3.0, 4.0), (math.inf, math.inf), (None, 40.0)])
+def test_idle_workers_sleep_when_the_operator_says(retire_after_s: float | None, longest_s: float) -> None:
+    """What is configured is kept, never included; only without it does the policy reckon how long pays."""
+    settings = ClusterSettings(targets=Targets(itl_s=0.05), retire_after_s=retire_after_s)
+    scheduler = scheduler_with(2, "mell-slo", cluster=settings)
+    arrive(scheduler, "only", 10)
+    finish(scheduler, "only", 10.0)
+    slept_s = math.inf
+    for tenth in range(100, 1000):
+        told_s = scheduler.policy.sleeps_in_s(scheduler.cluster.workers["w0"])
+        if of_kind(scheduler.handle(EpochStarted(tenth / 10)), RetireWorker):
+            slept_s = tenth / 10 - 10.0
+            break
+    assert told_s > 100.0 if slept_s == math.inf else told_s < 0.2
+    assert (retire_after_s or 5.0) <= slept_s <= longest_s

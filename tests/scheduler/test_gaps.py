@@ -1,0 +1,30 @@
+"""How soon workers were needed again: the history alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.scheduler.gaps import Gaps
+
+
+def test_a_worker_is_not_needed_since_fewer_are() -> None:
+    """The time counts from the fall, whatever happens below."""
+    gaps = Gaps()
+    gaps.needed(2, 0.0)
+    gaps.needed(1, 10.0)
+    gaps.needed(0, 12.0)
+    gaps.needed(1, 13.0)
+    assert gaps.since_s(2, 15.0) == pytest.approx(5.0)
+    assert gaps.since_s(1, 15.0) == 0.0, "that one is needed"
+
+
+@given(counts=st.lists(st.integers(0, 5), max_size=40))
+def test_a_gap_is_known_only_of_what_was_needed_again(counts: list[int]) -> None:
+    """No gap is made up: a level that was reached once has none, and each lies within the time that has passed."""
+    gaps = Gaps()
+    for now_s, count in enumerate(counts):
+        gaps.needed(count, float(now_s))
+    for level in range(1, 6):
+        rises = sum(after >= level > before for before, after in zip([0, *counts], counts, strict=False))
+        assert len(gaps.of(level)) == max(rises - 1, 0)
+        assert all(1.0 <= gap_s <= len(counts) for gap_s in gaps.of(level))
