@@ -117,6 +117,11 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     `served_model_name` in `[model.vllm]` means the same.  Default: the last part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
     """Options of `vllm serve`, such as `max_model_len = 16384`.  Options that melld sets itself are refused."""
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """With several models: the model's part of each CPU device's KV memory is its weight by the sum of all weights."""
+    keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
+    """Seconds without requests after which a worker of this model is stopped, in place of `[idle]`; the next request
+    starts it again.  `inf`: never."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -245,6 +250,8 @@ class Config(_Table, frozen=True, kw_only=True):
     """The whole configuration."""
 
     model: ModelConfig
+    models: tuple[ModelConfig, ...] = ()
+    """`[[models]]`, in place of `[model]`, which then is the first of them."""
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -252,6 +259,21 @@ class Config(_Table, frozen=True, kw_only=True):
     migration: MigrationConfig = MigrationConfig()
     idle: IdleConfig = IdleConfig()
     health: HealthConfig = HealthConfig()
+
+    @property
+    def served(self) -> tuple[ModelConfig, ...]:
+        """All models, the one that requests without a model's name get first."""
+        return self.models or (self.model,)
+
+    def alone(self, model: ModelConfig, device_kind: str) -> "Config":
+        """Return what one of the models, by itself, would be served with on devices of this kind."""
+        idle, devices = self.idle, self.devices
+        if model.keep_alive_s is not None:
+            idle = IdleConfig(sleep_after_s=model.keep_alive_s, stop_after_s=0.0)
+        if device_kind == "cpu" and self.models:
+            cpu, part = self.devices.cpu or CpuDevices(), model.weight / sum(one.weight for one in self.models)
+            devices = DevicesConfig(cpu=CpuDevices(count=cpu.count, kv_bytes=int(cpu.kv_cache_bytes * part)))
+        return msgspec.structs.replace(self, model=model, models=(), idle=idle, devices=devices)
 
 
 def parse_bytes(size: int | str, where: str) -> int:
@@ -283,9 +305,22 @@ def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None)
         raise ConfigError(where, f"not TOML: {error}; {TOML_HINT}") from error
     for dotted, value in (overrides or {}).items():
         _lay_over(tables, dotted, value)
+    _name_first_model(tables, where)
     config = read_tables(tables, Config, where)
     _check_together(config, where)
     return config
+
+
+def _name_first_model(tables: dict[str, Any], where: str) -> None:
+    """Make the first of `[[models]]` the model of whoever knows only one."""
+    models = tables.get("models")
+    if not isinstance(models, list | tuple) or not models:
+        return
+    if "model" in tables:
+        raise ConfigError(
+            where, "[model] and [[models]] (or --model): one model is named by the first, several by the second"
+        )
+    tables["model"] = models[0]
 
 
 def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
@@ -308,8 +343,21 @@ def _check_names(model: ModelConfig, where: str) -> None:
         raise ConfigError(where, f'[{key}] wants a name, or a list of names, such as ["llama", "gpt-4o"]')
 
 
+def _check_models(models: tuple[ModelConfig, ...], where: str) -> None:
+    owners: dict[str, ModelConfig] = {}
+    for model in models:
+        _check_names(model, where)
+        for name in model.names:
+            if name in owners:
+                raise ConfigError(
+                    where,
+                    f"[[models]] {owners[name].path} and {model.path} are both called {name!r}: rename one",
+                )
+            owners[name] = model
+
+
 def _check_together(config: Config, where: str) -> None:
-    _check_names(config.model, where)
+    _check_models(config.served, where)
     if config.devices.cuda is not None and config.devices.cpu is not None:
         raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:

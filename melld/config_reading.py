@@ -50,6 +50,9 @@ def _in_full(value: Any, kind: inspect.Type) -> Any:
             return {key: _in_full(one, kinds[key]) if key in kinds else one for key, one in value.items()}
     if is_list and type(value) in (str, int) and not any(isinstance(part, inspect.StrType) for part in plain):
         return [value]
+    if is_list and isinstance(value, list):
+        item = next(part.item_type for part in plain if isinstance(part, inspect.VarTupleType))
+        return [_in_full(one, item) for one in value]
     return value
 
 
@@ -69,9 +72,16 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
     kind, value = known, tables
     for name in path:
         kind = _field(kind, name).type
-        value = value[name] if isinstance(value, dict) else value
+        value = _below(value, name)
     given = "what is there" if _is_secret(kind) else _toml(value)
     return f"[{'.'.join(path)}] wants {_allowed(kind)}, such as {_example(known, path)}, not {given}"
+
+
+def _below(value: Any, name: str) -> Any:
+    """Return what is written for a key of a table, or of each table in a list; what is no table as it is."""
+    if isinstance(value, list):
+        return [_below(one, name) for one in value]
+    return value.get(name) if isinstance(value, dict) else value
 
 
 def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
@@ -167,7 +177,10 @@ def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _struct(kind: inspect.Type) -> inspect.StructType:
-    return next(bare for part in _alternatives(kind) if isinstance(bare := _bare(part), inspect.StructType))
+    """Return the Struct of a table, or of each table in a list of them."""
+    plain = [_bare(part) for part in _alternatives(kind)]
+    items = [_bare(one.item_type) if isinstance(one, inspect.VarTupleType) else one for one in plain]
+    return next(one for one in items if isinstance(one, inspect.StructType))
 
 
 def _field(kind: inspect.Type, name: str) -> inspect.Field:

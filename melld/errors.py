@@ -39,6 +39,16 @@ class UnknownWorker(MelldError):
         super().__init__(f"there is no worker {worker!r}; there are: {', '.join(known)}")
 
 
+class UnknownModel(MelldError):
+    """There is no model of that name."""
+
+    status = 404
+    code = "unknown_model"
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        super().__init__(f"there is no model {model!r}; there are: {', '.join(known)}")
+
+
 class UnknownRequest(MelldError):
     """No running request matches the name, or several do."""
 

@@ -37,6 +37,14 @@ from melld.errors import ConfigError
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
         ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
         ('[model]\npath="m"\n[migration]\nmax_moves_per_link=0', "[migration.max_moves_per_link]"),
+        ('[model]\npath="m"\n[[models]]\npath="n"', "[model] and [[models]]"),
+        ('[[models]]\npath="m"\n[[models]]\npath="/x/m"', "are both called 'm': rename one"),
+        ('[[models]]\npath="m"\n[[models]]\npath="n"\nname=["a", "m"]', "are both called 'm': rename one"),
+        ('[[models]]\npath="m"\nweight=0', "[models.weight] wants a number above 0"),
+        ('[[models]]\npath="m"\nmax_model_len=1', "options of vLLM stand in [model.vllm]"),
+        ('[[models]]\nname="m"', "no model: name one"),
+        ("models=[]", "no model: name one"),
+        ('models="m"', "[models] wants a list of a table"),
         ('[model]\npath="m"\n[server]\napi_keys=["secret"]', "[server.api_keys] holds something other than sha256:"),
     ],
 )
@@ -51,6 +59,8 @@ def every_key(kind: type[msgspec.Struct] = Config, name: str = "") -> Iterator[s
     """Every key of every table, and every table, by its dotted name."""
     for field in msgspec.structs.fields(kind):
         dotted = f"{name}.{field.name}".lstrip(".")
+        if dotted == "models":  # they have the keys of `model`, which does not go together with them
+            continue
         yield dotted
         parts = [field.type, *getattr(field.type, "__args__", ())]
         for inner in parts:
@@ -148,6 +158,27 @@ def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error() -> None
     with pytest.raises(ConfigError) as caught:
         parse_config('[model]\npath="m"\n[server]\napi_keys=["sk-secret"]', "melld.toml")
     assert "sk-secret" not in str(caught.value)
+
+
+def test_several_models_share_the_kv_memory_by_weight() -> None:
+    """Each is served as it would be by itself, with its part of the memory and its own idle time."""
+    text = """
+        models = ["/m/chat", {path = "/m/coder", name = ["coder", "gpt-4o"], weight = 3, keep_alive_s = 90}]
+        devices = {cpu = {count = 4, kv_bytes = "64MiB"}}
+    """
+    config = parse_config(text, "melld.toml")
+    chat, coder = [config.alone(model, "cpu") for model in config.served]
+    assert [chat.model.names, coder.model.names] == [("chat",), ("coder", "gpt-4o")]
+    cpus = [one.devices.cpu for one in (chat, coder)]
+    assert [(cpu.count, cpu.kv_cache_bytes) for cpu in cpus if cpu] == [(4, 16 << 20), (4, 48 << 20)]
+    assert chat.idle == config.idle
+    assert (coder.idle.sleep_after_s, coder.idle.stop_after_s) == (90, 0)
+
+
+def test_one_model_is_served_as_it_is_configured() -> None:
+    """Whoever serves one model notices nothing of several."""
+    config = parse_config('[model]\npath="m"\n[devices]\ncpu=3', "melld.toml")
+    assert config.alone(config.model, "cpu") == config
 
 
 def test_flags_go_before_the_file() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -38,11 +38,12 @@ from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
-from melld.api.guards.request import Trust, check_request, check_request_id
+from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.work import asked_priority, check_work
 from melld.api.http_metrics import HttpMetrics
 from melld.api.keys import Keys, presented_key
 from melld.api.long_answers import LongAnswer, make_logprobs_late
+from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import JSON, PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
@@ -61,8 +62,8 @@ SETTLE_S = 2.0
 class ApiContext:
     """What the API needs of the daemon."""
 
-    state: State
-    """vLLM's serving classes, as `init_app_state` leaves them."""
+    models: Sequence[AskedModel]
+    """All models; the first answers calls that name none."""
     config: Callable[[], ServerConfig]
     """The present configuration: a reload may change it."""
     keys: Callable[[], Keys]
@@ -73,8 +74,6 @@ class ApiContext:
     status: Callable[[], DaemonStatus]
     registry: CollectorRegistry
     """The metrics of /metrics, to which the API adds its own."""
-    check_queue: Callable[[str, int], None] = lambda _client, _priority: None
-    """Raises if the full queue would send away a request of this client and priority on arrival."""
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +125,6 @@ class Api:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._trust: Trust = trust_of(context.state)
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
         self._turns = Turns()
@@ -139,9 +137,11 @@ class Api:
         self._facts = dataclasses.replace(
             context, why_not_ready=lambda: self.admission.why_closed() or context.why_not_ready()
         )
-        make_streams_raise(context.state)
-        make_messages_honest(context.state)
-        make_logprobs_late(context.state)
+        for model in context.models:
+            if model.serving is not None:
+                make_streams_raise(model.serving)
+                make_messages_honest(model.serving)
+                make_logprobs_late(model.serving)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes an answer, too."""
@@ -180,11 +180,13 @@ class Api:
         config = self._context.config()
         body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
+        model, serving = asked_model(self._context.models, fields.get("model"))
         if call.engine:
             # First of all checks: under overload most requests get no further and must cost little.
-            self._context.check_queue(exchange.client, asked_priority(fields))
+            check_open(model)
+            model.check_queue(exchange.client, asked_priority(fields))
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
-            return await self._serve(exchange, call, fields, len(body))
+            return await self._serve(exchange, call, serving, fields, len(body))
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
         """Return the call, or None for a page, and the rest of the path."""
@@ -235,19 +237,21 @@ class Api:
         least = self._context.config().min_priority
         return 0 if least is None and len(self._context.keys().digests) > 1 else least
 
-    async def _serve(self, exchange: Exchange, call: Call, fields: dict[str, Any], size: int) -> web.StreamResponse:
+    async def _serve(
+        self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int
+    ) -> web.StreamResponse:
         wanted = exchange.request.headers.get("X-Request-Id")
         check_request_id(wanted, "X-Request-Id")
         exchange.parameters = frozenset(fields)
-        handler_of(call, self._context.state)
-        await self.off_loop.run(size, check_request, fields, self._context.config(), self._trust)
+        handler_of(call, serving)
+        await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
         exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config(), self._least_priority())
-        work = perform(call, self._context.state, parsed, vllm_request, LongAnswer(self._turns))
+        work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns))
         if is_stream(parsed):
             return await self._stream(exchange, work)
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}

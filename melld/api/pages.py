@@ -2,16 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.datastructures import State
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import Refusal
+from melld.api.models import AskedModel, cards
 from melld.api.openapi import openapi_document
 from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
 from melld.control.status import DaemonStatus
@@ -23,8 +23,8 @@ class Facts(Protocol):
     """What the pages show."""
 
     @property
-    def state(self) -> State:
-        """Return vLLM's serving classes."""
+    def models(self) -> Sequence[AskedModel]:
+        """Return all models."""
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -71,12 +71,12 @@ async def metrics(facts: Facts, _rest: str) -> PageResponse:
 
 async def models(facts: Facts, name: str) -> PageResponse:
     """Return the list of models, or the one called `name`."""
-    found = await facts.state.openai_serving_models.show_available_models()
+    found = await cards(facts.models)
     if not name:
-        return PageResponse(found.model_dump_json().encode())
-    for model in found.data:
-        if model.id == name:
-            return PageResponse(model.model_dump_json().encode())
+        return PageResponse(msgspec.json.encode({"object": "list", "data": found}))
+    for card in found:
+        if card["id"] == name:
+            return PageResponse(msgspec.json.encode(card))
     raise Refusal(404, f"The model `{name[:200]}` does not exist.", code="model_not_found", param="model")
 
 

@@ -26,8 +26,9 @@ class SubCommand(NamedTuple):
 
 
 COMMANDS: Mapping[str, SubCommand] = {
-    "serve": SubCommand("melld.cli.serve", "serve a model until told to stop"),
+    "serve": SubCommand("melld.cli.serve", "serve models until told to stop"),
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live (also: ps)"),
+    "models": SubCommand("melld.cli.models", "list the served models, loaded or not"),
     "why": SubCommand("melld.cli.why", "tell what happened to a request, when, and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, SubCommand] = {
 }
 SYNONYMS: Mapping[str, str] = {"ps": "status"}
 """Names that other servers use for the same command."""
-HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "status", "ls": "status", "top": "status"}
+HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "models", "ls": "models", "top": "status"}
 """Commands of other servers, and the command to suggest for each."""
 
 

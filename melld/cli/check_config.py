@@ -21,7 +21,7 @@ from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
-from melld.daemon.devices import find_gpus, make_slots
+from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.systemd import read_supervision
 from melld.daemon.units import remark_on_key_file
@@ -72,37 +72,42 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_model_files(config: Config) -> None:
-    """Check the model as `melld serve` would, and that its config.json is JSON.
+    """Check the models as `melld serve` would, and that each config.json is JSON.
 
     Raises:
         ConfigError: there is no model, or an option for vLLM is unknown or is one that melld sets itself.
     """
-    check_model(config.model.path)
-    description = Path(config.model.path) / "config.json"
-    try:
-        if description.parent.is_dir():  # else a name, which vLLM resolves
-            msgspec.json.decode(description.read_bytes(), type=dict)
-    except OSError as error:
-        raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-    engine_arguments(config, "cpu")
+    for model in config.served:
+        check_model(model.path)
+        description = Path(model.path) / "config.json"
+        try:
+            if description.parent.is_dir():  # else a name, which vLLM resolves
+                msgspec.json.decode(description.read_bytes(), type=dict)
+        except OSError as error:
+            raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
+        engine_arguments(config.alone(model, "cpu"), "cpu")
 
 
 def check_with_vllm(config: Config, gpus: list[Device]) -> None:
-    """Have vLLM build its configuration and its front end, if vLLM is installed and the model is a directory.
+    """Have vLLM build its configuration and its front end, if vLLM is installed, for each model that is a directory.
 
     Raises:
         ConfigError: vLLM refuses a setting.
     """
-    if importlib.util.find_spec("vllm") is None or not Path(config.model.path).is_dir():
+    local = [model for model in config.served if Path(model.path).is_dir()]
+    if importlib.util.find_spec("vllm") is None or not local:
         return
-    os.environ.update(make_slots(config, gpus, os.environ)[0].spec.environment)
+    kind = kind_of(gpus)
+    slots = make_slots(config.alone(local[0], kind), gpus, os.environ, models=len(config.served))
+    os.environ.update(slots[0].spec.environment)
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # our one line says it
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     from melld.engine.frontend.rehearsal import prepare
 
-    prepare(config, "cuda" if gpus else "cpu")
+    for model in local:
+        prepare(config.alone(model, kind), kind)
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:
@@ -117,6 +122,7 @@ def check_keys(config: Config, environment: Mapping[str, str]) -> None:
 
 def _report(config: Config, *, as_json: bool) -> str:
     effective = msgspec.to_builtins(config)
+    del effective["model" if config.models else "models"]  # the first of several
     effective["server"]["runtime_directory"] = str(runtime_directory(config.server.runtime_directory, os.environ))
     if as_json:
         return msgspec.json.encode(effective).decode()
@@ -131,4 +137,4 @@ def toml_text(tables: Mapping[str, Any]) -> str:
 def _set(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _set(one) for key, one in value.items() if one is not None}
-    return [_set(one) for one in value] if isinstance(value, list) else value
+    return [_set(one) for one in value] if isinstance(value, list | tuple) else value

@@ -25,13 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "3 no daemon to talk to."
     )
     parser.add_argument("--show", action="store_true", help="print the figures in use, without measuring")
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="the model whose workers are meant (default: the first)"
+    )
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     add_daemon_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon, wait, and print the figures; return the exit code."""
-    return ask("profile", arguments, (Profile(measure=not arguments.show), DEADLINE_S), Profiled, in_words)
+    return ask(
+        "profile",
+        arguments,
+        (Profile(measure=not arguments.show, model=arguments.model), DEADLINE_S),
+        Profiled,
+        in_words,
+    )
 
 
 def in_words(profiled: Profiled) -> str:

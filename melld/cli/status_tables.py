@@ -94,10 +94,8 @@ def _heading(status: DaemonStatus) -> RenderableType:
     running = sum(worker.running_requests for worker in status.workers)
     rate = sum(worker.tokens_per_s for worker in status.workers)
     powers = [worker.power_w for worker in status.workers if worker.power_w is not None]
-    others = f" ({', '.join(status.models[1:])})" if len(status.models) > 1 else ""
     first = Text.assemble(
-        (status.model, "bold"),
-        (others, "dim"),
+        *_names(status),
         "  ",
         (status.state.value, STATE_STYLES[status.state]),
         f"  {status.url}",
@@ -109,6 +107,16 @@ def _heading(status: DaemonStatus) -> RenderableType:
     now = [workers_ready(status.workers), f"{running} running", f"{status.queued_requests} queued"]
     now += [f"{rate:,.0f} tokens/s"] + ([f"{sum(powers):,.0f} W"] if powers else [])
     return Group(first, Text(", ".join(about), "dim"), Text(", ".join(now)), Text(_saved(status), "dim"), Text())
+
+
+def _names(status: DaemonStatus) -> list[tuple[str, str]]:
+    """Return the served models, each with its other names."""
+    served = [model.names for model in status.served] or [status.models or (status.model,)]
+    parts: list[tuple[str, str]] = []
+    for name, *others in served:
+        parts += [(", ", "dim")] * bool(parts) + [(name, "bold")]
+        parts += [(f" ({', '.join(others)})", "dim")] if others else []
+    return parts
 
 
 def _saved(status: DaemonStatus) -> str:
@@ -123,6 +131,9 @@ def _saved(status: DaemonStatus) -> str:
 def _remarks(status: DaemonStatus) -> list[Text]:
     """Return the lines of text below the tables: reasons, warnings, moves."""
     remarks = [
+        Text.assemble((f"{model.model}: ", "bold"), (model.reason, "red")) for model in status.served if model.reason
+    ]
+    remarks += [
         Text.assemble((f"{worker.worker}: ", "bold"), (said, "red" if failed else "dim"))
         for worker in status.workers
         if (said := "; ".join(filter(None, (worker.reason, _why(worker)))))
@@ -183,7 +194,10 @@ def _workers(status: DaemonStatus, console: Console) -> RenderableType:
 def _worker_table(status: DaemonStatus, detail: Detail, *, ascii_only: bool) -> Table:
     table = _table(detail.gap)
     shown: list[list[Text | str]] = []
-    for column in _worker_columns(status.requests, detail, ascii_only=ascii_only):
+    columns = _worker_columns(status.requests, detail, ascii_only=ascii_only)
+    if len(status.served) > 1:
+        columns.insert(1, Column("Model", lambda worker: worker.model, right=False))
+    for column in columns:
         cells = [column.cell(worker) for worker in status.workers]
         if any(cell is not None for cell in cells):
             table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
@@ -288,6 +302,22 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
         table.add_row(*cells)
+    return table
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def model_table(status: DaemonStatus) -> Table:
+    """Return the served models, one a row."""
+    table = _table(gap=2)
+    for title in ("Model", "State", "Workers", "Requests", "Also called"):
+        table.add_column(title, no_wrap=title != "Also called")
+    for model in status.served:
+        workers = ", ".join(one.worker for one in status.workers if one.model == model.model and one.pid is not None)
+        requests = sum(one.model == model.model for one in status.requests)
+        said = "; ".join(filter(None, (", ".join(model.names[1:]), model.reason)))
+        table.add_row(model.model, model.state.value, workers or UNKNOWN, str(requests), said)
     return table
 
 

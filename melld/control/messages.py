@@ -132,6 +132,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     measure: bool = False
     """Measure them now, which takes at most a minute, and save them; refused while requests run."""
+    model: str = ""
+    """The model whose workers are meant; empty: the first."""
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     """The worker's name."""
+    model: str = ""
+    """The model that it serves."""
     device: str
     """Its device: `cuda:0`, `cpu:1`."""
     device_name: str | None = None
@@ -112,6 +114,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     """The request's id: the client's, with a suffix for each sequence of one call."""
+    model: str = ""
+    """The model that it asks."""
     worker: str | None = None
     """The worker that runs it; null while it is queued because no worker has room."""
     phase: Phase
@@ -181,6 +185,28 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why requests can only be recomputed from their tokens; empty if KV can be copied."""
 
 
+class ModelState(enum.StrEnum):
+    """The state of a model."""
+
+    LOADED = "loaded"  # a worker has it in memory
+    LOADING = "loading"  # its first worker starts; requests wait for it
+    UNLOADED = "unloaded"  # no worker has it in memory; the next request starts one
+    FAILED = "failed"  # it cannot be served; the reason says why
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model."""
+
+    model: str
+    """Its name: the first of `names`."""
+    names: tuple[str, ...]
+    """All that clients may call it."""
+    state: ModelState
+    """Its state."""
+    reason: str = ""
+    """Why it cannot be served; empty if it can."""
+
+
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What requests are promised, and the part of them that got it since the daemon started; null before any ended.
 
@@ -213,9 +239,11 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     """Process id of the daemon."""
     model: str
-    """Name of the served model: the first of `models`."""
+    """Name of the first served model: the first of `models`."""
     models: tuple[str, ...] = ()
-    """All names of the served model."""
+    """All names of the first served model."""
+    served: tuple[ModelStatus, ...] = ()
+    """All served models, in the order of the configuration."""
     state: DaemonState
     """State of the daemon."""
     uptime_s: float

@@ -23,6 +23,7 @@ from melld.migrate.boundaries import Boundaries, Segment
 from melld.migrate.topology import segments_of_cpus, segments_of_gpus
 from melld.scheduler.policies.fit import BestFit, MostFree, WorstFit
 
+FILE = "boundaries.json"
 NEVER_MOVE = frozenset({BestFit.name, WorstFit.name, MostFree.name})
 
 
@@ -41,7 +42,7 @@ def boundary_settings(
     engines = [slot.spec.engine_arguments for slot in slots]
     depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
     return BoundarySettings(
-        directory=state_directory(environment, runtime_directory(config.server.runtime_directory, environment)),
+        file=state_directory(environment, runtime_directory(config.server.runtime_directory, environment)) / FILE,
         fingerprint=fingerprint_of(", ".join(gpu.uuid for gpu in gpus) or cpu_name(), config.model.path, depends_on),
         epoch_s=epoch_s,
         share=migration.step_slowdown,

@@ -40,9 +40,19 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     return choose(visible, devices.cuda)
 
 
-def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str]) -> list[Slot]:
-    """Return one slot per worker.  The user's environment takes precedence over melld's defaults for vLLM."""
-    kind = "cuda" if gpus else "cpu"
+def kind_of(gpus: list[Device]) -> str:
+    """Return the kind of all devices."""
+    return "cuda" if gpus else "cpu"
+
+
+def make_slots(
+    config: Config, gpus: list[Device], environment: Mapping[str, str], model: int = 0, models: int = 1
+) -> list[Slot]:
+    """Return one slot per worker of a model, the number `model` of `models` that share the devices.
+
+    The user's environment takes precedence over melld's defaults for vLLM.
+    """
+    kind = kind_of(gpus)
     defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
     settings = {key: environment.get(key, value) for key, value in defaults.items()}
     arguments = engine_arguments(config, kind)
@@ -54,13 +64,13 @@ def make_slots(config: Config, gpus: list[Device], environment: Mapping[str, str
     slots = []
     for index, name in enumerate(names):
         own = uuids[index] if uuids else None
-        worker = f"w{index}"
+        worker = f"w{model * len(names) + index}"
         spec = wire.WorkerSpec(
             worker=worker,
             model_path=config.model.path,
             device_kind=kind,
             visible_devices=tuple(dict.fromkeys((own, *uuids))) if own else (),
-            engine_arguments=arguments | (_share(arguments, name, shares[own]) if own else {}),
+            engine_arguments=arguments | (_share(arguments, name, shares[own] * models) if own else {}),
             environment=settings | (_gpu_environment(worker, environment) if own else {}),
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import prometheus_client
@@ -31,7 +31,6 @@ from melld.daemon.watch import Condition
 from melld.daemon.wiring import make_parts, operations_of
 from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.pin import check_vllm_version
-from melld.engine.vllm_options import option_behind
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
 
@@ -63,20 +62,19 @@ class Daemon:
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
             control = self._open(supervision, stack)
-            if self._parts.decisions is not None:  # closed after the last worker has ended, to record that too
-                stack.callback(self._parts.decisions.close)
+            for model in self._models:
+                if model.parts.decisions is not None:  # closed after the last worker has ended, to record that too
+                    stack.callback(model.parts.decisions.close)
             stack.push_async_callback(self._cancel_tasks)
-            stack.push_async_callback(self._supervisor.stop)
-            stack.push_async_callback(self._parts.driver.drains.close)
+            stack.callback(self._parts.template.stop)
+            stack.push_async_callback(self._close_models)
             self._listen_to_signals()
             self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             await stack.enter_async_context(serve_control(self, control))
-            frontend, arguments = await self._start()
-            if self._stop.is_set():
+            if not await self._start():
                 return
-            stack.push_async_callback(frontend.judges.close)
-            await stack.enter_async_context(self._serving(frontend, arguments))
+            await stack.enter_async_context(self._serving())
             await self._stop.wait()
             await self._drain()
         self._say("melld: stopped")
@@ -89,99 +87,113 @@ class Daemon:
         check_policy(config.scheduler.policy)
         self.settings = Settings(config, self._reload, supervision)
         stack.callback(self.settings.close)
-        check_model(config.model.path)
+        for model in config.served:
+            check_model(model.path)
         control = open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
         stack.callback(control.close)
-        self._condition.warnings += check_hub(config.model.path)
+        for model in config.served:
+            self._condition.warnings += check_hub(model.path)
         for remark in self.settings.remarks():
             log.warning("%s", remark)
             self._condition.warnings.append(remark)
         self._parts = make_parts(config, url_of(self.settings.listeners), self._condition)
-        self.watch, self._supervisor = self._parts.watch, self._parts.fleet.supervisor
-        self.operations |= operations_of(self._parts)
+        self.watch, self._models = self._parts.watch, self._parts.models
+        self.operations |= operations_of(self._models)
         return control
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    async def _start(self) -> tuple[Any, Namespace]:
-        """Start the workers beside the front end's imports; return the front end and vLLM's serving arguments."""
-        places = self._parts.fleet.places
-        devices = ", ".join(place.slot.device for place in places.values())
-        self._say(f"melld: loading {self.config.model.path} on {devices}")
-        progress = StartProgress(places.values(), self._say)
+    async def _start(self) -> bool:
+        """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
+        places = [place for model in self._models for place in model.parts.fleet.places.values()]
+        devices = ", ".join(dict.fromkeys(place.slot.device for place in places))
+        paths = ", ".join(model.path for model in self.config.served)
+        self._say(f"melld: loading {paths} on {devices}")
+        progress = StartProgress(places, self._say)
         saying = asyncio.ensure_future(progress.run())
-        starting = asyncio.ensure_future(self._start_both(places, progress))
+        starting = asyncio.ensure_future(self._start_both(progress))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():  # told to stop meanwhile
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
-                return None, Namespace()
-            vllm_config, arguments = starting.result()
+                return False
+            self._prepared = starting.result()
         finally:
             saying.cancel()
             stopping.cancel()
-        from melld.engine.frontend.frontend import make_frontend
+        return not self._stop.is_set()
 
-        budget_s = self.config.server.constraint_cpu_s
-        return make_frontend(self._parts.fleet, self._parts.template, vllm_config, budget_s), arguments
-
-    async def _start_both(self, places: Mapping[Any, Any], progress: StartProgress) -> tuple[Any, Namespace]:
-        """Start the workers and prepare the front end; report a faulty option as such, whichever meets it first."""
-        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontend, self.config, places))
-        workers = asyncio.ensure_future(self._supervisor.start(progress.became_ready))
+    async def _start_both(self, progress: StartProgress) -> list[tuple[Any, Namespace]]:
+        """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
+        kind = next(iter(self._models[0].parts.fleet.places.values())).slot.spec.device_kind
+        configs = [model.parts.config for model in self._models]
+        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, kind))
+        workers = asyncio.ensure_future(self._start_workers(progress))
         try:
             prepared = await preparing
             await workers
             return prepared
-        except WorkerStartFailed as failed:
-            raise failed.because_of(option_behind(failed.reason, self.config.model.vllm)) from failed
         finally:
             workers.cancel()
+
+    async def _start_workers(self, progress: StartProgress) -> None:
+        """Start every model's workers; a model that cannot be started does not keep the others from being served."""
+        started = [model.start(progress.became_ready) for model in self._models]
+        failures = await asyncio.gather(*started, return_exceptions=True)
+        unexpected = [one for one in failures if one is not None and not isinstance(one, WorkerStartFailed)]
+        if unexpected or None not in failures:
+            raise next(one for one in (*unexpected, *failures) if one is not None)
+        for model, failure in zip(self._models, failures, strict=True):
+            if failure is not None:
+                model.failure = str(failure)
+                log.error("%s cannot be served: %s", model.name, failure)
+                self._condition.warnings.append(f"{model.name} cannot be served until melld starts again: {failure}")
 
     # -- serve ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _serving(self, frontend: Any, arguments: Namespace) -> AsyncIterator[None]:
+    async def _serving(self) -> AsyncIterator[None]:
         from melld.api.app import ApiContext, start_api
         from melld.api.guards.media import media_from_public_addresses
-        from melld.engine.frontend.frontend import serving_state
+        from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         registry = prometheus_client.REGISTRY
+        vllm_metrics = VllmMetrics(registry)
+        served = [pair for pair in zip(self._models, self._prepared, strict=True) if not pair[0].failure]
+        for model, prepared in served:
+            await model.open(self._parts.template, prepared)
+            vllm_metrics.keep()
+            for name, work in model.work().items():
+                self._watch_over(work, name if len(self._models) == 1 else f"{name} of {model.name}")
+        registry.register(vllm_metrics)
         registry.register(self._parts.metrics)
         probe = LoopProbe(registry)
-        self._watch_over(frontend.watch_outputs(), "outputs")
-        self._watch_over(frontend.fail_requests(), "failures")
-        self._watch_over(frontend.learn_token_texts(), "token texts")
-        self._watch_over(self._supervisor.watch(), "hung workers")
-        self._watch_over(self._parts.driver.run(), "epochs")
-        self._watch_over(self._parts.idle.run(), "idle workers")
-        self._watch_over(self._parts.boundaries.run(), "boundaries")
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
-            state=await serving_state(frontend, arguments),
+            models=self._models,
             config=lambda: self.settings.config.server,
             keys=lambda: self.settings.keys,
             why_not_ready=self.watch.why_not_ready,
             why_closed=self.watch.why_closed,
             status=self.watch.status,
             registry=registry,
-            check_queue=self._parts.driver.check_queue,
         )
         take_over_loggers()
         media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if not self.config.server.allow_internal_media_urls:
-            domains = getattr(arguments, "allowed_media_domains", None)
-            media = media_from_public_addresses(has_domains=bool(domains))
+            domains = [getattr(arguments, "allowed_media_domains", None) for _, (_, arguments) in served]
+            media = media_from_public_addresses(has_domains=any(domains))
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self._condition.state = DaemonState.READY
             self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
-            generates = "generate" in await frontend.get_supported_tasks()
+            first = served[0][0]
+            generates = "generate" in await first.frontend.get_supported_tasks()
             directory, status = self.config.server.runtime_directory, self.watch.status()
             missing = [one for one in status.workers if one.state not in SERVING]
-            self._say(ready_text(status.url, status.model, bool(self.settings.keys), generates, directory, missing))
+            self._say(ready_text(status.url, first.name, bool(self.settings.keys), generates, directory, missing))
             try:
                 yield
             finally:
@@ -266,14 +278,17 @@ class Daemon:
             self.failed = True
             self._stop.set()
 
+    async def _close_models(self) -> None:
+        await asyncio.gather(*(model.close() for model in self._models))
+
     async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _prepare_frontend(config: Config, places: Mapping[Any, Any]) -> tuple[Any, Namespace]:
-    """Import vLLM and check the configuration with it.  Takes seconds: to be called in a thread."""
+def _prepare_frontends(configs: Sequence[Config], device_kind: str) -> list[tuple[Any, Namespace]]:
+    """Import vLLM and check the configurations with it.  Takes seconds: to be called in a thread."""
     from melld.engine.frontend.rehearsal import prepare
 
-    return prepare(config, next(iter(places.values())).slot.spec.device_kind)
+    return [prepare(config, device_kind) for config in configs]

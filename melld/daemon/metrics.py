@@ -1,65 +1,115 @@
 """The daemon's own metrics for Prometheus, from its status and its counters."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from melld.control.status import SERVING, DaemonStatus, MovingState
-from melld.daemon.attainment import Attainment
+from melld.control.status import SERVING, MovingState
+from melld.daemon.model import ServedModel
 from melld.daemon.watch import Watch
-from melld.driver.queue import RequestQueue
-from melld.engine.fleet.reports import Reports
 
 
 class Metrics:
     """A collector for prometheus_client's registry."""
 
-    def __init__(self, watch: Watch, queue: RequestQueue, reports: Reports, attainment: Attainment) -> None:
+    def __init__(self, watch: Watch, models: Sequence[ServedModel]) -> None:
         self._watch = watch
-        self._queue = queue
-        self._reports = reports
-        self._attainment = attainment
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield the `melld_*` metrics, for prometheus_client's registry."""
         status = self._watch.status()
-        yield _gauge("melld_requests_queued", "Requests that no worker has room for yet.", status.queued_requests)
-        yield self._queue.collect()
-        yield _gauge("melld_requests", "Requests that have not ended.", len(status.requests))
-        yield _gauge("melld_ready", "1 while requests are served.", float(self._watch.why_not_ready() is None))
-        yield from self._savings(status)
-        dropped = "Outputs of a worker that does not own the request."
-        yield _counter("melld_dropped_outputs", dropped, self._reports.dropped_outputs)
+        yield self._by_model(
+            GaugeMetricFamily,
+            "melld_requests_queued",
+            "Requests that no worker has room for yet.",
+            lambda one: sum(live.worker is None for live in one.parts.fleet.live.values()),
+        )
+        yield self._sent_away()
+        yield self._by_model(
+            GaugeMetricFamily, "melld_requests", "Requests that have not ended.", lambda one: len(one.parts.fleet.live)
+        )
+        ready = GaugeMetricFamily("melld_ready", "1 while requests are served.")
+        ready.add_metric([], float(self._watch.why_not_ready() is None))
+        yield ready
+        for name, text, count in COUNTS:
+            yield self._by_model(CounterMetricFamily, name, text, count)
+        yield self._by_model(GaugeMetricFamily, "melld_gpu_hours_saved", "Hours that workers slept, summed.", _saved_h)
+        for state in MovingState:
+            moves = GaugeMetricFamily(f"melld_moves_{state}", f"Moves that are {state} now.")
+            moves.add_metric([], sum(move.state is state for move in status.moves))
+            yield moves
         for field, (name, text, kind) in WORKER_METRICS.items():
-            family = kind(name, text, labels=["worker", "device"])
+            family = kind(name, text, labels=WORKER_LABELS)
             for worker in status.workers:
                 value = getattr(worker, field)
                 if value is not None:
-                    family.add_metric([worker.worker, worker.device], float(value))
+                    family.add_metric([worker.worker, worker.device, worker.model], float(value))
             yield family
-        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=["worker", "device"])
+        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=WORKER_LABELS)
         for worker in status.workers:
-            up.add_metric([worker.worker, worker.device], float(worker.state in SERVING))
+            up.add_metric([worker.worker, worker.device, worker.model], float(worker.state in SERVING))
         yield up
 
-    def _savings(self, status: DaemonStatus) -> Iterator[Metric]:
-        served = self._attainment
-        for name, text, count in (
-            ("melld_preemptions", "Requests that a worker preempted for lack of blocks.", status.preemptions),
-            ("melld_worker_awake_seconds", "Seconds that workers were awake, summed.", status.worker_seconds_awake),
-            ("melld_requests_judged", "Requests that ended, or were sent away for want of room.", served.judged),
-            ("melld_requests_attained", "Those whose first token and pace were in time.", served.attained),
-            ("melld_requests_first_token_in_time", "Those whose first token was in time.", served.in_time),
-            ("melld_requests_in_pace", "Those whose tokens kept pace.", served.in_pace),
-        ):
-            yield _counter(name, text, count)
-        yield _gauge("melld_gpu_hours_saved", "Hours that workers slept, summed.", status.gpu_hours_saved)
-        for state in MovingState:
-            moves = sum(move.state is state for move in status.moves)
-            yield _gauge(f"melld_moves_{state}", f"Moves that are {state} now.", moves)
+    def _by_model(
+        self, kind: Callable[..., Any], name: str, text: str, count: Callable[[ServedModel], float]
+    ) -> Metric:
+        family = kind(name, text, labels=["model"])
+        for model in self._models:
+            family.add_metric([model.name], count(model))
+        assert isinstance(family, Metric)
+        return family
+
+    def _sent_away(self) -> Metric:
+        text = "Requests that ended before they started, for lack of room."
+        family = CounterMetricFamily("melld_requests_sent_away", text, labels=["cause", "model"])
+        for model in self._models:
+            for reason, count in model.parts.driver.queue.sent_away.items():
+                family.add_metric([reason, model.name], count)
+        return family
 
 
+def _saved_h(model: ServedModel) -> float:
+    seconds = model.parts.history.worker_seconds()
+    return (seconds.known - seconds.awake) / 3600
+
+
+COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
+    (
+        "melld_dropped_outputs",
+        "Outputs of a worker that does not own the request.",
+        lambda one: one.parts.fleet.reports.dropped_outputs,
+    ),
+    (
+        "melld_preemptions",
+        "Requests that a worker preempted for lack of blocks.",
+        lambda one: one.parts.driver.preemptions,
+    ),
+    (
+        "melld_worker_awake_seconds",
+        "Seconds that workers were awake, summed.",
+        lambda one: one.parts.history.worker_seconds().awake,
+    ),
+    (
+        "melld_requests_judged",
+        "Requests that ended, or were sent away for want of room.",
+        lambda one: one.parts.history.attainment.judged,
+    ),
+    (
+        "melld_requests_attained",
+        "Those whose first token and pace were in time.",
+        lambda one: one.parts.history.attainment.attained,
+    ),
+    (
+        "melld_requests_first_token_in_time",
+        "Those whose first token was in time.",
+        lambda one: one.parts.history.attainment.in_time,
+    ),
+    ("melld_requests_in_pace", "Those whose tokens kept pace.", lambda one: one.parts.history.attainment.in_pace),
+)
+WORKER_LABELS = ("worker", "device", "model")
 WORKER_METRICS = {
     "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
     "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
@@ -73,13 +123,3 @@ WORKER_METRICS = {
     "temperature_c": ("melld_device_temperature_celsius", "The device's temperature.", GaugeMetricFamily),
     "utilisation": ("melld_device_utilisation_ratio", "Part of the time with work.", GaugeMetricFamily),
 }
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _counter(name: str, text: str, count: float) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text)
-    family.add_metric([], count)
-    return family

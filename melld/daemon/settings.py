@@ -102,9 +102,11 @@ class Settings:
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     """Return the new value of every key that differs, by `table.key`."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    return {
+    models = {"models": new.models} if new.models != old.models else {}
+    return models | {
         f"{table}.{key}": getattr(getattr(new, table), key)
         for table in after
+        if table != "models"
         for key in after[table]
         if after[table][key] != before[table].get(key)
     }

@@ -7,26 +7,14 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from melld import __version__
-from melld.control.status import (
-    SERVING,
-    DaemonState,
-    DaemonStatus,
-    RequestStatus,
-    ServiceStatus,
-    WorkerState,
-    WorkerStatus,
-)
-from melld.daemon.history import History
-from melld.daemon.why import Why
-from melld.driver.boundaries import BoundaryKeeper
-from melld.driver.drain import DrainState, WorkerDrain
-from melld.driver.driver import Driver
-from melld.engine.fleet.fleet import Fleet
+from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
+from melld.daemon.attainment import Attainment
+from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
 from melld.engine.pin import VLLM_VERSION
@@ -46,7 +34,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that do not change while the daemon runs."""
 
     pid: int
-    models: tuple[str, ...]
     policy: str
     url: str
     started_s: float
@@ -66,29 +53,17 @@ class Watch:
     """Builds the daemon's status."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        driver: Driver,
-        history: History,
-        why: Why,
-        boundaries: BoundaryKeeper,
-        identity: Identity,
-        condition: Condition,
-        nvml: Nvml | None,
+        self, models: Sequence[ServedModel], identity: Identity, condition: Condition, nvml: Nvml | None
     ) -> None:
-        self._fleet = fleet
-        self._driver = driver
-        self._history = history
-        self._why = why
-        self._boundaries = boundaries
+        self._models = models
         self._identity = identity
         self._condition = condition
         self._nvml = nvml
         self._poller = DevicePoller({})
-        self._metered: dict[str, int] = {}
+        self._metered: dict[WorkerId, int] = {}
         self._capacities: dict[WorkerId, CapacityRule] = {}
         self._readings: dict[str, DeviceReading] = {}
-        self._tokens: dict[str, deque[tuple[float, int]]] = {}
+        self._tokens: dict[WorkerId, deque[tuple[float, int]]] = {}
 
     async def run(self) -> None:
         """Read the devices and the rates once a second, until cancelled."""
@@ -97,23 +72,28 @@ class Watch:
             self._readings = await self._poller.read()
             self._follow_capacities()
             now_s = time.monotonic()
-            for worker, facts in self._fleet.workers.items():
+            for worker, facts in [pair for model in self._models for pair in model.parts.fleet.workers.items()]:
                 seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
                 if seen and facts.tokens < seen[-1][1]:
                     seen.clear()  # a new process, which counts from 0
                 seen.append((now_s, facts.tokens))
             await asyncio.sleep(1.0)
 
+    def _places(self) -> Iterator[tuple[ServedModel, Place]]:
+        for model in self._models:
+            for place in model.parts.fleet.places.values():
+                yield model, place
+
     def _set_sources(self) -> None:
-        for place in self._fleet.places.values():
-            pid = place.process.pid if place.process is not None else 0
-            if not pid or self._metered.get(place.slot.device) == pid:
+        for _, place in self._places():
+            worker, pid = place.slot.worker, place.process.pid if place.process is not None else 0
+            if not pid or self._metered.get(worker) == pid:
                 continue
-            self._metered[place.slot.device] = pid
+            self._metered[worker] = pid
             if place.slot.uuid is None:
-                self._readings.pop(place.slot.device, None)  # it belongs to the process before
-            self._capacities.pop(place.slot.worker, None)
-            self._poller.set_source(place.slot.device, self._reader(place, pid))
+                self._readings.pop(worker, None)  # it belongs to the process before
+            self._capacities.pop(worker, None)
+            self._poller.set_source(worker, self._reader(place, pid))
 
     def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
         device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
@@ -125,103 +105,100 @@ class Watch:
         """Return the pids of the workers on that device, and of all other workers: none of them counts as foreign."""
         own: list[int] = []
         guests: list[int] = []
-        for place in self._fleet.places.values():
+        for _, place in self._places():
             if place.process is not None and place.process.pid:
                 (own if place.slot.uuid == uuid else guests).append(place.process.pid)
         return own, guests
 
     def _follow_capacities(self) -> None:
         """Adjust GPU workers' capacities to the memory that other programs hold; CPU devices have no such limit."""
-        for place in self._fleet.places.values():
-            worker, reading = place.slot.worker, self._readings.get(place.slot.device)
-            blocks = self._fleet.ledger.worker(worker)
-            if blocks is None or reading is None or place.slot.uuid is None or not self._fleet.is_ready(worker):
+        for model, place in self._places():
+            fleet, worker, reading = model.parts.fleet, place.slot.worker, self._readings.get(place.slot.worker)
+            blocks = fleet.ledger.worker(worker)
+            if blocks is None or reading is None or place.slot.uuid is None or not fleet.is_ready(worker):
                 continue
             rule = self._capacities.get(worker)
             if rule is None:
                 rule = self._capacities[worker] = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
             if (capacity_bytes := rule.seen(reading)) is not None:
-                self._fleet.limit_capacity(worker, capacity_bytes)
+                fleet.limit_capacity(worker, capacity_bytes)
 
     # -- readiness --------------------------------------------------------------------------------------------------
 
     def why_not_ready(self) -> str | None:
-        """Say in a few words why a request would not be served now; return None if it would."""
-        return self._why_not(lambda _place, state: state in SERVING)
+        """Say in a few words why no request would be served now; return None if one of the models is served."""
+        return self._why_not([model.why_not_ready() for model in self._models])
 
     def why_closed(self) -> str | None:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
-        return self._why_not(
-            lambda place, state: state not in (WorkerState.DRAINING, WorkerState.DRAINED) and not place.given_up
-        )
+        return self._why_not([model.why_closed() for model in self._models])
 
-    def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
+    def _why_not(self, reasons: Sequence[str | None]) -> str | None:
         if self._condition.state is not DaemonState.READY:
             return self._condition.state.value
-        states = [(place, self._state(place)[0]) for place in self._fleet.places.values()]
-        if any(holds(place, state) for place, state in states):
-            return None
-        return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
-
-    def _state(self, place: Place) -> tuple[WorkerState, str]:
-        return _state_of(place, self._driver.drains.by_worker.get(place.slot.worker))
+        found = [reason for reason in reasons if reason is not None]
+        return "; ".join(dict.fromkeys(found)) if len(found) == len(reasons) else None
 
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
         """Return the present status."""
         now_s = time.monotonic()
-        live = self._fleet.live.values()
-        placed = [request for request in live if request.worker is not None]
-        queued = [request for request in live if request.worker is None]
-        seconds = self._history.worker_seconds()
+        each = [model.parts for model in self._models]
+        live = [(model, request) for model in self._models for request in model.parts.fleet.live.values()]
+        queued = [pair for pair in live if pair[1].worker is None]
+        placed = [pair for pair in live if pair[1].worker is not None]
+        seconds = [parts.history.worker_seconds() for parts in each]
+        awake_s, known_s = sum(one.awake for one in seconds), sum(one.known for one in seconds)
         return DaemonStatus(
             melld_version=__version__,
             vllm_version=VLLM_VERSION,
             pid=self._identity.pid,
-            model=self._identity.models[0],
-            models=self._identity.models,
+            model=self._models[0].name,
+            models=self._models[0].names,
+            served=tuple(model.status() for model in self._models),
             state=self._condition.state,
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self._identity.url,
             policy=self._identity.policy,
-            boundaries=self._boundaries.line(),
-            links=self._why.links(),
+            boundaries="; ".join(dict.fromkeys(parts.boundaries.line() for parts in each)),
+            links=tuple(link for parts in each for link in parts.why.links()),
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
             warnings=(*self._condition.reload_warnings, *self._condition.warnings),
-            preemptions=self._driver.preemptions,
-            worker_seconds_awake=round(seconds.awake, 3),
-            gpu_hours_saved=round((seconds.known - seconds.awake) / 3600, 6),
-            service=self._service(),
-            moves=self._why.moves(),
-            workers=tuple(self._worker(place) for place in self._fleet.places.values()),
-            requests=tuple(self._request(request, now_s) for request in [*placed, *queued]),
+            preemptions=sum(parts.driver.preemptions for parts in each),
+            worker_seconds_awake=round(awake_s, 3),
+            gpu_hours_saved=round((known_s - awake_s) / 3600, 6),
+            service=self._service([parts.history.attainment for parts in each]),
+            moves=tuple(move for parts in each for move in parts.why.moves()),
+            workers=tuple(self._worker(model, place) for model, place in self._places()),
+            requests=tuple(self._request(model, request, now_s) for model, request in [*placed, *queued]),
         )
 
-    def _service(self) -> ServiceStatus:
-        attainment = self._history.attainment
-        judged, itl_s = attainment.judged, attainment.itl_target_s
+    def _service(self, served: Sequence[Attainment]) -> ServiceStatus:
+        """Return the first model's targets, and how many requests of all models met theirs."""
+        judged, itl_s = sum(one.judged for one in served), served[0].itl_target_s
         return ServiceStatus(
             itl_target_ms=None if itl_s is None else round(itl_s * 1e3, 3),
-            ttft_target_s=attainment.ttft_target_s,
+            ttft_target_s=served[0].ttft_target_s,
             requests=judged,
-            attainment=round(attainment.attained / judged, 4) if judged else None,
-            ttft_attainment=round(attainment.in_time / judged, 4) if judged else None,
-            itl_attainment=round(attainment.in_pace / judged, 4) if judged else None,
+            attainment=round(sum(one.attained for one in served) / judged, 4) if judged else None,
+            ttft_attainment=round(sum(one.in_time for one in served) / judged, 4) if judged else None,
+            itl_attainment=round(sum(one.in_pace for one in served) / judged, 4) if judged else None,
         )
 
-    def _worker(self, place: Place) -> WorkerStatus:
-        worker = place.slot.worker
-        facts = self._fleet.workers.get(worker)
-        blocks = self._fleet.ledger.worker(worker)
+    def _worker(self, model: ServedModel, place: Place) -> WorkerStatus:
+        worker, fleet, why = place.slot.worker, model.parts.fleet, model.parts.why
+        facts = fleet.workers.get(worker)
+        blocks = fleet.ledger.worker(worker)
         reading = self._reading(place)
-        phases = [holding.phase for holding in self._fleet.ledger.holdings_on(worker)] if blocks else []
-        state, reason = self._state(place)
+        phases = [holding.phase for holding in fleet.ledger.holdings_on(worker)] if blocks else []
+        state, reason = model.state_of(place)
         if not reason and reading is not None and reading.state is not DeviceState.OK:
             reason = f"device {reading.state}: {reading.reason}"
         return WorkerStatus(
             worker=worker,
+            model=model.name,
             device=place.slot.device,
             device_name=reading.name if reading else None,
             state=state,
@@ -235,7 +212,7 @@ class Watch:
             running_requests=sum(phase is not Phase.WAITING for phase in phases),
             waiting_requests=sum(phase is Phase.WAITING for phase in phases),
             max_requests=facts.max_requests if facts else 0,
-            tokens_per_s=self._tokens_per_s(worker),
+            tokens_per_s=self._tokens_per_s(worker) if fleet.is_ready(worker) else 0.0,
             step_ms=round(statistics.median(facts.step_s) * 1e3, 3) if facts and facts.step_s else None,
             memory_bytes=reading.used_bytes if reading else None,
             memory_total_bytes=reading.total_bytes if reading else None,
@@ -243,33 +220,35 @@ class Watch:
             temperature_c=reading.temperature_c if reading else None,
             utilisation=reading.utilisation if reading else None,
             restarts=place.restarts,
-            size_class=self._why.size_class(worker),
-            why=self._why.why(place),
+            size_class=why.size_class(worker),
+            why=why.why(place),
         )
 
     def _reading(self, place: Place) -> DeviceReading | None:
         """Return the device's last reading.  A CPU device's reading is its process's, so an earlier one is dropped."""
         pid = place.process.pid if place.process is not None else None
-        if place.slot.uuid is None and self._metered.get(place.slot.device) != pid:
+        if place.slot.uuid is None and self._metered.get(place.slot.worker) != pid:
             return None
-        return self._readings.get(place.slot.device)
+        return self._readings.get(place.slot.worker)
 
-    def _tokens_per_s(self, worker: str) -> float:
+    def _tokens_per_s(self, worker: WorkerId) -> float:
         seen = self._tokens.get(worker)
-        if seen is None or len(seen) < 2 or not self._fleet.is_ready(WorkerId(worker)):
+        if seen is None or len(seen) < 2:
             return 0.0
         (first_s, first), (last_s, last) = seen[0], seen[-1]
         return round((last - first) / (last_s - first_s), 1)
 
-    def _request(self, live: Live, now_s: float) -> RequestStatus:
-        holding = self._fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
-        migration = self._driver.migration_of(live.request)
+    def _request(self, model: ServedModel, live: Live, now_s: float) -> RequestStatus:
+        fleet, driver = model.parts.fleet, model.parts.driver
+        holding = fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
+        migration = driver.migration_of(live.request)
         return RequestStatus(
             moves=live.moves,
-            pinned=self._driver.is_pinned(live.request),
+            pinned=driver.is_pinned(live.request),
             moving_to=migration.wish.destination if migration is not None else None,
             moving_step=migration.state if migration is not None else None,
             request=live.request,
+            model=model.name,
             worker=live.worker,
             phase=Phase(holding.phase) if holding else Phase.WAITING,
             prompt_tokens=live.prompt_tokens,
@@ -278,11 +257,3 @@ class Watch:
             blocks=holding.blocks if holding else 0,
             age_s=round(now_s - live.arrived_s, 3),
         )
-
-
-def _state_of(place: Place, drain: WorkerDrain | None) -> tuple[WorkerState, str]:
-    if drain is not None:
-        return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
-    if place.state is WorkerState.FAILED and not place.given_up:
-        return place.state, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
-    return place.state, place.detail

@@ -2,26 +2,31 @@
 
 Owns the wiring and the operations of the control socket.  Starts nothing.
 
-    scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why, watch
+    for each model:  scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why
+    for all:         devices, template process ─► models ─► watch, metrics
 """
 
+import contextlib
 import logging
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import prometheus_client
 
 from melld import __version__
-from melld.config import Config, SchedulerConfig
+from melld.config import Config, ModelConfig
 from melld.control.messages import AlreadyThere, AskStory, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
 from melld.control.server import Operation
 from melld.daemon.boundaries import boundary_settings
-from melld.daemon.devices import find_gpus, make_slots
+from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.history import History
 from melld.daemon.metrics import Metrics
+from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
@@ -36,9 +41,12 @@ from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
 from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Slot
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.codec import EngineCodec
+from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
+from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
@@ -54,14 +62,19 @@ class DaemonParts(NamedTuple):
     """The parts of one daemon."""
 
     template: TemplateProcess
-    fleet: Fleet
-    driver: Driver
-    idle: IdleWorkers
-    boundaries: BoundaryKeeper
+    models: Sequence[ServedModel]
     watch: Watch
     metrics: Metrics
-    decisions: DecisionLogFile | None
-    stories: Stories
+
+
+class Shared(NamedTuple):
+    """What all models have in common."""
+
+    gpus: list[Device]
+    nvml: Nvml
+    template: TemplateProcess
+    meters: MoveMeters
+    clock: Callable[[], float]
 
 
 def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
@@ -72,52 +85,69 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     """
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
-    slots = make_slots(config, gpus, os.environ)
-    os.environ.update(slots[0].spec.environment)  # for vLLM's processors in this process, before it is imported
-    template = TemplateProcess(slots[0].spec.device_kind, slots[0].spec.environment)
+    kind, count = kind_of(gpus), len(config.served)
+    alone = [config.alone(model, kind) for model in config.served]
+    slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]
+    environment = slots[0][0].spec.environment
+    os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
+    template = TemplateProcess(kind, environment)
+    shared = Shared(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock)
+    models = [ServedModel(make_model(*pair, shared, condition, count)) for pair in zip(alone, slots, strict=True)]
+    identity = Identity(
+        pid=os.getpid(),
+        policy=config.scheduler.policy,
+        url=url,
+        started_s=clock(),
+        async_scheduling=async_scheduling_told(alone[0], kind),
+    )
+    watch = Watch(models, identity, condition, nvml if gpus else None)
+    return DaemonParts(template, models, watch, Metrics(watch, models))
 
-    settings = config.scheduler
+
+def make_model(
+    config: Config, slots: Sequence[Slot], shared: Shared, condition: Condition, models: int = 1
+) -> ModelParts:
+    """Make the parts of one of `models` models; `config` is of this model alone."""
+    settings, clock = config.scheduler, shared.clock
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock)
-    decisions = _open_decision_log(settings, scheduler, condition)
+    decisions = _open_decision_log(config, scheduler, condition, is_one_of_several=models > 1)
     stories = Stories(settings.stories_kept)
     taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
-    fleet = Fleet(slots, template, EngineCodec(), lambda: driver, clock, config.health, limit_s)
+    fleet = Fleet(slots, shared.template, EngineCodec(), lambda: driver, clock, config.health, limit_s)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
-    meters = MoveMeters(prometheus_client.REGISTRY)
-    executor = Executor(fleet, clock, meters, config.migration.max_moves_per_link)
+    executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)
 
     rest_s = config.idle.sleep_after_s
     idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, config.idle.stop_after_s)
     idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
-    links = nvml.links([gpu.uuid for gpu in gpus])
-    limits = boundary_settings(config, slots, gpus, links, os.environ)
-    boundaries = BoundaryKeeper(fleet, planner, limits, clock)
-    why = Why(scheduler, driver, history, stories, idle, clock)
-    identity = _identity(config, slots[0].spec.device_kind, url, clock())
-    watch = Watch(fleet, driver, history, why, boundaries, identity, condition, nvml if gpus else None)
-    metrics = Metrics(watch, driver.queue, fleet.reports, history.attainment)
-    return DaemonParts(template, fleet, driver, idle, boundaries, watch, metrics, decisions, stories)
-
-
-def _identity(config: Config, device_kind: str, url: str, now_s: float) -> Identity:
-    return Identity(
-        pid=os.getpid(),
-        models=config.model.names,
-        policy=config.scheduler.policy,
-        url=url,
-        started_s=now_s,
-        async_scheduling=async_scheduling_told(config, device_kind),
+    links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
+    limits = boundary_settings(config, slots, shared.gpus, links, os.environ)
+    if models > 1:
+        limits = msgspec.structs.replace(limits, file=beside(limits.file, config.model))
+    return ModelParts(
+        config=config,
+        fleet=fleet,
+        driver=driver,
+        idle=idle,
+        boundaries=BoundaryKeeper(fleet, planner, limits, clock),
+        history=history,
+        stories=stories,
+        why=Why(scheduler, driver, history, stories, idle, clock),
+        decisions=decisions,
     )
 
 
-def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, condition: Condition) -> DecisionLogFile | None:
-    """Open the decision log if one is configured."""
+def _open_decision_log(
+    config: Config, scheduler: Scheduler, condition: Condition, *, is_one_of_several: bool
+) -> DecisionLogFile | None:
+    """Open the decision log if one is configured: with several models, one beside it for each."""
+    settings = config.scheduler
     if settings.decision_log is None:
         return None
 
@@ -126,26 +156,65 @@ def _open_decision_log(settings: SchedulerConfig, scheduler: Scheduler, conditio
         condition.warnings.append(what)
 
     header = header_record(settings.policy, scheduler.settings, time.monotonic(), time.time(), __version__)
-    return DecisionLogFile(Path(settings.decision_log), header, warn)
+    path = Path(settings.decision_log)
+    if is_one_of_several:
+        path = beside(path, config.model)
+    return DecisionLogFile(path, header, warn)
 
 
-def operations_of(parts: DaemonParts) -> Mapping[str, Operation]:
+def beside(path: Path, model: ModelConfig) -> Path:
+    """Return the file of one of several models, beside where that of a lone model would be."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", model.names[0])
+    return path.with_stem(f"{path.stem}-{name}")
+
+
+def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
+    """Return the parts of the model that the worker serves.
+
+    Raises:
+        UnknownWorker: no worker has that name.
+    """
+    for model in models:
+        if worker in model.parts.fleet.places:
+            return model.parts
+    raise UnknownWorker(worker, [place for model in models for place in model.parts.fleet.places])
+
+
+def _of_model(models: Sequence[ServedModel], name: str) -> ModelParts:
+    """Return the parts of the model of that name; of the first for an empty name.
+
+    Raises:
+        UnknownModel: no model has that name.
+    """
+    for model in models:
+        if not name or name in model.names:
+            return model.parts
+    raise UnknownModel(name, [known for model in models for known in model.names])
+
+
+def operations_of(models: Sequence[ServedModel]) -> Mapping[str, Operation]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume` and `why`."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
-        return await parts.driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
+        driver = _of_worker(models, asked.worker).driver
+        return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
 
     async def profile(asked: Profile) -> Profiled:
-        return await parts.boundaries.measure() if asked.measure else parts.boundaries.report()
+        boundaries = _of_model(models, asked.model).boundaries
+        return await boundaries.measure() if asked.measure else boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
-        return await parts.driver.drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+        drains = _of_worker(models, asked.worker).driver.drains
+        return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
 
     async def resume(asked: Resume) -> Resumed:
-        return await parts.driver.drains.resume(WorkerId(asked.worker))
+        return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
 
     async def why(asked: AskStory) -> Story:
-        return parts.stories.story(asked.request)
+        for model in models[:-1]:
+            with contextlib.suppress(UnknownRequest):
+                return model.parts.stories.story(asked.request)
+        return models[-1].parts.stories.story(asked.request)
 
     return {
         "why": Operation(AskStory, why),

@@ -27,7 +27,6 @@ from melld.migrate.boundaries import Boundaries, Pair, PrefillTable, Segment
 from melld.migrate.planner import Planner
 
 log = logging.getLogger("melld.boundaries")
-FILE = "boundaries.json"
 BATCHES = (0, 1, 4, 16)
 QUIET_S = 10.0
 """Seconds without a request before melld measures unasked."""
@@ -54,7 +53,8 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     `segments`: what links may share; until it is measured, each is taken to carry as much as one link.
     """
 
-    directory: Path
+    file: Path
+    """Where figures are kept."""
     fingerprint: Mapping[str, str]
     epoch_s: float
     share: float
@@ -74,7 +74,7 @@ class BoundaryKeeper:
         self._settings = settings
         self._clock = clock
         self._busy = False
-        self._file = settings.directory / FILE
+        self._file = settings.file
         planner.respect(msgspec.structs.replace(planner.boundaries, segments=settings.segments))
         self._load()
 
@@ -99,7 +99,7 @@ class BoundaryKeeper:
 
     def _save(self, profiled: Profiled) -> None:
         text = msgspec.json.format(msgspec.json.encode(profiled), indent=2)
-        fresh = self._file.with_name(FILE + ".new")
+        fresh = self._file.with_name(f"{self._file.name}.new")
         try:
             fresh.write_bytes(text + b"\n")
             fresh.replace(self._file)

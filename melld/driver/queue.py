@@ -7,9 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError, QueueFull, WaitedTooLong
 from melld.ids import RequestId
@@ -69,15 +66,6 @@ class RequestQueue:
     def retry_after_s(self) -> float:
         """Return how long the last placed request waited: an estimate for the next."""
         return min(MAX_RETRY_AFTER_S, max(1.0, self._last_wait_s))
-
-    def collect(self) -> Metric:
-        """Return the counts for Prometheus."""
-        family = CounterMetricFamily(
-            "melld_requests_sent_away", "Requests that ended before they started, for lack of room.", labels=["cause"]
-        )
-        for reason, count in self.sent_away.items():
-            family.add_metric([reason], count)
-        return family
 
     def _error(self, reason: Reason) -> MelldError:
         kind = QueueFull if reason is Reason.QUEUE_FULL else WaitedTooLong

@@ -91,6 +91,24 @@ def _logprobs(positions: int, most_likely: int) -> tuple[Any, Any, Any]:
     return np.tile(tokens, (positions, 1)), values, np.ones(positions, dtype=np.int64)
 
 
+class Asked:
+    """The one model."""
+
+    names = ("m",)
+
+    def __init__(self, serving: Any) -> None:
+        self.serving = serving
+
+    def check_queue(self, _client: str, _priority: int) -> None:
+        """There is always room."""
+
+    def why_closed(self) -> str | None:
+        return None
+
+    def status(self) -> Any:
+        return None
+
+
 class Watch:
     """Ticks, and keeps the longest time between two ticks.
 
@@ -139,7 +157,7 @@ async def main(model: str) -> None:
     await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
     context = ApiContext(
-        state=await serving_state(frontend, arguments),
+        models=[Asked(await serving_state(frontend, arguments))],
         config=ServerConfig,
         keys=Keys,
         why_not_ready=lambda: None,

@@ -74,7 +74,7 @@ def test_the_model_is_named_without_a_flag() -> None:
     ("words", "told"),
     [
         ("stauts", "there is no command 'stauts'; did you mean 'status'?"),
-        ("ls", "did you mean 'status'?"),
+        ("ls", "did you mean 'models'?"),
         ("run", "did you mean 'serve'?"),
         ("xyzzy", "simulate"),
         ("status --wach", "did you mean '--watch'?"),

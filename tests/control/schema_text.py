@@ -18,6 +18,8 @@ from melld.control.status import (
     DaemonState,
     DaemonStatus,
     LinkStatus,
+    ModelState,
+    ModelStatus,
     MoveStatus,
     MovingState,
     Phase,
@@ -27,8 +29,8 @@ from melld.control.status import (
     WorkerStatus,
 )
 
-STRUCTS = (DaemonStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
-WORDS = (DaemonState, WorkerState, Phase, MovingState)
+STRUCTS = (DaemonStatus, ModelStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
+WORDS = (DaemonState, ModelState, WorkerState, Phase, MovingState)
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 INTRODUCTION = f"""\

@@ -9,6 +9,7 @@ from melld.control.status import DaemonState, WorkerState, workers_ready
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.metrics import Metrics
+from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.decisions.stories import Stories
@@ -32,21 +33,31 @@ class Watched:
         idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
         why = Why(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
         limits = BoundarySettings(
-            directory=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
+            file=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
         )
         boundaries = BoundaryKeeper(daemon.fleet, daemon.planner, limits, daemon.clock)
-        identity = Identity(pid=1, models=("demo",), policy="most-free", url="", started_s=0.0)
+        identity = Identity(pid=1, policy="most-free", url="", started_s=0.0)
+        parts = ModelParts(
+            config=Config(model=ModelConfig(path="m", name="demo")),
+            fleet=daemon.fleet,
+            driver=daemon.driver,
+            idle=idle,
+            boundaries=boundaries,
+            history=history,
+            stories=Stories(10),
+            why=why,
+        )
+        self.model = ServedModel(parts)
         self.condition = Condition(state=DaemonState.READY)
-        self.attainment = history.attainment
-        self.watch = Watch(daemon.fleet, daemon.driver, history, why, boundaries, identity, self.condition, None)
-        self.fleet, self.queue = daemon.fleet, daemon.driver.queue
+        self.watch = Watch([self.model], identity, self.condition, None)
+        self.fleet = daemon.fleet
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
             place.step("ready")
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(Metrics(self.watch, self.queue, self.fleet.reports, self.attainment))  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, [self.model]))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 

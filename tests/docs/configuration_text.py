@@ -34,6 +34,8 @@ melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 The first asks vLLM too, for some seconds, and shows what is in force; the second, for programs, leaves vLLM out. A
 running daemon reads the file again on SIGHUP (`systemctl reload melld`): keys marked **Reloads** change then, the
 others at the next start. A size is a number of bytes or a string such as `"128MiB"` (KB, MB, GB, KiB, MiB, GiB).
+
+Several models: `[[models]]` for each in place of `[model]`, with the same keys: [several-models.md](several-models.md).
 """
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}
 # The flags that make a key's value out of shorter words.
@@ -54,7 +56,7 @@ def tables(name: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, type[ms
     yield name, kind
     for field in msgspec.structs.fields(kind):
         inner = _struct_in(field.type)
-        if inner is not None:
+        if inner is not None and typing.get_origin(field.type) is not tuple:  # [[models]] has the keys of [model]
             yield from tables(f"{name}.{field.name}".lstrip("."), inner)
 
 

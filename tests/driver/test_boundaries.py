@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from melld.config import parse_config
-from melld.daemon.boundaries import boundary_settings, fingerprint_of, segments_between, state_directory
+from melld.daemon.boundaries import FILE, boundary_settings, fingerprint_of, segments_between, state_directory
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine.fleet.calls import Calls
 from melld.engine.wire import messages as wire
@@ -20,7 +20,7 @@ HERE = {"hardware": "a machine", "model": "m", "melld": "1", "vllm": "2", "setti
 
 def keeper(daemon: OfflineDaemon, directory: Path, **changed: Any) -> BoundaryKeeper:
     """One that has read what was saved there."""
-    facts = {"directory": directory, "fingerprint": HERE, "epoch_s": 0.1, "share": 0.1, "read": True}
+    facts = {"file": directory / FILE, "fingerprint": HERE, "epoch_s": 0.1, "share": 0.1, "read": True}
     settings = BoundarySettings(**{**facts, "measure_unasked": True, **changed})
     return BoundaryKeeper(daemon.fleet, daemon.planner, settings, daemon.clock)
 

@@ -172,11 +172,11 @@ class Operator:
 
     def wait_ready(self, deadline_s: float = 170.0) -> None:
         """Until every worker is ready, or rests because nothing needs it."""
-        self._wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
+        self.wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
 
     def wait_gone(self, worker: str, pid: int) -> None:
         """Until the daemon knows that this process of the worker has ended."""
-        self._wait(lambda status: (worker, pid) not in {(w["worker"], w["pid"]) for w in status["workers"]}, PATIENCE_S)
+        self.wait(lambda status: (worker, pid) not in {(w["worker"], w["pid"]) for w in status["workers"]}, PATIENCE_S)
 
     def wait_linked(self, daemon: DaemonProcess) -> None:
         """Until KV can be copied both ways between both workers, as the log says."""
@@ -185,12 +185,12 @@ class Operator:
 
     def wait_request(self, matches: Callable[[Any], Any]) -> Any:
         """The first request whose status matches, once there is one."""
-        self._wait(lambda status: any(matches(one) for one in status["requests"]), PATIENCE_S)
+        self.wait(lambda status: any(matches(one) for one in status["requests"]), PATIENCE_S)
         return next(one for one in self.status()["requests"] if matches(one))
 
     def wait_idle(self, deadline_s: float = 30.0) -> None:
         """Until nothing runs and every block of every worker is free."""
-        self._wait(
+        self.wait(
             lambda status: (
                 not status["requests"]
                 and not any(worker["used_blocks"] or worker["reserved_blocks"] for worker in status["workers"])
@@ -198,7 +198,8 @@ class Operator:
             deadline_s,
         )
 
-    def _wait(self, holds: Any, deadline_s: float) -> None:
+    def wait(self, holds: Any, deadline_s: float) -> None:
+        """Until this holds of the status."""
         end_s = time.monotonic() + deadline_s
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status

@@ -32,7 +32,7 @@ class DaemonProcess:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | None,
         *arguments: str,
         environment: dict[str, str] | None = None,
         handed: socket.socket | None = None,
@@ -40,7 +40,9 @@ class DaemonProcess:
         genuine: bool = False,
         harmable: bool = False,
     ) -> None:
-        """`handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.
+        """`model`: None if a file among the arguments names the models.
+
+        `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.
 
         `program`: what Python runs, for a daemon with a fault of its own.  `genuine`: a process that makes all of its
         imports itself, as a user's does, not a fork of one that has made them.  `harmable`: its workers can be harmed.
@@ -51,7 +53,8 @@ class DaemonProcess:
         """What its workers are to suffer (`tests.worker_faults`), if they are harmable."""
         self.faults.mkdir()
         harm = {worker_faults.VARIABLE: str(self.faults)} if harmable else {}
-        command = [sys.executable, *program, "serve", "--port", "0", "--model", str(model), "--name", "demo"]
+        command = [sys.executable, *program, "serve", "--port", "0"]
+        command += [] if model is None else ["--model", str(model), "--name", "demo"]
         command += ["--runtime-directory", str(self.runtime_directory), *arguments]
         if handed is not None:
             command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]

@@ -96,7 +96,6 @@ class Supervisor:
         for timer in self._steadying.values():
             timer.cancel()
         await asyncio.gather(*[self._end(place) for place in self.places.values() if place.process is not None])
-        self._template.stop()
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 

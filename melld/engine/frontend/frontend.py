@@ -193,8 +193,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     async def learn_token_texts(self) -> None:
         """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""
         if self.tokenizer is not None:
-            texts = TokenTexts(convert_ids_list_to_tokens)
-            logprobs.convert_ids_list_to_tokens = texts
+            texts = logprobs.convert_ids_list_to_tokens
+            if not isinstance(texts, TokenTexts):
+                texts = logprobs.convert_ids_list_to_tokens = TokenTexts(convert_ids_list_to_tokens)
             await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:

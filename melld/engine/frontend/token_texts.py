@@ -15,18 +15,19 @@ Decode = Callable[[Any, list[int]], list[str]]
 
 
 class TokenTexts:
-    """A replacement of vLLM's function for one tokenizer."""
+    """A replacement of vLLM's function.  Tokenizers are told apart by identity, and live as long as the process."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, dict[int, str]] = {}
 
     def __call__(self, tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, decoding those not in the table."""
-        new = [token for token in dict.fromkeys(token_ids) if token not in self._texts]
+        texts = self._texts.setdefault(id(tokenizer), {})
+        new = [token for token in dict.fromkeys(token_ids) if token not in texts]
         if new:
-            self._texts.update(zip(new, self._decode(tokenizer, new), strict=True))
-        return [self._texts[token] for token in token_ids]
+            texts.update(zip(new, self._decode(tokenizer, new), strict=True))
+        return [texts[token] for token in token_ids]
 
     async def fill(self, tokenizer: Any, vocabulary: int) -> None:
         """Decode every token, some in each turn of the loop.  Not in a thread: tokenizers are not thread-safe."""

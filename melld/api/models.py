@@ -1,0 +1,75 @@
+"""The models that calls may ask, and which one a call asks.
+
+Owns the choice.  A model's names are its own and those of its adapters.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from starlette.datastructures import State
+
+from melld.api.admission import RETRY_AFTER
+from melld.api.answers import Refusal
+from melld.control.status import ModelStatus
+
+
+class AskedModel(Protocol):
+    """What the API needs of a model."""
+
+    names: tuple[str, ...]
+    serving: State | None
+    """vLLM's serving classes, as `init_app_state` leaves them; None if the model cannot be served."""
+
+    def check_queue(self, client: str, priority: int) -> None:
+        """Raise if the full queue would send away a request of this client and priority on arrival."""
+
+    def why_closed(self) -> str | None:
+        """Say why no call is admitted, not even to wait; None if calls are."""
+
+    def status(self) -> ModelStatus:
+        """Return what clients may know of the model."""
+
+
+def asked_model(models: Sequence[AskedModel], name: Any) -> tuple[AskedModel, State]:
+    """Return the model called `name`, without a name the first, and its serving classes.
+
+    Raises:
+        Refusal: 404, several models are served and none has that name; 503, the model cannot be served.
+    """
+    is_named = isinstance(name, str) and name and len(models) > 1  # else vLLM says what is wrong
+    found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
+    if found is None:
+        known = ", ".join(name for one in models for name in one.names)
+        message = f"The model `{name[:200]}` does not exist; there are: {known}"
+        raise Refusal(404, message, code="model_not_found", param="model")
+    if found.serving is None:
+        raise Refusal(503, f"the model {found.names[0]} cannot be served: {found.why_closed()}", code="unavailable")
+    return found, found.serving
+
+
+def check_open(model: AskedModel) -> None:
+    """Refuse a call that nothing would ever compute.
+
+    Raises:
+        Refusal: 503.
+    """
+    if (reason := model.why_closed()) is not None:
+        raise Refusal(503, f"not serving now: {reason}", code="unavailable", headers=RETRY_AFTER)
+
+
+def _knows(model: AskedModel, name: str) -> bool:
+    adapters = getattr(getattr(model.serving, "openai_serving_models", None), "lora_requests", {})
+    return name in model.names or name in adapters
+
+
+async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
+    """Return what `/v1/models` says of each name: vLLM's card, and the model's state."""
+    found: list[dict[str, Any]] = []
+    for model in models:
+        status = {"status": model.status().state.value}
+        if model.serving is None:
+            found += [{"id": name, "object": "model", "owned_by": "vllm"} | status for name in model.names]
+            continue
+        shown = await model.serving.openai_serving_models.show_available_models()
+        found += [card.model_dump(mode="json") | status for card in shown.data]
+    return found

@@ -1,0 +1,41 @@
+"""`melld models`: the served models, their states, and where they run.
+
+Owns the table; the daemon's status has the facts.
+"""
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.control.client import ControlClient, ControlRefused, NoDaemon
+from melld.control.status import DaemonStatus
+from melld.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    parser.description = "List the served models: loaded ones answer at once, unloaded ones are loaded by a request."
+    parser.epilog = "Exit codes: 0 shown, 1 the daemon gave no status, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument("--json", action="store_true", help="print `served` of docs/status-schema.md")
+    add_daemon_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask the daemon and list its models; return the exit code."""
+    try:
+        client = ControlClient(daemon_directories(arguments, os.environ))
+        status = msgspec.json.decode(client.status(), type=DaemonStatus)
+    except (ConfigError, NoDaemon, ControlRefused, msgspec.MsgspecError) as error:
+        print(f"melld models: {error}", file=sys.stderr)
+        return {ConfigError: BAD_USAGE, NoDaemon: NO_DAEMON}.get(type(error), FAILED)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(status.served), indent=2).decode())
+        return DONE
+    from melld.cli.status_tables import model_table, plain_console
+
+    plain_console().print(model_table(status))
+    return DONE

@@ -1,0 +1,42 @@
+"""vLLM's own metrics, where one process has several of its front ends.
+
+vLLM's logger unregisters the metrics of any front end before it (vllm.v1.metrics.prometheus), and two of the same name
+cannot stand in one registry.  Their series differ by the label `model_name`.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+PREFIX = "vllm:"
+
+
+class VllmMetrics:
+    """A collector of the metrics of all front ends made so far.
+
+    Register it, and call `keep` after each front end has been made.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """`registry`: where vLLM registers its metrics."""
+        self._registry = registry
+        self._kept: list[CollectorRegistry] = []
+
+    def keep(self) -> None:
+        """Take the metrics of the latest front end out of the registry."""
+        kept = CollectorRegistry()
+        for collector in list(self._registry._collector_to_names):  # noqa: SLF001  as vLLM itself finds them
+            if getattr(collector, "_name", "").startswith(PREFIX):
+                self._registry.unregister(collector)
+                kept.register(collector)
+        self._kept.append(kept)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric once, with the series of all front ends."""
+        merged: dict[str, Metric] = {}
+        for kept in self._kept:
+            for family in kept.collect():
+                into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                into.samples += family.samples
+        yield from merged.values()
