@@ -41,12 +41,16 @@ CHOSEN = {
 MORE_TESTS = {
     "melld/migrate/table.py": ("tests/migrate/test_migration.py",),
     "melld/migrate/paths.py": ("tests/migrate/test_topology.py", "tests/migrate/test_planner*.py"),
+    "melld/migrate/boundaries.py": ("tests/migrate/test_paths.py",),
     "melld/engine/fleet/dispatch.py": ("tests/engine/fleet/test_admission.py",),
 }
 NOT_BEHAVIOUR = [r"\braise \w", r"\blog\.\w", r"\bassert\b", r"\bmessage = "]
 """Lines that mutmut leaves alone: errors, log lines and assertions say words, and their wording is not tested."""
 NOTICED = {1, 3, 24, 36, 152, 255, -24}
 """The exit statuses of mutmut's workers after a failed test, or after tests that would not end."""
+
+NO_TEST, NOBODY_LOOKS = "could not find any test case for any mutant", 33
+"""What mutmut says, and the status that it gives, where no test comes by."""
 
 
 def modules(asked: list[str]) -> list[str]:
@@ -103,16 +107,17 @@ def change(module: str, sample: int) -> tuple[dict[str, int], Path]:
     """Return what mutmut's worker said to each change of a module: of all of them, or of a random sample."""
     folder = lay_out(module)
     record = folder / "mutants" / f"{module}.meta"
+    chosen = []
     if sample:
         mutmut(folder, "run", "--max-children", "1", "only to make them")
         names = [*json.loads(record.read_text())["exit_code_by_key"]]
         chosen = random.Random(module).sample(names, min(sample, len(names)))
-    else:
-        chosen = []
     finished = mutmut(folder, "run", "--max-children", "1", *chosen)
+    statuses = json.loads(record.read_text())["exit_code_by_key"]
+    if finished.returncode and NO_TEST in finished.stdout:  # also where there is nothing to change
+        return dict.fromkeys(chosen or statuses, NOBODY_LOOKS), folder
     if finished.returncode:
         raise SystemExit(f"{module}: mutmut stopped with status {finished.returncode}:\n{finished.stdout[-3000:]}")
-    statuses = json.loads(record.read_text())["exit_code_by_key"]
     return {name: status for name, status in statuses.items() if status is not None}, folder
 
 
@@ -127,6 +132,8 @@ def main() -> None:
         print(f"{'module':<44} {'changes':>7} {'noticed':>7} {'share':>6}", flush=True)
         for module in modules(arguments.module):
             statuses, folder = change(module, arguments.sample)
+            if not statuses:  # data: mutmut changes functions alone
+                continue
             missed = [name for name, status in statuses.items() if status not in NOTICED]
             noticed = len(statuses) - len(missed)
             print(f"{module:<44} {len(statuses):>7} {noticed:>7} {noticed / max(1, len(statuses)):>6.0%}", flush=True)

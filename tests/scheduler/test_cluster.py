@@ -1,0 +1,122 @@
+"""What the records of workers and requests keep, and what their commands say."""
+
+import pytest
+
+from melld.ids import EventId, RequestId, WorkerId
+from melld.scheduler import events as e
+from melld.scheduler.cluster import Cluster, ClusterSettings
+from melld.scheduler.reasons import Reason
+from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from melld.simulator.policies import ALL_POLICIES
+from tests.scheduler.driving import CAPACITY, arrive, finish, of_kind, placed, scheduler_with
+
+CAUSE = EventId(7)
+
+
+def test_every_command_says_what_why_and_on_which_event() -> None:
+    """`melld why` tells a request's story from these words alone."""
+    cluster = Cluster()
+    cluster.event, cluster.now_s = CAUSE, 3.0
+    one, other = (cluster.add_worker(e.WorkerUp(0.0, WorkerId(name), CAPACITY)) for name in ("w0", "w1"))
+    for worker in (one, other):
+        cluster.activate(worker, Reason.ARRIVAL)
+    assert cluster.empty_workers() == [one, other]
+    assert (one.order, other.order, one.empty_since_s) == (1, 2, 3.0)
+    request = cluster.add_request(e.RequestArrived(2.0, RequestId("a"), 40, 4, -1, "key0"))
+    assert (request.sequence, request.arrived_s, request.priority, request.prompt_tokens) == (1, 2.0, -1, 4)
+    cluster.assign(request, one, Reason.ROOM)
+    cluster.assign(request, other, Reason.OVERLOAD, 1.5)
+    cluster.commit(request)
+    cluster.retire(one, Reason.EMPTY)
+    assert cluster.take_commands() == [
+        e.ActivateWorker(Reason.ARRIVAL, one.id, cause=CAUSE),
+        e.ActivateWorker(Reason.ARRIVAL, other.id, cause=CAUSE),
+        e.PlaceRequest(Reason.ROOM, request.id, one.id, cause=CAUSE),
+        e.MoveRequest(Reason.OVERLOAD, request.id, one.id, other.id, 40, urgency_s=1.5, cause=CAUSE),
+        e.RetireWorker(Reason.EMPTY, one.id, cause=CAUSE),
+    ]
+    assert cluster.take_commands() == []
+    assert (request.placed_s, request.moved_s, request.client) == (3.0, 3.0, "key0")
+
+
+def test_a_client_s_requests_are_its_own_in_the_queue() -> None:
+    """One key's thousand requests leave the other key's next one its turn."""
+    scheduler = scheduler_with(workers=1)
+    arrive(scheduler, "running", CAPACITY)
+    for number, client in enumerate(("greedy", "greedy", "modest")):
+        scheduler.handle(e.RequestArrived(0.0, RequestId(f"r{number}"), 900, 9, 0, client))
+    served = [*placed(finish(scheduler, "running")), *placed(finish(scheduler, "r0"))]
+    assert served == ["r0", "r2"]
+
+
+def full_queue(**settings: object) -> Scheduler:
+    """One worker that is full, and two requests of one client that wait."""
+    scheduler = Scheduler(ALL_POLICIES["best-fit"], SchedulerSettings(ClusterSettings(), **settings))  # type: ignore[arg-type]
+    scheduler.handle(e.WorkerUp(0.0, WorkerId("w0"), CAPACITY))
+    arrive(scheduler, "running", CAPACITY)
+    for number in range(2):
+        scheduler.handle(e.RequestArrived(1.0 + number, RequestId(f"r{number}"), 900, 9, 0, "key0"))
+    return scheduler
+
+
+def test_who_comes_to_a_full_queue_is_sent_away_and_knows_it_before() -> None:
+    """The newest of the client with the longest line goes, so that another client is still served."""
+    scheduler = full_queue(max_waiting=2)
+    assert scheduler.would_shed("key0", 0)
+    assert not scheduler.would_shed("key0", -1)  # a more urgent one takes another's place
+    commands = scheduler.handle(e.RequestArrived(3.0, RequestId("other"), 900, 9, -1, "key1"))
+    assert [c.request for c in of_kind(commands, e.ShedRequest)] == ["r1"]
+    assert [c.reason for c in of_kind(commands, e.ShedRequest)] == [Reason.QUEUE_FULL]
+    finish(scheduler, "r0", 4.0)
+    assert not scheduler.would_shed("key0", 0)
+    assert not full_queue().would_shed("key0", 5)
+
+
+def test_who_has_waited_too_long_is_sent_away_at_an_epoch() -> None:
+    """To the second; and who waits behind it then has its turn."""
+    scheduler = full_queue(wait_deadline_s=10.0)
+    assert of_kind(scheduler.handle(e.EpochStarted(10.9)), e.ShedRequest) == []
+    shed = of_kind(scheduler.handle(e.EpochStarted(11.0)), e.ShedRequest)
+    assert [(c.request, c.reason) for c in shed] == [("r0", Reason.WAITED_TOO_LONG)]
+    assert of_kind(full_queue().handle(e.EpochStarted(1e6)), e.ShedRequest) == []
+
+
+def test_time_never_runs_backwards_and_a_refused_event_leaves_the_clock() -> None:
+    """A bug in a caller must not turn the order of the log round."""
+    scheduler = full_queue()
+    with pytest.raises(ValueError, match=r"time runs backwards: 1.0 after 2.0"):
+        scheduler.handle(e.EpochStarted(1.0))
+    with pytest.raises(ValueError, match="-1 bytes"):
+        arrive(scheduler, "negative", -1, 9.0)
+    scheduler.handle(e.EpochStarted(2.0))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        e.WorkerUp(5.0, WorkerId("w9"), -1),
+        e.WorkerUp(5.0, WorkerId("w9"), 0, -1),
+        e.WorkerCapacityChanged(5.0, WorkerId("w0"), -1),
+        e.WorkerSlotsChanged(5.0, WorkerId("w0"), -1),
+    ],
+)
+def test_a_negative_size_is_refused_and_none_is_a_size(event: e.AnyEvent) -> None:
+    """A worker that offers nothing is known and gets nothing."""
+    scheduler = full_queue()
+    with pytest.raises(ValueError, match="-1"):
+        scheduler.handle(event)
+    assert scheduler.handle(e.WorkerUp(5.0, WorkerId("none"), 0, 0)) == []
+    assert scheduler.handle(e.WorkerCapacityChanged(5.0, WorkerId("w0"), 0)) == []
+    assert scheduler.handle(e.WorkerSlotsChanged(5.0, WorkerId("w0"), 0)) == []
+    assert (
+        scheduler.cluster.workers[WorkerId("w0")].slots,
+        scheduler.cluster.workers[WorkerId("w0")].capacity_bytes,
+    ) == (
+        0,
+        0,
+    )
+
+
+def test_an_empty_request_is_a_request() -> None:
+    """Nothing to hold is no reason to refuse."""
+    assert placed(arrive(scheduler_with(), "empty", 0)) == {"empty": "w0"}
