@@ -50,7 +50,7 @@ async def test_one_key_cannot_take_every_place() -> None:
         except Refusal as refusal:
             told.put_nowait(refusal.answer.status)
 
-    for known, let_in in ((1, 10), (2, 5)):
+    for known, let_in in ((1, 10), (2, 5), (3, 5)):
         door = Admission(lambda: 10, lambda: None, lambda known=known: known)  # type: ignore[misc]
         told: asyncio.Queue[int] = asyncio.Queue()
         tasks = [asyncio.create_task(hold(door, "key0", told)) for _ in range(12)]

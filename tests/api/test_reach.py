@@ -3,11 +3,14 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from melld.api.keys import Keys
-from melld.api.reach import address_of, is_local, refuse_open_listen, refuse_open_sockets
+from melld.api.reach import address_of, is_local, names_this_machine, refuse_open_listen, refuse_open_sockets
 from melld.config import ServerConfig
 from melld.errors import ConfigError
 
@@ -53,10 +56,33 @@ def test_what_this_machine_alone_can_reach_needs_none(family: int, address: obje
         refuse_open_sockets([listener], Keys(), allowed=False)
 
 
+@pytest.mark.parametrize(
+    ("family", "address", "shown"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 0), "127.0.0.1:{port}"),
+        (socket.AF_INET6, ("::1", 0), "[::1]:{port}"),
+        (socket.AF_UNIX, "\0melld-test-reach", "b'\\x00melld-test-reach'"),
+    ],
+)
+def test_an_address_is_shown_as_people_write_it(family: int, address: object, shown: str) -> None:
+    """`melld status` and every refusal name it so that it can be pasted."""
+    with bound(family, address) as listener:
+        assert address_of(listener) == shown.format(port=listener.getsockname()[1])
+
+
+def test_a_socket_file_is_shown_by_its_path(tmp_path: Path) -> None:
+    """And a kind of socket that nobody knows is taken to be open to all."""
+    with bound(socket.AF_UNIX, str(tmp_path / "s")) as listener:
+        assert address_of(listener) == str(tmp_path / "s")
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as strange:
+        assert not is_local(strange)
+        assert address_of(strange) == "(0, 0)"
+
+
 @pytest.mark.parametrize("host", [ANYWHERE, "::", "", "192.168.1.5", "example.org"])
 def test_an_open_host_is_refused_before_anything_listens(host: str) -> None:
     """`melld check-config` says it too."""
-    with pytest.raises(ConfigError, match="API key"):
+    with pytest.raises(ConfigError, match=r"^\[server.host\].*API key"):
         refuse_open_listen(ServerConfig(host=host), Keys())
     refuse_open_listen(ServerConfig(host=host), Keys((b"digest",)))
     refuse_open_listen(ServerConfig(host=host, allow_remote_without_key=True), Keys())
@@ -66,3 +92,48 @@ def test_an_open_host_is_refused_before_anything_listens(host: str) -> None:
 def test_a_host_on_loopback_needs_no_key(host: str) -> None:
     """The first start asks for nothing."""
     refuse_open_listen(ServerConfig(host=host), Keys())
+
+
+OURS = [
+    "localhost",
+    "LOCALHOST:8000",
+    "127.0.0.1",
+    "127.0.0.1:8000",
+    "[::1]:8000",
+    "10.1.2.3:80",
+    "a.localhost:1",
+    None,
+]
+OTHERS = [
+    "evil.example",
+    "evil.example:8000",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "::1",
+    "[evil]",
+    "2130706433",
+]
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_localhost_and_addresses_are_this_machine(host: str | None) -> None:
+    """Everybody who means this machine is let in, also a client of HTTP/1.0 that names nothing."""
+    assert names_this_machine(host)
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_other_names_are_not(host: str) -> None:
+    """However much a name looks like an address."""
+    assert not names_this_machine(host)
+
+
+@given(st.text())
+def test_any_text_gets_an_answer(host: str) -> None:
+    """The header is anybody's to write."""
+    assert names_this_machine(host) in (True, False)
+
+
+@given(st.ip_addresses(v=4), st.integers(0, 65535))
+def test_every_address_is_taken(address: object, port: int) -> None:
+    """A page cannot have an address for its name without being served from there."""
+    assert names_this_machine(f"{address}:{port}")

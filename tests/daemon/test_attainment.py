@@ -32,6 +32,14 @@ def test_a_request_is_judged_by_its_first_token_and_by_its_pace() -> None:
     assert counts(attainment) == (3, 2, 2, 1)
 
 
+def test_in_time_is_in_time_and_who_never_came_is_not_judged() -> None:
+    """A daemon that has just begun hears the end of requests that it has not seen arrive."""
+    attainment = Attainment(TARGETS, {})
+    served(attainment, "to the second", 2.0, 0.049)
+    attainment.heard(events.RequestFinished(11.0, RequestId("stranger"), 100, 10.0), [])
+    assert counts(attainment) == (1, 1, 1, 1)
+
+
 def test_a_chunk_beside_a_short_answer_makes_it_no_slow_one() -> None:
     """A pace is judged over 32 tokens at least."""
     attainment = Attainment(TARGETS, {})
@@ -42,10 +50,11 @@ def test_a_chunk_beside_a_short_answer_makes_it_no_slow_one() -> None:
 def test_who_is_sent_away_has_missed_and_who_leaves_is_not_judged() -> None:
     """A service that turns half of its clients away has not kept its promise to them."""
     attainment = Attainment(TARGETS, {})
-    for name, commands in (("gone", []), ("shed", [events.ShedRequest(Reason.QUEUE_FULL, RequestId("shed"))])):
+    sent_away = [(name, [events.ShedRequest(Reason.QUEUE_FULL, RequestId(name))]) for name in ("shed", "another")]
+    for name, commands in (("gone", []), *sent_away):
         attainment.heard(events.RequestArrived(10.0, RequestId(name), 1, 10), commands)
         attainment.heard(events.RequestFinished(11.0, RequestId(name)), [])
-    assert counts(attainment) == (1, 0, 0, 0)
+    assert counts(attainment) == (2, 0, 0, 0)
 
 
 def test_a_long_prompt_has_as_long_as_it_takes() -> None:

@@ -32,6 +32,16 @@ def test_capacity_follows_down_and_up() -> None:
     assert seen == [None, 53_000, None, 34_000, OWN]
 
 
+def test_small_changes_are_not_told_but_that_all_is_back_is() -> None:
+    """Drivers come and go; a worker that may use everything again is never left with a little less."""
+    own_bytes = 10 * OWN + 500
+    rule = CapacityRule(own_bytes, BLOCK)
+    seen = [rule.seen(reading(others)) for others in (0, 9_500, 10_500, 40_500, 5_500, 0, 0)]
+    assert seen == [None, None, 630_000, 600_000, 635_000, own_bytes, None]
+    exact = CapacityRule(10 * OWN, BLOCK)
+    assert [exact.seen(reading(others)) for others in (0, 10 * OWN // STEPS)] == [None, 10 * OWN - 10 * OWN // STEPS]
+
+
 def test_what_is_not_known_changes_nothing() -> None:
     """A GPU that does not answer, or hides its processes, is no reason to push requests away."""
     rule = CapacityRule(OWN, BLOCK)

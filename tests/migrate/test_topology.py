@@ -22,7 +22,9 @@ def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proxim
 
 
 def crossing(links: dict[Pair, GpuLink]) -> dict[str, frozenset[Pair]]:
-    return {segment.name: segment.pairs for segment in segments_of_gpus(links, 7)}
+    segments = segments_of_gpus(links, 7)
+    assert {segment.nbytes for segment in segments} <= {7}
+    return {segment.name: segment.pairs for segment in segments}
 
 
 def test_gpus_below_one_switch_share_the_way_out_of_it() -> None:
@@ -72,5 +74,5 @@ def test_where_the_driver_tells_nothing_nothing_is_made_up() -> None:
 def test_cpu_workers_share_one_memory() -> None:
     """Both directions of a pair, too."""
     (segment,) = segments_of_cpus(W[:2], 7)
-    assert (segment.name, segment.pairs) == (HOST_MEMORY, {(W[0], W[1]), (W[1], W[0])})
+    assert (segment.name, segment.nbytes, segment.pairs) == (HOST_MEMORY, 7, {(W[0], W[1]), (W[1], W[0])})
     assert segments_of_cpus(W[:1], 7) == ()

@@ -1,9 +1,10 @@
 """The limit of a worker whose steps are slow: the rule alone."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.pace import STEPS, Pace
+from melld.scheduler.pace import ROOM, STEPS, Pace
 
 
 def run(pace: Pace, seconds_per_request: float, offered: int, steps: int) -> int:
@@ -49,3 +50,35 @@ def test_the_limit_is_always_possible(target_s: float, most: int, steps: list[tu
     pace = Pace(target_s, most)
     for step_s, running in steps:
         assert 1 <= pace.stepped(step_s, min(running, most)) <= most
+
+
+TARGET_S = 0.1
+
+
+@pytest.mark.parametrize(
+    ("limit", "step_s", "running", "then"),
+    [
+        (64, 2 * TARGET_S, 8, 4),  # twice as slow: half as many
+        (64, 1.01 * TARGET_S, 8, 7),  # a little too slow: one fewer than run
+        (64, 100 * TARGET_S, 8, 1),  # never none
+        (64, 100 * TARGET_S, 1, 64),  # a lone request has no neighbours to blame
+        (64, TARGET_S, 8, 64),  # in time is in time
+        (8, 0.5 * TARGET_S, 8, 10),  # with room, and all places taken: a fourth more
+        (2, 0.5 * TARGET_S, 2, 3),  # at least one
+        (62, 0.5 * TARGET_S, 62, 64),  # never more than vLLM's
+        (8, ROOM * TARGET_S, 8, 8),
+        (8, 0.5 * TARGET_S, 7, 8),  # nobody asks for more
+        (8, 0.5 * TARGET_S, 3, 9),  # so few that it says little: one more
+        (8, 0.5 * TARGET_S, 4, 8),
+        (64, 0.5 * TARGET_S, 3, 64),
+    ],
+)
+def test_the_limit_follows_the_middle_of_the_last_steps(limit: int, step_s: float, running: int, then: int) -> None:
+    """All with the present limit: a change is judged by what came after it."""
+    pace = Pace(TARGET_S, 64)
+    pace.slots = limit
+    for _ in range(STEPS - 1):
+        assert pace.stepped(step_s, running) == limit
+    assert pace.stepped(step_s, running) == then
+    if then != limit:
+        assert pace.stepped(step_s, running) == then  # the count begins anew

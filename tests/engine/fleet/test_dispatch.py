@@ -8,7 +8,7 @@ from melld.engine.fleet.dispatch import Dispatch
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
-from melld.ids import RequestId, WorkerId
+from melld.ids import EventId, RequestId, WorkerId
 from melld.migrate.snapshot import RequestSnapshot
 
 A, B = RequestId("a"), RequestId("b")
@@ -38,10 +38,11 @@ def test_a_new_request_is_sent_as_it_came_and_another_with_its_tokens() -> None:
     """What a client has seen is never computed a second time in another way."""
     both = Wire()
     both.live[B].log([7, 8])
+    both.live[A].cause, both.live[B].cause = EventId(5), EventId(6)
     both.give_both()
     (add, asked), (resume, snapshot) = both.sent
-    assert (add, asked) == (wire.AddRequest(A, 0), b"asked")
-    assert resume == wire.ResumeRequest(B, 0)
+    assert (add, asked) == (wire.AddRequest(A, 0, cause=EventId(5)), b"asked")
+    assert resume == wire.ResumeRequest(B, 0, cause=EventId(6))
     assert RequestSnapshot.decode(snapshot).output_token_ids == [7, 8]
 
 
