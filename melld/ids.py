@@ -8,5 +8,7 @@ from typing import NewType
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 EventId = NewType("EventId", int)
+ModelName = NewType("ModelName", str)
+DeviceName = NewType("DeviceName", str)
 NO_EVENT = EventId(0)
 """The id of an unnumbered event, and the cause of events that no decision caused."""

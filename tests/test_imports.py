@@ -24,6 +24,7 @@ TABLE = """
 P  errors  ids  nearest  printable  config_reading  config
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
 P  scheduler.*
+P  landlord.*
 P  decisions.*
 P  migrate.*
 P  control.messages  control.status

@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
+from melld.cli.simulate_models import run_models
 from melld.cli.simulate_report import replay_text, table
 from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
@@ -48,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; return 0, 1 for an unusable file or a stuck policy, 2 for flags that cannot be combined."""
     try:
+        if arguments.models is not None:
+            return run_models(arguments)
+        if arguments.sharing is not None:
+            raise ConfigError("--sharing", "is for --models")
         policies = _policies(arguments)
         settings = _settings(arguments)
         if arguments.replay is not None:

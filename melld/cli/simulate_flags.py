@@ -25,6 +25,12 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         type=pathlib.Path,
         help="a decision log: replay its facts through the scheduler and check that it decides the same",
     )
+    source.add_argument(
+        "--models",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="TOML with [[models]]: name, model, rate (per second) of several models that share the GPUs",
+    )
     group.add_argument(
         "--lengths",
         metavar="FILE",
@@ -122,6 +128,12 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         "--policy",
         metavar="P[,P...]",
         help=f"{', '.join(ALL_POLICIES)} (default: {SchedulerConfig().policy}; with --replay: the log's)",
+    )
+    group.add_argument(
+        "--sharing",
+        metavar="S[,S...]",
+        help="with --models: lending (melld), fixed (without lending), split and even (once), fifo and collated "
+        "(swapping whole models) (default: lending,split,collated)",
     )
     group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(

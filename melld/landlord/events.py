@@ -1,0 +1,226 @@
+"""The Landlord's input (events) and output (commands).
+
+Events are facts, in the past tense; commands are decisions.  `landlord.Landlord.handle` takes one event and returns the
+commands in the order in which they must be applied.  Sizes are bytes, or granules of one device; times are seconds.
+
+An instance is a model's worker on one device, running or not.  It is named by a worker's id, and every pair is declared
+once.  The caller tells the schedulers: `OfferCapacity` is a capacity and a wake time, `DrainInstance` and
+`ReopenInstance` are a drain and a resume.
+"""
+
+import enum
+import math
+
+import msgspec
+
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.scheduler.events import Caused, Event
+
+NEVER = math.inf
+
+
+class Why(enum.StrEnum):
+    """Reason of a decision, for the decision log and for people."""
+
+    WANTED = "wanted"
+    ROOM = "room"
+    BIRTH = "birth"
+    SHORT = "short of KV memory"
+    WEIGHTS = "room for weights"
+    EVICTED = "evicted for another model"
+    SWAPPED = "swapped for another model"
+    IDLE = "idle"
+    FEWER = "fewer devices"
+    PINNED = "pinned"
+    TOO_LARGE = "larger than its device"
+    BACK = "back"
+
+
+class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
+    """A device with an arena.  `memory_bytes`: for weights and KV together, less what is reserved for anything else."""
+
+    device: DeviceName
+    memory_bytes: int
+    granule_bytes: int
+
+
+class ModelDeclared(Event, frozen=True, tag=True, gc=False):
+    """A model that may be loaded.
+
+    `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load.  `load_s`, `wake_s`:
+    from nothing, and from dozing, to serving.  `weight`: its share when memory is short.  `dozes`: it can.
+    `keep_alive_s`: idle time until it dozes; `stop_after_s`: dozing time until it stops.
+    """
+
+    model: ModelName
+    resident_bytes: int
+    block_bytes: int
+    load_s: float
+    wake_s: float = 0.0
+    weight: float = 1.0
+    pinned: bool = False
+    dozes: bool = True
+    keep_alive_s: float = 300.0
+    stop_after_s: float = NEVER
+
+
+class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
+    """The model may be loaded on the device, as this worker."""
+
+    worker: WorkerId
+    model: ModelName
+    device: DeviceName
+
+
+class ModelWanted(Event, frozen=True, tag=True, gc=False):
+    """The model's scheduler has activated this instance: requests are placed there, or will be at once."""
+
+    worker: WorkerId
+
+
+class KvNeeded(Event, frozen=True, tag=True, gc=False):
+    """What the model's scheduler now counts on the instance; told after each of its decisions and in each epoch.
+
+    `ahead_bytes`: growth within one horizon.
+    """
+
+    worker: WorkerId
+    used_bytes: int
+    ahead_bytes: int
+    requests: int
+
+
+class KvReturned(Event, frozen=True, tag=True, gc=False):
+    """The instance holds nothing in these granules any more, and their bytes are zero: the answer to `TakeKv`.
+
+    `pinned`: granules that it was to return and cannot now.  Fewer than asked, none included, is an answer.
+    """
+
+    worker: WorkerId
+    granules: tuple[int, ...]
+    moved_blocks: int = 0
+    pinned: int = 0
+
+
+class TakeTimedOut(Event, frozen=True, tag=True, gc=False):
+    """The instance has not answered `TakeKv` in time.  What it returns later still counts."""
+
+    worker: WorkerId
+
+
+class ModelLoaded(Event, frozen=True, tag=True, gc=False):
+    """The instance serves.  `resident_bytes`: measured; 0: as declared."""
+
+    worker: WorkerId
+    resident_bytes: int = 0
+
+
+class LoadFailed(Event, frozen=True, tag=True, gc=False):
+    """The instance could not be loaded, holds no memory, and is not tried again for `retry_s`."""
+
+    worker: WorkerId
+    retry_s: float
+
+
+class ModelDozed(Event, frozen=True, tag=True, gc=False):
+    """The instance's weights are in the machine's memory; its granules are free and zero."""
+
+    worker: WorkerId
+    resident_bytes: int = 0
+
+
+class ModelGone(Event, frozen=True, tag=True, gc=False):
+    """The instance's process has ended, asked or not; its granules are free and zero, copies from them included."""
+
+    worker: WorkerId
+
+
+class ModelLoad(msgspec.Struct, frozen=True, gc=False):
+    """What one model did since the last report.
+
+    `ended` requests got `output_tokens` and held `held_bytes` each at their end (a sum over them); `prefill_s` is what
+    `prompts` took alone; `step_s` a step of its decodes alone, 0 if there was none.  `waiting` requests have no place
+    now; the first of them holds `first_bytes`.
+    """
+
+    arrivals: int = 0
+    ended: int = 0
+    output_tokens: int = 0
+    held_bytes: int = 0
+    prompts: int = 0
+    prefill_s: float = 0.0
+    step_s: float = 0.0
+    waiting: int = 0
+    first_bytes: int = 0
+
+
+class ModelsMeasured(Event, frozen=True, tag=True):
+    """An epoch has passed: what each model did in it; a model that is missing did nothing."""
+
+    loads: dict[ModelName, ModelLoad]
+
+
+class LandlordCommand(Caused, frozen=True, tag=True, gc=False):
+    """A decision about one instance."""
+
+    worker: WorkerId
+    why: Why
+
+
+class OfferCapacity(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Tell the model's scheduler what the instance may hold, and in what time it would serve."""
+
+    capacity_bytes: int
+    wake_s: float
+
+
+class GrantKv(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Let the instance use these granules; all their bytes are zero."""
+
+    granules: tuple[int, ...]
+
+
+class TakeKv(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Take so many granules from the instance, of its choice.  Answered by `KvReturned` or `TakeTimedOut`."""
+
+    granules: int
+    deadline_s: float
+
+
+class LoadModel(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Load the instance's model, or wake it.  Answered by `ModelLoaded`, `LoadFailed` or `ModelGone`."""
+
+
+class DrainInstance(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Place no more requests on the instance; its own end there or move."""
+
+
+class ReopenInstance(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Let the scheduler use the instance again: as its capacity says, loaded or not."""
+
+
+class DozeModel(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Move the instance's weights to the machine's memory.  Answered by `ModelDozed` or `ModelGone`."""
+
+
+class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):
+    """End the instance's process.  Answered by `ModelGone`."""
+
+
+AnyLandlordEvent = (
+    DeviceDeclared
+    | ModelDeclared
+    | InstanceDeclared
+    | ModelWanted
+    | KvNeeded
+    | KvReturned
+    | TakeTimedOut
+    | ModelLoaded
+    | LoadFailed
+    | ModelDozed
+    | ModelGone
+    | ModelsMeasured
+)
+AnyLandlordCommand = (
+    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | UnloadModel
+)

@@ -1,0 +1,209 @@
+"""Records of models and of their instances, and the one lifecycle of an instance.
+
+    STOPPED ─want─► CLEARING ─load─► LOADING ─loaded─► READY ─drain─► DRAINING
+     ▲    DOZING ─want─┘                │ fail           │ ◄──keep──┘  │ leave
+     │       ▲                          ▼                └─leave─►  LEAVING ─dozed─► DOZING ─leave─► LEAVING
+     └─gone──┴──◄─ from any state     FAILED ─recover─► STOPPED
+
+CLEARING: memory for its weights is being taken.  DRAINING: it gets no new requests.  LEAVING: dozing or ending.
+"""
+
+import enum
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from melld.errors import IllegalTransition
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord.events import ModelDeclared, Why
+from melld.landlord.granules import Ledger
+
+REMEMBERED_S = 10.0
+"""Use of KV memory is averaged over so long when several instances are short of it."""
+
+
+class InstanceState(enum.StrEnum):
+    """State of an instance."""
+
+    STOPPED = "stopped"
+    CLEARING = "clearing"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    LEAVING = "leaving"
+    DOZING = "dozing"
+    FAILED = "failed"
+
+
+S = InstanceState
+TRANSITIONS: Mapping[tuple[InstanceState, str], InstanceState] = {
+    (S.STOPPED, "want"): S.CLEARING,
+    (S.DOZING, "want"): S.CLEARING,
+    (S.CLEARING, "load"): S.LOADING,
+    (S.LOADING, "loaded"): S.READY,
+    (S.STOPPED, "loaded"): S.READY,  # the caller has started it by itself
+    (S.DOZING, "loaded"): S.READY,
+    (S.LOADING, "fail"): S.FAILED,
+    (S.READY, "drain"): S.DRAINING,
+    (S.DRAINING, "keep"): S.READY,
+    (S.READY, "leave"): S.LEAVING,
+    (S.DRAINING, "leave"): S.LEAVING,
+    (S.DOZING, "leave"): S.LEAVING,
+    (S.LEAVING, "dozed"): S.DOZING,
+    (S.STOPPED, "dozed"): S.DOZING,  # it was loaded once, at the start
+    (S.FAILED, "recover"): S.STOPPED,
+    **{(state, "gone"): S.STOPPED for state in S},
+}
+PRESENT = frozenset({S.CLEARING, S.LOADING, S.READY})
+"""States that stay, or will: their floors are promised."""
+ON_DEVICE = PRESENT | {S.DRAINING, S.LEAVING}
+ABSENT = frozenset({S.STOPPED, S.DOZING})
+
+
+class Model:
+    """A model: what was declared, and where it would be loaded next.
+
+    `waiting_since_s`: since when requests of it wait in vain; None: none do.  `first_bytes`: of the first of them.
+    """
+
+    __slots__ = ("choice", "declared", "first_bytes", "instances", "resident_bytes", "waiting_since_s")
+
+    def __init__(self, declared: ModelDeclared) -> None:
+        self.declared = declared
+        self.resident_bytes = declared.resident_bytes
+        self.instances: list[Instance] = []
+        self.waiting_since_s: float | None = None
+        self.first_bytes = 0
+        self.choice: Choice | None = None
+
+    @property
+    def name(self) -> ModelName:
+        """Its name."""
+        return self.declared.model
+
+
+class House:
+    """One device: its ledger and all instances declared there."""
+
+    __slots__ = ("instances", "ledger", "name")
+
+    def __init__(self, name: DeviceName, ledger: Ledger) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.instances: list[Instance] = []
+
+    @property
+    def present(self) -> "list[Instance]":
+        """Instances that serve here or will."""
+        return [one for one in self.instances if one.state in PRESENT]
+
+    @property
+    def promised(self) -> int:
+        """Granules for KV once those that leave have left and those that come are there."""
+        staying = sum(one.model.resident_bytes for one in self.instances if one.state in PRESENT)
+        staying += sum(self.ledger.resident(one.id) for one in self.instances if one.state is S.DOZING)
+        return (self.ledger.memory_bytes - staying) // self.ledger.granule_bytes - 1
+
+    @property
+    def is_awake(self) -> bool:
+        """True while any weights are there or on their way."""
+        return any(one.state in ON_DEVICE for one in self.instances)
+
+
+class Instance:
+    """A model's worker on one device.
+
+    `used_bytes`, `ahead_bytes`, `requests`: as its scheduler counts.  `taking`: granules that it was asked for and has
+    not answered.  `stuck_until_s`: until then it is asked for no more.  `since_s`: of its present state.
+    `idle_since_s`: since when it has no request.  `drained_for`: why it drains.
+    """
+
+    __slots__ = (
+        "ahead_bytes",
+        "drained_for",
+        "house",
+        "id",
+        "idle_since_s",
+        "mean_bytes",
+        "model",
+        "noted_s",
+        "offered",
+        "requests",
+        "retry_at_s",
+        "since_s",
+        "state",
+        "stuck_until_s",
+        "taking",
+        "used_bytes",
+    )
+
+    def __init__(self, worker: WorkerId, model: Model, house: House, now_s: float) -> None:
+        self.id = worker
+        self.model = model
+        self.house = house
+        self.state = S.STOPPED
+        self.used_bytes = self.ahead_bytes = self.requests = self.taking = 0
+        self.mean_bytes = 0.0
+        self.noted_s = self.since_s = self.idle_since_s = now_s
+        self.stuck_until_s = self.retry_at_s = -math.inf
+        self.offered: tuple[int, float] | None = None
+        self.drained_for: Why | None = None
+
+    def become(self, event: str, now_s: float) -> None:
+        """Take the state that `event` leads to; raise `IllegalTransition` if the table has none."""
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise IllegalTransition("instance", self.id, self.state, event) from None
+        self.since_s = now_s
+
+    def note_use(self, used_bytes: int, ahead_bytes: int, requests: int, now_s: float) -> None:
+        """Take what its scheduler counts now."""
+        fresh = 1.0 - math.exp((self.noted_s - now_s) / REMEMBERED_S)
+        self.mean_bytes += fresh * (self.used_bytes - self.mean_bytes)
+        self.noted_s = now_s
+        if self.requests and not requests:
+            self.idle_since_s = now_s
+        self.used_bytes, self.ahead_bytes, self.requests = used_bytes, ahead_bytes, requests
+
+    @property
+    def start_s(self) -> float:
+        """Time until it serves, were it wanted now."""
+        if self.state in (S.READY, S.DRAINING):
+            return 0.0
+        declared = self.model.declared
+        return declared.wake_s if self.state is S.DOZING else declared.load_s
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of one granule that surely hold whole blocks of the model, wherever the granule begins."""
+        granule, block = self.house.ledger.granule_bytes, self.model.declared.block_bytes
+        return granule if granule % block == 0 else (granule // block - 1) * block
+
+    @property
+    def granted(self) -> int:
+        """Granules that it may use and was not asked for."""
+        return self.house.ledger.granted(self.id) - self.taking
+
+    @property
+    def need(self) -> int:
+        """Granules for its requests and their growth; at least its floor while it is there."""
+        needed = -(-(self.used_bytes + self.ahead_bytes) // self.usable_bytes)
+        return max(needed, 1) if self.state in ON_DEVICE else needed
+
+    def claim(self, now_s: float) -> int:
+        """Return the granules that nobody else can be promised: what it needs, and what it cannot return now."""
+        return max(self.need, self.granted) if now_s < self.stuck_until_s else self.need
+
+    @property
+    def weights(self) -> int:
+        """Granules that its weights displace."""
+        return -(-self.model.resident_bytes // self.house.ledger.granule_bytes)
+
+
+class Choice(NamedTuple):
+    """An instance to load, those that must leave for it, and the granules that it would have."""
+
+    instance: Instance
+    victims: tuple[Instance, ...]
+    granules: int

@@ -1,0 +1,262 @@
+"""The Landlord: which models are on which devices, and how much KV memory each may use there.
+
+Pure: no I/O, no clock (`event.at_s` is the time), no randomness; the same events give the same commands.  It stands
+above one unchanged scheduler for each model.  A scheduler sees every device as a worker of its model; the Landlord
+tells it what that worker may hold, loaded or not, and carries out its wish for more.
+
+    schedulers ──ModelWanted, KvNeeded──► Landlord ──OfferCapacity, DrainInstance, ReopenInstance──► schedulers
+    workers    ──KvReturned, ModelLoaded, ...──► Landlord ──GrantKv, TakeKv, LoadModel, DozeModel, ...──► workers
+
+With one model it grants all granules at birth and then says nothing: decisions are those without it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord import events
+from melld.landlord.estimate import Demand, Estimate
+from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
+from melld.landlord.granules import Ledger
+from melld.landlord.housing import Housing
+from melld.landlord.instance import ABSENT, ON_DEVICE, PRESENT, House, Instance, Model
+from melld.landlord.instance import InstanceState as S
+from melld.landlord.lending import Lender
+from melld.landlord.tenure import LandlordSettings, Tenure
+
+CHOOSE_EVERY_S = 1.0
+"""Where a model would be loaded is chosen anew so often, and whenever an instance comes or goes."""
+
+
+class Landlord:
+    """All devices and models of one daemon."""
+
+    def __init__(self, settings: LandlordSettings | None = None) -> None:
+        self.settings = settings or LandlordSettings()
+        self.models: dict[ModelName, Model] = {}
+        self.houses: dict[DeviceName, House] = {}
+        self.instances: dict[WorkerId, Instance] = {}
+        self.estimate = Estimate()
+        self._houses: list[House] = []
+        self.housing = Housing(self.estimate, self._houses, self.settings.itl_target_s)
+        self.lender = Lender(self.estimate, self._tell, self.settings.take_deadline_s)
+        self.tenure = Tenure(self.settings, self.housing, self.instances, self._tell)
+        self._commands: list[AnyLandlordCommand] = []
+        self._now_s = 0.0
+        self._measured_s: float | None = None
+        self._looked_s = 0.0
+        self._chosen_s = -CHOOSE_EVERY_S
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.DeviceDeclared: self._device_declared,
+            events.ModelDeclared: self._model_declared,
+            events.InstanceDeclared: self._instance_declared,
+            events.ModelWanted: self._wanted,
+            events.KvNeeded: self._needed,
+            events.KvReturned: self._returned,
+            events.TakeTimedOut: self._timed_out,
+            events.ModelLoaded: self._loaded,
+            events.LoadFailed: self._load_failed,
+            events.ModelDozed: self._dozed,
+            events.ModelGone: self._gone,
+            events.ModelsMeasured: self._measured,
+        }
+
+    def handle(self, event: AnyLandlordEvent) -> list[AnyLandlordCommand]:
+        """Handle one event; return the commands, to be applied in this order.
+
+        Raises:
+            IllegalTransition: the event contradicts what is known of the instance.
+            KeyError: it names a device, model or instance that was not declared.
+            ValueError: its time is before the last one's.
+        """
+        if event.at_s < self._now_s:
+            raise ValueError(f"time runs backwards: {event.at_s} after {self._now_s}")
+        self._now_s = event.at_s
+        self._handlers[type(event)](event)
+        commands, self._commands = self._commands, []
+        return [msgspec.structs.replace(command, cause=event.id) for command in commands] if event.id else commands
+
+    @property
+    def is_alone(self) -> bool:
+        """True with one model: there is nobody to lend to."""
+        return len(self.models) < 2
+
+    def _tell(self, command: AnyLandlordCommand) -> None:
+        self._commands.append(command)
+
+    # ---- what there is
+
+    def _device_declared(self, event: events.DeviceDeclared) -> None:
+        house = House(event.device, Ledger(event.memory_bytes, event.granule_bytes))
+        self.houses[event.device] = house
+        self._houses.append(house)
+
+    def _model_declared(self, event: events.ModelDeclared) -> None:
+        self.models[event.model] = Model(event)
+        self.estimate.demands[event.model] = Demand()
+
+    def _instance_declared(self, event: events.InstanceDeclared) -> None:
+        model, house = self.models[event.model], self.houses[event.device]
+        instance = Instance(event.worker, model, house, self._now_s)
+        self.instances[event.worker] = instance
+        house.instances.append(instance)
+        model.instances.append(instance)
+
+    # ---- what schedulers want
+
+    def _wanted(self, event: events.ModelWanted) -> None:
+        if not self.is_alone:
+            self.tenure.want(self.instances[event.worker], self._now_s)
+            self._settle_all()
+
+    def _needed(self, event: events.KvNeeded) -> None:
+        instance = self.instances[event.worker]
+        instance.note_use(event.used_bytes, event.ahead_bytes, event.requests, event.at_s)
+        if self.is_alone:
+            return
+        if event.requests and instance.state in ABSENT:
+            self.tenure.want(instance, self._now_s)
+        elif not event.requests and instance.state is S.DRAINING:
+            self.tenure.leave(instance, instance.drained_for or Why.IDLE, self._now_s)
+        self._settle(instance.house)
+
+    # ---- what workers report
+
+    def _returned(self, event: events.KvReturned) -> None:
+        instance = self.instances[event.worker]
+        self.lender.returned(instance, event.granules, event.at_s)
+        self._settle(instance.house)
+
+    def _timed_out(self, event: events.TakeTimedOut) -> None:
+        instance = self.instances[event.worker]
+        if instance.taking:
+            self.lender.returned(instance, (), event.at_s)
+            self._settle(instance.house)
+
+    def _loaded(self, event: events.ModelLoaded) -> None:
+        instance = self.instances[event.worker]
+        instance.become("loaded", event.at_s)
+        instance.idle_since_s = event.at_s
+        model = instance.model
+        model.resident_bytes = event.resident_bytes or model.resident_bytes
+        instance.house.ledger.reside(instance.id, model.resident_bytes)
+        if self.is_alone:
+            self.lender.birth(instance)
+            return
+        if instance.house.promised < len(instance.house.present):
+            self.tenure.leave(instance, Why.TOO_LARGE, self._now_s)
+        self._settle_all()
+
+    def _load_failed(self, event: events.LoadFailed) -> None:
+        instance = self.instances[event.worker]
+        instance.become("fail", event.at_s)
+        instance.retry_at_s = event.at_s + event.retry_s
+        self._left(instance, 0)
+
+    def _dozed(self, event: events.ModelDozed) -> None:
+        instance = self.instances[event.worker]
+        instance.become("dozed", event.at_s)
+        self._left(instance, event.resident_bytes)
+
+    def _gone(self, event: events.ModelGone) -> None:
+        instance = self.instances[event.worker]
+        instance.become("gone", event.at_s)
+        self._left(instance, 0)
+
+    def _left(self, instance: Instance, resident_bytes: int) -> None:
+        """Free what the instance had; let its scheduler use it again."""
+        instance.taking = 0
+        ledger = instance.house.ledger
+        ledger.give_back_all(instance.id)
+        ledger.reside(instance.id, resident_bytes)
+        if self.is_alone:
+            return
+        if instance.drained_for is not None:
+            instance.drained_for = None
+            self._tell(events.ReopenInstance(instance.id, Why.BACK))
+        self._settle_all()
+
+    # ---- the epoch
+
+    def _measured(self, event: events.ModelsMeasured) -> None:
+        passed_s = event.at_s - (event.at_s if self._measured_s is None else self._measured_s)
+        self._measured_s = event.at_s
+        self.estimate.observe(event.loads, passed_s)
+        if self.is_alone:
+            return
+        for model in self.models.values():
+            self._serve_waiting(model, event.loads.get(model.name))
+        for instance in self.instances.values():
+            self.tenure.pass_time(instance, self._now_s)
+        if event.at_s - self._looked_s >= self.settings.fewer_every_s:
+            self._looked_s = event.at_s
+            self.tenure.use_fewer(self._now_s)
+        if event.at_s - self._chosen_s >= CHOOSE_EVERY_S or any(model.first_bytes for model in self.models.values()):
+            self._settle_all()
+        else:
+            for house in self._houses:
+                self._settle(house)
+
+    def _serve_waiting(self, model: Model, load: events.ModelLoad | None) -> None:
+        """Note how long requests of the model have waited; after `swap_after_s` another model leaves for it."""
+        waiting = load is not None and load.waiting > 0
+        model.first_bytes = load.first_bytes if load is not None else 0
+        if not waiting:
+            model.waiting_since_s = None
+        elif model.waiting_since_s is None:
+            model.waiting_since_s = self._now_s
+        coming = any(one.state in PRESENT for one in model.instances)
+        for one in model.instances if waiting else ():
+            if one.state is S.DRAINING and one.drained_for is Why.FEWER:
+                self.tenure.keep(one, self._now_s)
+                coming = True
+        if model.declared.pinned and not coming and (choice := self.housing.choose(model, self._now_s)) is not None:
+            model.choice = choice
+            self.tenure.want(choice.instance, self._now_s)
+        elif waiting and not coming and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s:
+            self.tenure.swap(model, self._now_s)
+
+    # ---- afterwards
+
+    def _settle_all(self) -> None:
+        """Choose anew where each model would be loaded, then settle every device."""
+        self._chosen_s = self._now_s
+        for model in self.models.values():
+            model.choice = self.housing.choose(model, self._now_s)
+        for house in self._houses:
+            self._settle(house)
+
+    def _settle(self, house: House) -> None:
+        """Move granules, and tell schedulers what instances on the device offer now."""
+        now_s = self._now_s
+        self.lender.settle(house, now_s)
+        claims = {one.id: one.claim(now_s) for one in house.instances}
+        spare = house.promised - sum(claims.values())
+        for instance in house.instances:
+            if instance.state in PRESENT:
+                granules = max(spare + claims[instance.id], 0)
+                if not self.settings.lends:
+                    granules = min(granules, max(house.promised, 0) // len(house.present))
+                self.lender.offer(instance, granules)
+            elif instance.state is not S.DRAINING:
+                self.lender.offer(instance, max(self._offered(instance, spare, claims), 0))
+
+    def _offered(self, instance: Instance, spare: int, claims: dict[WorkerId, int]) -> int:
+        """Return the granules that the instance would have if it were loaded; only the chosen one offers any."""
+        choice = instance.model.choice
+        if choice is None or choice.instance is not instance or instance.state not in ABSENT:
+            return 0
+        if any(victim.requests for victim in choice.victims):
+            return 0
+        freed = sum(victim.weights + claims[victim.id] for victim in choice.victims if victim.state in PRESENT)
+        return spare + claims[instance.id] + freed - instance.weights
+
+    def check(self) -> None:
+        """Check the law of every ledger, and that no more is granted than each may have."""
+        for house in self._houses:
+            house.ledger.check()
+            for one in house.instances:
+                assert one.state in ON_DEVICE or not house.ledger.granted(one.id), one.id
+                assert 0 <= one.taking <= house.ledger.granted(one.id), one.id

@@ -1,0 +1,105 @@
+"""Lending on one device: who gets the next free granules, from whom they are taken, and what schedulers are told.
+
+    capacity = promised - Σ of the others' claims = granted + free + Σ of the others' surplus
+
+Events are serial, and every scheduler's decision is told (`KvNeeded`) before the next is made: no byte is promised
+twice.  What nobody needs stays where it is, because prefix caches are warm there.
+"""
+
+from collections.abc import Callable
+
+from melld.landlord.estimate import Estimate
+from melld.landlord.events import AnyLandlordCommand, GrantKv, LoadModel, OfferCapacity, TakeKv, Why
+from melld.landlord.instance import House, Instance
+from melld.landlord.instance import InstanceState as S
+
+SERVING = (S.READY, S.DRAINING)
+STUCK_S = 5.0
+"""So long an instance that could not return what it was asked for is asked for nothing."""
+SPARE_PART = 8
+"""One part in so many of a surplus is taken at least: fewer and larger takes."""
+
+
+class Lender:
+    """Lends granules.  `tell` takes the commands; `deadline_s`: how long a take may last."""
+
+    def __init__(self, estimate: Estimate, tell: Callable[[AnyLandlordCommand], None], deadline_s: float) -> None:
+        self._estimate = estimate
+        self._tell = tell
+        self._deadline_s = deadline_s
+
+    def settle(self, house: House, now_s: float) -> None:
+        """Bring the device's granules to where they are needed, as far as that goes now."""
+        for one in house.present:
+            if one.state is S.CLEARING:
+                self._reserve(one, now_s)
+        lacks = self._grant(house) + house.ledger.debt
+        self._take(house, lacks - sum(one.taking for one in house.instances), now_s)
+        for one in house.present:
+            reserved = house.ledger.resident(one.id) == one.model.resident_bytes
+            if one.state is S.CLEARING and reserved and not house.ledger.debt:
+                one.become("load", now_s)
+                self._tell(LoadModel(one.id, Why.WANTED))
+
+    def birth(self, instance: Instance) -> None:
+        """Grant all free granules to a model that shares its device with none."""
+        if granules := instance.house.ledger.grant(instance.id, instance.house.ledger.free):
+            self._tell(GrantKv(instance.id, Why.BIRTH, granules))
+
+    def offer(self, instance: Instance, granules: int) -> None:
+        """Tell the instance's scheduler what it may hold there, if that has changed."""
+        offered = granules * instance.usable_bytes, instance.start_s
+        if offered != instance.offered:
+            instance.offered = offered
+            self._tell(OfferCapacity(instance.id, Why.ROOM, *offered))
+
+    def _reserve(self, instance: Instance, now_s: float) -> None:
+        """Promise memory to the weights as soon as it leaves all others their claims."""
+        ledger, resident_bytes = instance.house.ledger, instance.model.resident_bytes
+        if ledger.resident(instance.id) == resident_bytes:
+            return
+        claims = sum(one.claim(now_s) for one in instance.house.instances if one is not instance)
+        if ledger.has_room(instance.id, resident_bytes, claims + 1):
+            ledger.reside(instance.id, resident_bytes)
+
+    def _grant(self, house: House) -> int:
+        """Grant what is free to those who lack it; return what is lacking still."""
+        short = [one for one in house.instances if one.state in SERVING and one.need > one.granted]
+        if len(short) > 1:
+            short.sort(key=self._share)
+        lacking = 0
+        for one in short:
+            lack = one.need - one.granted
+            count = 0 if house.ledger.debt else min(lack, house.ledger.free)
+            if count:
+                self._tell(GrantKv(one.id, Why.ROOM, house.ledger.grant(one.id, count)))
+            lacking += lack - count
+        return lacking
+
+    def _share(self, instance: Instance) -> float:
+        """Return the instance's recent use for its weight and rate: the least is served first."""
+        model = instance.model
+        return instance.mean_bytes / (model.declared.weight * self._estimate.rate_per_s(model.name))
+
+    def _take(self, house: House, lacks: int, now_s: float) -> None:
+        """Take what is lacking, from the largest surplus first."""
+        if lacks <= 0:
+            return
+        serving = [one for one in house.instances if one.state in SERVING]
+        givers = [one for one in serving if not one.taking and now_s >= one.stuck_until_s]
+        while lacks > 0 and givers:
+            giver = max(givers, key=lambda one: one.granted - one.need)
+            surplus = giver.granted - giver.need
+            if surplus <= 0:
+                return
+            givers.remove(giver)
+            giver.taking = max(min(surplus, lacks), surplus // SPARE_PART)
+            lacks -= giver.taking
+            why = Why.WEIGHTS if house.ledger.debt else Why.SHORT
+            self._tell(TakeKv(giver.id, why, giver.taking, self._deadline_s))
+
+    def returned(self, instance: Instance, granules: tuple[int, ...], now_s: float) -> None:
+        """Take back what the instance returned; leave it alone for a while if that was not all."""
+        asked, instance.taking = instance.taking, 0
+        if instance.house.ledger.give_back(instance.id, granules) < asked:
+            instance.stuck_until_s = now_s + STUCK_S

@@ -1,0 +1,129 @@
+"""How instances come and go: each step of an instance's life that the Landlord decides.
+
+Owns when: `housing` says where to.  Running requests are never cut: an instance drains first.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from melld.ids import WorkerId
+from melld.landlord import events
+from melld.landlord.events import NEVER, AnyLandlordCommand, Why
+from melld.landlord.housing import Housing
+from melld.landlord.instance import ABSENT, Instance, Model
+from melld.landlord.instance import InstanceState as S
+
+
+class LandlordSettings(msgspec.Struct, frozen=True):
+    """`take_deadline_s`: how long a take may last.  `swap_after_s`: how long a model that fits nowhere waits.
+
+    `host_cache_bytes`: weights that may doze in the machine's memory.  `itl_target_s`: the longest round of steps.
+    `fewer_every_s`: how often it tries to empty a device.  A load must have been worth `earned_times` its time by then.
+    `lends`: False gives every model on a device an equal part of its KV memory, for comparison.
+    """
+
+    take_deadline_s: float = 2.0
+    swap_after_s: float = 10.0
+    host_cache_bytes: float = NEVER
+    itl_target_s: float | None = None
+    fewer_every_s: float = 10.0
+    earned_times: float = 4.0
+    lends: bool = True
+
+
+class Tenure:
+    """Lets instances come and go.  `tell` takes the commands."""
+
+    def __init__(
+        self,
+        settings: LandlordSettings,
+        housing: Housing,
+        instances: Mapping[WorkerId, Instance],
+        tell: Callable[[AnyLandlordCommand], None],
+    ) -> None:
+        self._settings = settings
+        self._housing = housing
+        self._instances = instances
+        self._tell = tell
+        self._emptied_since: tuple[frozenset[WorkerId], float] | None = None
+
+    def want(self, instance: Instance, now_s: float) -> None:
+        """Load the instance's model if it is not there; idle ones leave for it as was chosen."""
+        if instance.state is S.DRAINING and instance.drained_for is Why.FEWER:
+            self.keep(instance, now_s)
+        if instance.state not in ABSENT:
+            return
+        choice = instance.model.choice
+        if choice is not None and choice.instance is instance:
+            for victim in choice.victims:
+                if victim.state is S.READY and not victim.requests:
+                    self.leave(victim, Why.EVICTED, now_s)
+        instance.become("want", now_s)
+
+    def drain(self, instance: Instance, why: Why, now_s: float) -> None:
+        """Let the instance's requests end or move, then let it leave."""
+        instance.drained_for = why
+        self._tell(events.DrainInstance(instance.id, why))
+        instance.become("drain", now_s)
+        if not instance.requests:
+            self.leave(instance, why, now_s)
+
+    def keep(self, instance: Instance, now_s: float) -> None:
+        """Let the instance stay after all."""
+        instance.become("keep", now_s)
+        instance.drained_for = None
+        self._tell(events.ReopenInstance(instance.id, Why.WANTED))
+
+    def leave(self, instance: Instance, why: Why, now_s: float) -> None:
+        """Let the instance without requests doze if it can and there is room for it, else end it."""
+        if instance.drained_for is None and instance.state is S.READY:
+            self.drain(instance, why, now_s)
+            return
+        dozing = [one for one in self._instances.values() if one.state in (S.DOZING, S.LEAVING) and one is not instance]
+        cached_bytes = sum(one.model.resident_bytes for one in dozing) + instance.model.resident_bytes
+        dozes = instance.model.declared.dozes and instance.state is not S.DOZING and why is not Why.TOO_LARGE
+        instance.become("leave", now_s)
+        if dozes and cached_bytes <= self._settings.host_cache_bytes:
+            self._tell(events.DozeModel(instance.id, why))
+        else:
+            self._tell(events.UnloadModel(instance.id, why))
+
+    def swap(self, model: Model, now_s: float) -> None:
+        """Let the instance of least work make room for a model that fits nowhere."""
+        if self._housing.choose(model, now_s) is None:
+            pair = self._housing.swap_victim(model, now_s)
+            if pair is not None:
+                victim, heir = pair
+                self.drain(victim, Why.SWAPPED, now_s)
+                self.want(heir, now_s)
+
+    def pass_time(self, instance: Instance, now_s: float) -> None:
+        """Let the instance leave if it was idle for long enough, or be tried again."""
+        declared = instance.model.declared
+        passed_s = now_s - instance.since_s
+        if instance.state is S.FAILED and now_s >= instance.retry_at_s:
+            instance.become("recover", now_s)
+        elif instance.state is S.DOZING and passed_s >= declared.stop_after_s:
+            self.leave(instance, Why.IDLE, now_s)
+        idle = instance.state is S.READY and not instance.requests and not declared.pinned
+        if idle and now_s - instance.idle_since_s >= declared.keep_alive_s:
+            self.leave(instance, Why.IDLE, now_s)
+
+    def use_fewer(self, now_s: float) -> None:
+        """Empty the least used device, once that has been possible for long enough to earn the loads back."""
+        plan = self._housing.emptied(now_s)
+        if not plan:
+            self._emptied_since = None
+            return
+        leaving = frozenset(one.id for one, _ in plan)
+        if self._emptied_since is None or not leaving <= self._emptied_since[0]:
+            self._emptied_since = leaving, now_s
+        price_s = sum(heir.start_s for _, heir in plan if heir is not None and heir.state in ABSENT)
+        if now_s - self._emptied_since[1] < self._settings.earned_times * price_s:
+            return
+        for leaver, heir in plan:
+            if heir is None or heir.state is S.READY:
+                self.drain(leaver, Why.FEWER, now_s)
+            elif heir.state in ABSENT:
+                self.want(heir, now_s)

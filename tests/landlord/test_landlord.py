@@ -1,0 +1,227 @@
+"""What the Landlord does with models and memory, case by case."""
+
+import pytest
+
+from melld.errors import IllegalTransition
+from melld.ids import EventId, ModelName, WorkerId
+from melld.landlord import events as e
+from melld.landlord.landlord import LandlordSettings
+from tests.landlord.estate import GRANULES, WEIGHTS, Town, estate, of
+
+LEFT = GRANULES - WEIGHTS
+WAITS = e.ModelLoad(arrivals=1, waiting=1, first_bytes=1)
+
+
+def test_one_model_has_all_at_birth_and_hears_nothing_more() -> None:
+    """Who serves one model gets the decisions of a daemon without a Landlord."""
+    town = Town(estate("chat"))
+    (grant,) = town.tell(e.ModelLoaded(0.0, WorkerId("chat@d0")))
+    assert isinstance(grant, e.GrantKv)
+    assert len(grant.granules) == LEFT
+    later = [town.want("chat@d0"), town.need("chat@d0", 60), town.pass_time(1.0), town.need("chat@d0", 0, 2.0)]
+    assert later == [[], [], [], []]
+    assert town.pass_time(10_000.0) == []
+    assert town.tell(e.ModelGone(10_001.0, WorkerId("chat@d0"))) == []
+
+
+def test_free_memory_is_lent_to_whoever_needs_it() -> None:
+    """A model is not held to a share while the rest is unused."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    assert town.offers == {"chat@d0": GRANULES - 2 * WEIGHTS - 1, "code@d0": GRANULES - 2 * WEIGHTS - 1}
+    town.need("chat@d0", 30)
+    assert len(town.granules["chat@d0"]) == 30
+    assert town.offers["code@d0"] == GRANULES - 2 * WEIGHTS - 30
+
+
+def test_what_a_model_no_longer_needs_goes_to_the_next() -> None:
+    """Memory flows back when the load does, and only as much as is needed and the floor allows."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    town.need("chat@d0", 39)
+    town.need("chat@d0", 0)
+    assert len(town.granules["chat@d0"]) == 39, "unwanted memory stays: prefix caches are warm there"
+    commands = town.need("code@d0", 39)
+    assert of(e.TakeKv, commands) == ["chat@d0"]
+    assert len(town.granules["code@d0"]) == 39
+    assert len(town.granules["chat@d0"]) == 1
+
+
+def test_two_models_are_not_promised_the_same_bytes() -> None:
+    """What one scheduler has placed is gone from the other's offer before that decides."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    for step in range(1, 20):
+        town.need("chat@d0", step)
+        assert town.offers["code@d0"] + step <= GRANULES - 2 * WEIGHTS
+        town.need("code@d0", step)
+        assert town.offers["chat@d0"] + step <= GRANULES - 2 * WEIGHTS
+
+
+def test_a_take_that_times_out_takes_elsewhere_and_loses_nothing() -> None:
+    """A worker that hangs does not starve the others, and what it returns late still counts."""
+    town = Town(estate("chat", "code", "tiny", resident_bytes=20 * 2**20), answers_takes=False)
+    town.pass_time(0.0)
+    for model in ("chat", "code", "tiny"):
+        town.want(f"{model}@d0")
+    town.need("chat@d0", 20)
+    town.need("code@d0", 18)
+    town.need("chat@d0", 0)
+    town.need("code@d0", 0)
+    assert of(e.TakeKv, town.need("tiny@d0", 10)) == ["chat@d0"]
+    commands = town.tell(e.TakeTimedOut(2.0, WorkerId("chat@d0")))
+    assert of(e.TakeKv, commands) == ["code@d0"]
+    town.give_back("code@d0", 9)
+    town.give_back("chat@d0", 5)
+    assert len(town.granules["tiny@d0"]) == 10
+    town.landlord.check()
+
+
+def test_the_next_grant_goes_to_who_has_had_least() -> None:
+    """A model that has used little for its rate is served before one that has used much."""
+    town = Town(estate("chat", "code", "tiny", resident_bytes=20 * 2**20), answers_takes=False)
+    busy = e.ModelLoad(arrivals=5)
+    town.pass_time(0.0)
+    for model in ("chat", "code", "tiny"):
+        town.want(f"{model}@d0")
+    town.pass_time(1.0, chat=busy, code=busy, tiny=busy)
+    town.need("chat@d0", 15, 1.0)
+    town.need("tiny@d0", 20, 1.0)
+    town.need("tiny@d0", 0, 20.0)
+    town.need("chat@d0", 25, 30.0)
+    town.need("code@d0", 11, 30.0)
+    before = {name: len(granules) for name, granules in town.granules.items()}
+    town.give_back("tiny@d0", 5)
+    assert len(town.granules["code@d0"]) - before["code@d0"] == 5
+    assert len(town.granules["chat@d0"]) == before["chat@d0"]
+
+
+def test_an_idle_model_leaves_for_one_that_is_wanted() -> None:
+    """Three models of which two fit: the longest unused one dozes, and nothing that runs is touched."""
+    town = Town(estate("chat", "code", "draw", resident_bytes=45 * 2**20))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    town.need("chat@d0", 2, 1.0)
+    town.pass_time(30.0)
+    assert town.offers["draw@d0"] > 0
+    commands = town.want("draw@d0", 30.0)
+    assert of(e.DozeModel, commands) == ["code@d0"]
+    assert of(e.LoadModel, commands) == ["draw@d0"]
+    assert of(e.ReopenInstance, commands) == ["code@d0"]
+
+
+def test_a_pinned_model_is_loaded_by_itself_and_never_leaves() -> None:
+    """What the operator pins is there, whatever the others want and however idle it is."""
+    town = Town(estate("chat", "code"))
+    town.landlord.handle(e.ModelDeclared(0.0, ModelName("embed"), 45 * 2**20, 2**17, 10.0, pinned=True))
+    town.landlord.handle(
+        e.InstanceDeclared(0.0, WorkerId("embed@d0"), ModelName("embed"), town.landlord._houses[0].name)
+    )
+    assert of(e.LoadModel, town.pass_time(0.0)) == ["embed@d0"]
+    town.want("chat@d0", 1.0)
+    town.need("chat@d0", 1, 1.0)
+    told = [town.pass_time(float(at_s), code=WAITS) for at_s in range(30, 1000, 10)]
+    left = [name for commands in told for kind in (e.DozeModel, e.UnloadModel) for name in of(kind, commands)]
+    assert "embed@d0" not in left
+
+
+def test_a_model_that_fits_nowhere_waits_then_gets_the_place_of_another() -> None:
+    """Nobody waits for ever; the one that makes room ends its requests first."""
+    town = Town(estate("chat", "code", resident_bytes=60 * 2**20))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.need("chat@d0", 5, 1.0)
+    assert of(e.DrainInstance, town.pass_time(25.0, code=WAITS)) == []
+    commands = town.pass_time(36.0, code=WAITS)
+    assert of(e.DrainInstance, commands) == ["chat@d0"]
+    assert of(e.DozeModel, commands) == [], "its request still runs"
+    commands = town.need("chat@d0", 0, 40.0)
+    assert of(e.DozeModel, commands) == ["chat@d0"]
+    assert of(e.LoadModel, commands) == ["code@d0"]
+
+
+def test_an_idle_model_dozes_then_stops() -> None:
+    """keep_alive and stop_after_s are counted from when the model was last used."""
+    town = Town(estate("chat", "code", keep_alive_s=60.0, stop_after_s=100.0))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.need("chat@d0", 3, 1.0)
+    town.need("chat@d0", 0, 50.0)
+    assert of(e.DozeModel, town.pass_time(100.0)) == []
+    assert of(e.DozeModel, town.pass_time(111.0)) == ["chat@d0"]
+    assert of(e.UnloadModel, town.pass_time(200.0)) == []
+    assert of(e.UnloadModel, town.pass_time(212.0)) == ["chat@d0"]
+
+
+def test_weights_beyond_what_may_doze_are_unloaded() -> None:
+    """The machine's memory is not filled with sleeping models."""
+    town = Town(estate("chat", "code", keep_alive_s=60.0, settings=LandlordSettings(host_cache_bytes=WEIGHTS * 2**20)))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    commands = town.pass_time(61.0)
+    assert of(e.DozeModel, commands) == ["chat@d0"]
+    assert of(e.UnloadModel, commands) == ["code@d0"]
+
+
+def test_the_emptier_device_is_given_up() -> None:
+    """Two half-used devices become one, and the requests are moved by the schedulers, not cut."""
+    town = Town(estate("chat", "code", devices=2))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d1")
+    town.need("chat@d0", 5, 1.0)
+    town.need("code@d1", 2, 1.0)
+    told = [town.pass_time(float(at_s)) for at_s in range(5, 100, 5)]
+    loads = [name for commands in told for name in of(e.LoadModel, commands)]
+    drains = [name for commands in told for name in of(e.DrainInstance, commands)]
+    assert (loads, drains) == (["code@d0"], ["code@d1"])
+    assert of(e.DozeModel, town.need("code@d1", 0, 100.0)) == ["code@d1"]
+
+
+def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
+    """One device that cannot load a model does not keep it from being served."""
+    landlord = estate("chat", "code", devices=2)
+    landlord.handle(e.ModelsMeasured(0.0, {}))
+    commands = landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
+    assert of(e.LoadModel, commands) == ["chat@d0"]
+    commands += landlord.handle(e.LoadFailed(1.0, WorkerId("chat@d0"), retry_s=30.0))
+    offers = {one.worker: one.capacity_bytes for one in commands if isinstance(one, e.OfferCapacity)}
+    assert offers["chat@d0"] == 0
+    assert offers["chat@d1"] > 0
+    landlord.handle(e.ModelsMeasured(32.0, {}))
+    assert landlord.instances[WorkerId("chat@d0")].state == "stopped"
+    landlord.check()
+
+
+def test_weights_larger_than_said_close_granules() -> None:
+    """The ledger follows what a load has measured."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
+    town.tell(e.ModelLoaded(1.0, WorkerId("chat@d0"), resident_bytes=50 * 2**20))
+    assert town.offers["chat@d0"] == 50
+    town.landlord.check()
+
+
+def test_an_impossible_report_is_refused() -> None:
+    """A worker that was never started cannot fail to load; nothing has changed."""
+    landlord = estate("chat", "code")
+    with pytest.raises(IllegalTransition, match="chat@d0"):
+        landlord.handle(e.LoadFailed(0.0, WorkerId("chat@d0"), 1.0))
+    landlord.check()
+
+
+def test_commands_name_their_cause() -> None:
+    """`melld why` can tell what a load was for."""
+    landlord = estate("chat", "code")
+    landlord.handle(e.ModelsMeasured(0.0, {}))
+    commands = landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0"), id=EventId(7)))
+    assert {command.cause for command in commands} == {7}

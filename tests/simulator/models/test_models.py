@@ -1,0 +1,84 @@
+"""Several models in the simulator: everything is served, memory is accounted for, and one model is the trivial case."""
+
+import random
+
+import pytest
+
+from melld.ids import ModelName
+from melld.landlord import events as e
+from melld.landlord.landlord import Landlord
+from melld.simulator.catalogue import CARDS, MODELS
+from melld.simulator.models.experiment import TENANCIES, run_tenancy
+from melld.simulator.models.setting import Arrival, ServedModel, Setting, arrivals, power_law
+from melld.simulator.models.simulation import ModelsSimulation
+from melld.simulator.workload import LogNormal
+
+CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
+
+
+def setting(count: int, rate_per_s: float, devices: int = 1, model: str = "llama-2-7b") -> Setting:
+    rates = power_law(count, rate_per_s, 0.9)
+    served = (ServedModel(ModelName(f"m{index}"), MODELS[model], rate) for index, rate in enumerate(rates))
+    return Setting(tuple(served), CARDS["a100-80g"], devices)
+
+
+def load_of(estate: Setting, seconds: float = 120.0) -> list[Arrival]:
+    return arrivals(estate.models, seconds, CHAT, random.Random(3))
+
+
+class Checked:
+    """A Landlord whose law is checked after every event, and whose commands are kept."""
+
+    def __init__(self) -> None:
+        self.landlord = Landlord()
+        self.commands: list[e.AnyLandlordCommand] = []
+
+    def handle(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
+        commands = self.landlord.handle(event)
+        self.landlord.check()
+        self.commands += commands
+        return commands
+
+
+@pytest.mark.parametrize("name", TENANCIES)
+def test_every_request_is_served_under_every_tenancy(name: str) -> None:
+    """The comparison is between services that all serve everybody."""
+    estate = setting(4, 0.7)
+    simulation = ModelsSimulation(estate, load_of(estate, 90.0), TENANCIES[name](estate))
+    simulation.run()
+    assert simulation._requests == {}
+    assert not any(one.running or one.held or one.used_blocks for one in simulation.instances.values())
+
+
+def test_memory_is_accounted_for_after_every_event() -> None:
+    """Four models that leave one device little room, and a load that keeps them short of it."""
+    estate, tenancy = setting(4, 5.0), Checked()
+    simulation = ModelsSimulation(estate, load_of(estate), tenancy)
+    simulation.run()
+    kinds = {type(command) for command in tenancy.commands}
+    assert {e.GrantKv, e.TakeKv, e.LoadModel} <= kinds
+    for name, instance in simulation.instances.items():
+        ledger = tenancy.landlord.instances[name].house.ledger
+        assert ledger.granted(name) == len(instance.granules)
+
+
+def test_lending_serves_more_in_time_than_a_split_where_memory_is_short() -> None:
+    """What the Landlord is for."""
+    estate = setting(4, 4.5)
+    load = load_of(estate, 200.0)
+    lending, split = (run_tenancy(name, estate, load).attainment for name in ("lending", "split"))
+    assert lending > split + 0.1
+
+
+def test_equal_seeds_give_equal_reports() -> None:
+    """A figure can be made again."""
+    estate = setting(3, 1.0)
+    assert run_tenancy("lending", estate, load_of(estate)) == run_tenancy("lending", estate, load_of(estate))
+
+
+def test_popularity_falls_with_the_rank() -> None:
+    """MuxServe's rates: a greater exponent gives more to the first."""
+    even, skewed = power_law(4, 10.0, 0.9), power_law(4, 10.0, 2.1)
+    assert sum(even) == pytest.approx(10.0)
+    assert sorted(even, reverse=True) == even
+    assert skewed[0] > even[0]
