@@ -26,7 +26,7 @@ PURE = {
     "melld/migrate": ("tests/migrate/test_{name}*.py",),
     "melld/kvstore": ("tests/kvstore/test_{name}.py",),
     "melld/api": ("tests/api/test_{name}.py",),
-    "melld/engine/fleet": ("tests/engine/fleet/test_{name}.py", "tests/engine/fleet/test_who_runs_what.py"),
+    "melld/engine/fleet": ("tests/engine/fleet/test_{name}.py",),
     "melld/daemon": ("tests/daemon/test_{name}.py",),
 }
 """Folders of pure modules, and the tests that are to notice what changes in one of them."""
@@ -42,7 +42,10 @@ MORE_TESTS = {
     "melld/migrate/table.py": ("tests/migrate/test_migration.py",),
     "melld/migrate/paths.py": ("tests/migrate/test_topology.py", "tests/migrate/test_planner*.py"),
     "melld/migrate/boundaries.py": ("tests/migrate/test_paths.py",),
-    "melld/engine/fleet/dispatch.py": ("tests/engine/fleet/test_probation.py",),
+    "melld/engine/fleet/dispatch.py": (
+        "tests/engine/fleet/test_probation.py",
+        "tests/engine/fleet/test_who_runs_what.py",
+    ),
     "melld/engine/fleet/reports.py": ("tests/engine/fleet/test_order.py",),
     "melld/api/keys.py": ("tests/api/test_admission.py",),
 }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.gaps import Gaps
+from melld.scheduler.gaps import GAPS, Gaps
 
 
 def test_a_worker_is_not_needed_since_fewer_are() -> None:
@@ -12,6 +12,7 @@ def test_a_worker_is_not_needed_since_fewer_are() -> None:
     gaps = Gaps()
     gaps.needed(2, 0.0)
     gaps.needed(1, 10.0)
+    assert gaps.since_s(1, 11.0) == 0.0
     gaps.needed(0, 12.0)
     gaps.needed(1, 13.0)
     assert gaps.since_s(2, 15.0) == pytest.approx(5.0)
@@ -28,3 +29,13 @@ def test_a_gap_is_known_only_of_what_was_needed_again(counts: list[int]) -> None
         rises = sum(after >= level > before for before, after in zip([0, *counts], counts, strict=False))
         assert len(gaps.of(level)) == max(rises - 1, 0)
         assert all(1.0 <= gap_s <= len(counts) for gap_s in gaps.of(level))
+
+
+def test_what_was_long_ago_counts_no_more() -> None:
+    """The habits of last week do not keep a worker tonight."""
+    gaps = Gaps()
+    for number in range(GAPS + 2):
+        gaps.needed(1, 10.0 * number)
+        gaps.needed(0, 10.0 * number + 1.0 + number / 100)
+    assert len(gaps.of(1)) == GAPS
+    assert gaps.of(1)[-1] < gaps.of(1)[0]
