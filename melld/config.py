@@ -170,6 +170,9 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """The period of re-planning."""
     headroom_s: Seconds = 0.5
     """A worker keeps free what its requests add in this many seconds: the time of an epoch, a move and a block."""
+    prefix_aware: bool = True
+    """Give a request to a worker that probably has its prompt's beginning in its prefix cache, where that worker keeps
+    the targets as well as another: a chat's next turn, a common system prompt.  Heeded by `mell-slo`."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file for every decision and the facts behind it: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 TABLE = """
 P  errors  ids  nearest  printable  config_reading  config
-P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity
+P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  landlord.*
 P  decisions.*

@@ -118,7 +118,8 @@ def make_model(
 
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
-    fleet = Fleet(slots, shared.template, EngineCodec(), lambda: driver, clock, config.health, limit_s)
+    aware = settings.prefix_aware and settings.policy == MellSlo.name
+    fleet = Fleet(slots, shared.template, EngineCodec(), lambda: driver, clock, config.health, limit_s, aware)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)

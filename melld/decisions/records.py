@@ -5,7 +5,8 @@ Records have the keys `at` (seconds) and `kind`, and then:
 
     worker    worker, capacity_bytes (zero: it is gone and its requests have no worker), slots
     share     worker, shared_bytes: bytes that sharing saves there, out of the sum of its requests' sizes
-    arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key)
+    arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key);
+              cached_tokens, where workers may have the prompt's beginning: how many tokens, by worker
     place     request, worker, kv_bytes, cause
     queue     request, cause
     grow      request, kv_bytes
@@ -140,6 +141,7 @@ def _stamped(at_s: float, kind: str, rest: Record, step: EventId) -> Record:
 
 def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
     client = {"client": event.client} if event.client else {}
+    cached = {"cached_tokens": dict(event.cached_tokens)} if event.cached_tokens else {}
     return [
         (
             "arrive",
@@ -149,6 +151,7 @@ def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
                 "prompt_tokens": event.prompt_tokens,
                 "priority": event.priority,
                 **client,
+                **cached,
             },
         )
     ]

@@ -115,7 +115,8 @@ def _event_of(facts: list[Record]) -> AnyEvent:
             return events.EpochStarted(at_s)
         case "arrive":
             sizes = fact["kv_bytes"], fact["prompt_tokens"]
-            return events.RequestArrived(at_s, request, *sizes, fact["priority"], fact.get("client", ""))
+            known = fact["priority"], fact.get("client", ""), fact.get("cached_tokens", {})
+            return events.RequestArrived(at_s, request, *sizes, *known)
         case "grow":
             return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
         case "finish":

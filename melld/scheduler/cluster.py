@@ -236,7 +236,8 @@ class Cluster(Occupancy):
     def add_request(self, event: RequestArrived) -> Request:
         """Add a request, to be assigned or queued; raise `IllegalTransition` if it is known."""
         name, sequence = event.request, self._sequences + 1
-        request = Request(name, event.kv_bytes, event.priority, sequence, event.at_s, event.client, event.prompt_tokens)
+        facts = event.client, event.prompt_tokens, event.cached_tokens
+        request = Request(name, event.kv_bytes, event.priority, sequence, event.at_s, *facts)
         if (known := self.requests.setdefault(name, request)) is not request:
             raise IllegalTransition("request", name, known.state, "arrive")
         self._sequences = sequence

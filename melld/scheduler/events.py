@@ -8,6 +8,8 @@ Events are facts, in the past tense.  Commands are decisions, in the imperative.
 Times are seconds on a monotonic clock that the caller chooses.  Sizes are bytes of KV blocks.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
@@ -47,6 +49,8 @@ class RequestArrived(Event, frozen=True, tag=True, gc=False):
     prompt_tokens: int = 0
     priority: int = 0
     client: str = ""
+    cached_tokens: Mapping[WorkerId, int] = {}
+    """How many tokens of its prompt each worker probably has in its prefix cache; none where it is missing."""
 
 
 class RequestsGrew(Event, frozen=True, tag=True):

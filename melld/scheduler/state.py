@@ -59,6 +59,9 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
 }
 
 
+NOTHING_CACHED: Mapping[WorkerId, int] = {}
+
+
 class Request:
     """One sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
@@ -67,6 +70,7 @@ class Request:
 
     __slots__ = (
         "arrived_s",
+        "cached_tokens",
         "client",
         "destination",
         "id",
@@ -93,6 +97,7 @@ class Request:
         arrived_s: float = 0.0,
         client: str = "",
         prompt_tokens: int = 0,
+        cached_tokens: Mapping[WorkerId, int] = NOTHING_CACHED,
     ) -> None:
         self.id = request
         self.kv_bytes = kv_bytes
@@ -101,6 +106,7 @@ class Request:
         self.arrived_s = arrived_s
         self.client = client
         self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
         self.placed_s = self.moved_s = 0.0
         self.pinned = False
         self.state = WAITING

@@ -8,7 +8,7 @@ CHATS = 14
 
 
 def preemptions(bench: Bench) -> str:
-    [line] = [line for line in bench.daemon.get("/metrics").splitlines() if line.startswith("melld_preemptions_total ")]
+    [line] = [line for line in bench.daemon.get("/metrics").splitlines() if line.startswith("melld_preemptions_total{")]
     return line
 
 

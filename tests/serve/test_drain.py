@@ -202,8 +202,8 @@ def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
     assert status["service"]["requests"] > 0
     assert 0 <= status["service"]["attainment"] <= status["service"]["ttft_attainment"] <= 1
     metrics = daemon.get("/metrics")
-    for name in ("melld_worker_awake_seconds_total", "melld_requests_attained_total", "melld_moves_deferred"):
-        assert f"\n{name} " in metrics
+    for name in ("melld_worker_awake_seconds_total{", "melld_requests_attained_total{", "melld_moves_deferred "):
+        assert f"\n{name}" in metrics
 
 
 def test_a_log_on_a_full_disk_is_one_warning(daemon: DaemonProcess, operator: Operator) -> None:

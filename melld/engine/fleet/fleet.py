@@ -24,7 +24,7 @@ from melld.engine.fleet.place import Offer, Place, Slot
 from melld.engine.fleet.ports import Codec, FleetListener
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
-from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken, new_live
+from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken, new_live, prefix_salt
 from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
@@ -32,6 +32,7 @@ from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError, RequestTooLarge, UnknownWorker
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
+from melld.kvstore.prefixes import PrefixIndex
 from melld.migrate.messages import MoveMessage
 from melld.scheduler import events
 
@@ -56,6 +57,7 @@ class Fleet:
         clock: Callable[[], float],
         health: HealthConfig | None = None,
         itl_target_s: float | None = None,
+        is_prefix_aware: bool = False,
     ) -> None:
         self.supervisor = Supervisor(slots, template, self, health or HealthConfig())
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
@@ -74,6 +76,8 @@ class Fleet:
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
         self.workers = self.reports.workers
+        self._prefixes = PrefixIndex()
+        self._is_prefix_aware = is_prefix_aware
         self._codec = codec
         self._listener = listener
         self._clock = clock
@@ -89,6 +93,10 @@ class Fleet:
         """
         live = new_live(core_request, self._codec.encode_request, self._clock())
         self.live[live.request] = live
+        cached_tokens: Mapping[WorkerId, int] = {}
+        if self._is_prefix_aware:
+            tokens = core_request.prompt_token_ids or ()
+            cached_tokens = self._prefixes.arrived(live.request, tokens, prefix_salt(core_request))
         self._listener().handle(
             events.RequestArrived(
                 self._clock(),
@@ -97,10 +105,11 @@ class Fleet:
                 prompt_tokens=live.prompt_tokens,
                 priority=live.priority,
                 client=client,
+                cached_tokens=cached_tokens,
             )
         )
         if live.refusal is not None:
-            del self.live[live.request]
+            self._remove(live.request)
             raise live.refusal
         live.admitted = True
 
@@ -126,6 +135,8 @@ class Fleet:
         Raises:
             RuntimeError: a worker's call failed, or the worker ended first.
         """
+        if method == "reset_prefix_cache":
+            self._prefixes.clear()
         return await self.calls.ask_all(filter(self.is_ready, self.workers), method, arguments)
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
@@ -148,6 +159,7 @@ class Fleet:
     def hand_over(self, request: RequestId, worker: WorkerId, lease: int, cause: EventId = NO_EVENT) -> None:
         """Make the worker the request's owner under this lease: the commit of a migration."""
         self.live[request].hand_over(worker, lease, cause)
+        self._prefixes.placed(request, worker)
         self._dispatch.acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId, cause: EventId = NO_EVENT) -> None:
@@ -155,11 +167,15 @@ class Fleet:
         live = self.live[request]
         live.worker, live.cause = worker, cause
         if self.is_ready(worker):
-            self._dispatch.give(live, worker)
+            self._give(live, worker)
             return
         live.taken = False
         self.places[worker].held.append(request)
         self.wake(worker)
+
+    def _give(self, live: Live, worker: WorkerId) -> None:
+        self._prefixes.placed(live.request, worker)
+        self._dispatch.give(live, worker)
 
     def is_ready(self, worker: WorkerId) -> bool:
         """Return True if the worker takes requests at once; otherwise requests placed on it are held until it does."""
@@ -238,6 +254,7 @@ class Fleet:
         """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
         worker = slot.worker
         self.ready.pop(worker, None)
+        self._prefixes.close_worker(worker)
         self.calls.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
         is_known = ended.expected and all(live.request in self.places[worker].held for live in theirs)
@@ -270,9 +287,11 @@ class Fleet:
         worker = slot.worker
         self.ready[worker] = ready
         self.reports.worker_ready(worker, ready)
+        if ready.caches_prefixes and self._is_prefix_aware:
+            self._prefixes.open_worker(worker, ready.block_tokens, ready.total_blocks)
         for request in self.places[worker].take_held():
             if (live := self.owned.owned(request, worker)) is not None:
-                self._dispatch.give(live, worker)
+                self._give(live, worker)
         steady = not self.places[worker].setbacks
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
         self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
@@ -315,6 +334,7 @@ class Fleet:
         live = self.live.pop(request, None)
         if live is not None:
             self._dispatch.acquit(request)
+            self._prefixes.ended(request, live.worker, live.output_token_ids)
         return live
 
     def _tell_ended(self, live: Live) -> None:

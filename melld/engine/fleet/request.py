@@ -150,3 +150,13 @@ def new_live(core_request: Any, encode: Callable[[Any], bytes], now_s: float) ->
         priority=core_request.priority,
         arrived_s=now_s,
     )
+
+
+def prefix_salt(core_request: Any) -> tuple[Any, ...]:
+    """Return what two requests must have in common, besides tokens, for one to use the other's KV.
+
+    Images stand for tokens that look alike: requests with images share with those that have the same ones.
+    """
+    lora = core_request.lora_request
+    images = tuple(one.identifier for one in core_request.mm_features or ())
+    return core_request.cache_salt, lora.lora_name if lora is not None else None, images

@@ -133,6 +133,7 @@ def ready_of(
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         max_requests=config.scheduler_config.max_num_seqs,
+        caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
         vllm_version=_vllm_version(),
         load_s=load_s,

@@ -9,9 +9,10 @@ are large, the fullest able worker is best: spread evenly, none would have room 
 Never wakes a worker.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from melld.ids import RequestId
+from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.answers import Answers
@@ -29,6 +30,19 @@ LARGE_PART = 0.08
 SPREAD = 0.1
 """Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
 MOST_BUSY = 0.9
+SOON_S, SOON_PART = 0.05, 0.1
+"""A first token is about as soon as the soonest if it comes later by no more than these seconds, or this part."""
+
+
+class Prompt(NamedTuple):
+    """What computing a request's prompt takes: by itself, and where a worker has its beginning already."""
+
+    alone_s: float
+    by_worker_s: Mapping[WorkerId, float]
+
+    def left_s(self, worker: Worker) -> float:
+        """Return the seconds of what the worker must compute."""
+        return self.by_worker_s.get(worker.id, self.alone_s)
 
 
 class Dispatch:
@@ -42,33 +56,38 @@ class Dispatch:
         self._targets = targets
         self._steps = steps
 
-    def able(self, request: Request, prefill_s: float, serving: int, by_memory: bool) -> Worker | None:
-        """Return the best of the first `serving` workers that keep both targets, else the fullest of the others."""
+    def able(self, request: Request, prompt: Prompt, serving: int, by_memory: bool) -> Worker | None:
+        """Return the best of the first `serving` workers that keep both targets, else the fullest of the others.
+
+        Where a worker may have the prompt's beginning, only those count on which the first token comes about as soon
+        as anywhere.
+        """
         packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.largest_capacity_bytes()
-        best_cost, best = float("inf"), None
+        found: list[tuple[float, float, Worker]] = []
         beyond: Worker | None = None
         by_activation = sorted(self._cluster.active.values(), key=lambda worker: worker.order)
         for place, worker in enumerate(by_activation):
-            if best is not None and place >= serving:
+            if found and place >= serving:
                 break
-            cost = self._cost(request, worker, prefill_s)
+            cost = self._cost(request, worker, prompt)
             if cost is None:
                 continue
             if place >= serving:
                 if beyond is None or worker.used_bytes > beyond.used_bytes:
                     beyond = worker
                 continue
-            if packed:
-                cost = -float(worker.used_bytes)
-            if cost < best_cost:
-                best_cost, best = cost, worker
-        return best or beyond
+            first_s = self._first_s(worker, prompt) if prompt.by_worker_s else 0.0
+            found.append((-float(worker.used_bytes) if packed else cost, first_s, worker))
+        if prompt.by_worker_s and found:
+            least_s = min(first_s for _, first_s, _ in found)
+            found = [one for one in found if one[1] <= least_s + max(SOON_S, SOON_PART * least_s)]
+        return min(found, key=lambda one: one[0])[2] if found else beyond
 
-    def least_missed(self, request: Request, prefill_s: float) -> tuple[float, Worker | None]:
+    def least_missed(self, request: Request, prompt: Prompt) -> tuple[float, Worker | None]:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
         takes, active = self._packing.outlook.takes, self._cluster.active.values()
         takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
-        scored = ((self._missed(request, worker, prefill_s), worker.order, worker) for worker in takers)
+        scored = ((self._missed(request, worker, prompt), worker.order, worker) for worker in takers)
         missed, _, worker = min(scored, default=(0.0, 0, None))
         return missed, worker
 
@@ -98,14 +117,20 @@ class Dispatch:
         active = self._cluster.active.values()
         return sum(worker.used_bytes for worker in active) / max(sum(worker.count for worker in active), 1)
 
-    def _cost(self, request: Request, worker: Worker, prefill_s: float) -> float | None:
+    def _first_s(self, worker: Worker, prompt: Prompt) -> float:
+        """Return in what time the worker would have computed the prompt."""
+        now_s = self._cluster.now_s
+        return self.loads.of(worker, now_s).backlog_s(now_s) + prompt.left_s(worker)
+
+    def _cost(self, request: Request, worker: Worker, prompt: Prompt) -> float | None:
         """Return what the request costs on the worker, or None if the worker is not able."""
         outlook, enough_s = self._packing.outlook, self._packing.settings.dispatch_life_s
         if worker is request.worker or not outlook.takes(worker, request.kv_bytes):
             return None
         if worker.count and outlook.life_s(worker, request.kv_bytes, 1) < enough_s:
             return None
-        near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prefill_s)
+        prefill_s = prompt.left_s(worker)
+        near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prompt.alone_s)
         if near > TTFT_PART:
             return None
         if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
@@ -113,9 +138,10 @@ class Dispatch:
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
         return None if slow > 1.0 else SPREAD * max(near, slow) + self._slowed(worker, prefill_s, itl_s)
 
-    def _missed(self, request: Request, worker: Worker, prefill_s: float) -> float:
+    def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
-        late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prefill_s)
+        prefill_s = prompt.left_s(worker)
+        late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prompt.alone_s)
         if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
             return float(late)
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s - 1.0

@@ -16,7 +16,7 @@ from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.gaps import Gaps
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
-from melld.scheduler.policies.slo.dispatch import Dispatch, has_begun
+from melld.scheduler.policies.slo.dispatch import Dispatch, Prompt, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
 from melld.scheduler.policies.slo.rental import kept_s
@@ -55,22 +55,29 @@ class MellSlo(Policy):
         if not self._aims:
             return self.packing.allocate(request, reason)
         is_new = request.worker is None
-        prefill_s = self.prompts.seconds(request.prompt_tokens) if is_new else 0.0
+        prompt = self._prompt(request) if is_new else Prompt(0.0, {})
         self._serve(request.kv_bytes, reason)
-        worker = self._chosen(request, prefill_s, reason)
+        worker = self._chosen(request, prompt, reason)
         if worker is None:
             return False
         self.cluster.assign(request, worker, reason)
         if is_new:
+            prefill_s = prompt.left_s(worker)
             self.demand.accept(prefill_s)
             self.dispatch.placed(request, worker, prefill_s)
         return True
 
-    def _chosen(self, request: Request, prefill_s: float, reason: Reason) -> Worker | None:
-        worker = self.dispatch.able(request, prefill_s, self.demand.workers, self.demand.by_memory)
+    def _prompt(self, request: Request) -> Prompt:
+        """Return the seconds that the request's prompt takes, on each worker that may have its beginning."""
+        tokens, seconds = request.prompt_tokens, self.prompts.seconds
+        left_s = {worker: seconds(max(tokens - cached, 1)) for worker, cached in request.cached_tokens.items()}
+        return Prompt(seconds(tokens), left_s)
+
+    def _chosen(self, request: Request, prompt: Prompt, reason: Reason) -> Worker | None:
+        worker = self.dispatch.able(request, prompt, self.demand.workers, self.demand.by_memory)
         if worker is not None:
             return worker
-        missed, worker = self.dispatch.least_missed(request, prefill_s)
+        missed, worker = self.dispatch.least_missed(request, prompt)
         if worker is not None and (missed < WORTH_WAKING or self._wakes()):
             return None if worker.count and self._holds(request) else worker
         if (woken := self.spare(request.kv_bytes, reason)) is not None:
