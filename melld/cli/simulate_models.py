@@ -100,8 +100,8 @@ def read_models(path: pathlib.Path) -> list[_Row]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(str(path), f"not a file of models: {error}") from error
     names = [row.name for row in rows]
-    if not rows or len(set(names)) < len(names):
-        raise ConfigError(str(path), "needs [[models]], each with a name of its own")
+    if len(rows) < 2 or len(set(names)) < len(names):
+        raise ConfigError(str(path), "needs two [[models]] or more, each with a name of its own")
     for row in rows:
         if not 0 < row.rate < math.inf:
             raise ConfigError(str(path), f"{row.name}: rate must be above zero: {row.rate}")

@@ -60,8 +60,7 @@ class Housing:
 
     def may_leave(self, instance: Instance, now_s: float) -> bool:
         """Return True unless the instance is pinned or was loaded only now."""
-        declared = instance.model.declared
-        return not declared.pinned and now_s - instance.since_s >= STAY_TIMES * max(declared.wake_s, 0.0)
+        return not instance.model.declared.pinned and now_s - instance.since_s >= STAY_TIMES * instance.took_s
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:
         house = choice.instance.house

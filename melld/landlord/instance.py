@@ -115,7 +115,7 @@ class Instance:
 
     `used_bytes`, `ahead_bytes`, `requests`: as its scheduler counts.  `taking`: granules that it was asked for and has
     not answered.  `stuck_until_s`: until then it is asked for no more.  `since_s`: of its present state.
-    `idle_since_s`: since when it has no request.  `drained_for`: why it drains.
+    `took_s`: its last load.  `idle_since_s`: since when it has no request.  `drained_for`: why it drains.
     """
 
     __slots__ = (
@@ -134,6 +134,7 @@ class Instance:
         "state",
         "stuck_until_s",
         "taking",
+        "took_s",
         "used_bytes",
     )
 
@@ -143,7 +144,7 @@ class Instance:
         self.house = house
         self.state = S.STOPPED
         self.used_bytes = self.ahead_bytes = self.requests = self.taking = 0
-        self.mean_bytes = 0.0
+        self.mean_bytes = self.took_s = 0.0
         self.noted_s = self.since_s = self.idle_since_s = now_s
         self.stuck_until_s = self.retry_at_s = -math.inf
         self.offered: tuple[int, float] | None = None

@@ -137,6 +137,7 @@ class Landlord:
 
     def _loaded(self, event: events.ModelLoaded) -> None:
         instance = self.instances[event.worker]
+        instance.took_s = event.at_s - instance.since_s if instance.state is S.LOADING else 0.0
         instance.become("loaded", event.at_s)
         instance.idle_since_s = event.at_s
         model = instance.model

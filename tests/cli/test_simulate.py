@@ -100,7 +100,14 @@ def test_several_models_are_simulated_on_shared_devices(
     for wrong, code in (("--policy best-fit", 2), ("--sharing all", 2), ("--gpu 8GiB", 2), ("--seconds 10", 2)):
         assert main([*words, *wrong.split()]) == code
         assert capsys.readouterr().err.count("\n") == 1
-    for broken in ("", "[[models]]", TWO_MODELS + TWO_MODELS, TWO_MODELS.replace("0.2", "-1"), "[["):
+    for broken in (
+        "",
+        "[[models]]",
+        TWO_MODELS.partition('[[models]]\nname = "code')[0],
+        TWO_MODELS + TWO_MODELS,
+        TWO_MODELS.replace("0.2", "-1"),
+        "[[",
+    ):
         file.write_text(broken)
         assert main(words) == 1
         assert capsys.readouterr().err.count("\n") == 1

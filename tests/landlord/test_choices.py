@@ -1,0 +1,101 @@
+"""Where a model is loaded, and what the estimator says of models that share a device."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.ids import ModelName, WorkerId
+from melld.landlord import events as e
+from melld.landlord.estimate import Estimate
+from melld.landlord.granules import GRANULE_UNIT_BYTES, granule_bytes_for
+from tests.landlord.estate import MIB, Town, estate, of
+
+BUSY = e.ModelLoad(arrivals=40, ended=40, output_tokens=40 * 300, held_bytes=40 * MIB, prompts=40, prefill_s=0.4)
+CHAT, CODE = ModelName("chat"), ModelName("code")
+
+
+def estimate(step_s: float = 0.02) -> Estimate:
+    found = Estimate()
+    landlord = estate("chat", "code")
+    found.demands.update(landlord.estimate.demands)
+    load = e.ModelLoad(10, 10, 3000, 10 * MIB, 10, 0.5, step_s)
+    for _ in range(60):
+        found.observe({CHAT: load, CODE: load}, 10.0)
+    return found
+
+
+def test_steps_of_models_on_one_device_add_up() -> None:
+    """A token of one model waits for the steps of the others."""
+    found = estimate()
+    assert found.step_s([CHAT]) == pytest.approx(0.02, rel=0.05)
+    assert found.step_s([CHAT, CODE]) == pytest.approx(0.04, rel=0.05)
+
+
+def test_what_memory_does_not_hold_is_not_served() -> None:
+    """F is the arrivals where memory is plenty, and falls with the memory where it is short."""
+    found = estimate()
+    plenty = found.served_per_s([CHAT, CODE], 10**12)
+    assert plenty == pytest.approx(2.0, rel=0.05)
+    assert found.served_per_s([CHAT, CODE], 4 * MIB) < plenty / 2
+    assert found.served_per_s([CHAT], 0) == 0.0
+
+
+def test_a_model_joins_a_device_that_is_awake() -> None:
+    """The fewest devices are awake; a sleeping one is woken when weights have no room elsewhere."""
+    town = Town(estate("chat", "code", "draw", "embed", devices=2))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    assert (town.offers["code@d0"] > 0, town.offers["code@d1"]) == (True, 0)
+    town.want("code@d0")
+    town.want("draw@d0")
+    town.need("chat@d0", 1, 1.0)
+    town.need("code@d0", 1, 1.0)
+    town.need("draw@d0", 1, 1.0)
+    town.pass_time(2.0)
+    assert (town.offers["embed@d0"], town.offers["embed@d1"] > 0) == (0, True)
+
+
+def test_a_device_whose_steps_are_slow_takes_no_more_models() -> None:
+    """Packing by bytes alone would ruin the latency of all."""
+    town = Town(estate("chat", "code", devices=2, resident_bytes=10 * MIB))
+    town.landlord.housing._itl_target_s = 0.03
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.need("chat@d0", 5, 0.5)
+    for second in range(1, 40):
+        town.pass_time(float(second), chat=BUSY, code=BUSY)
+    assert (town.offers["code@d0"], town.offers["code@d1"] > 0) == (0, True)
+
+
+def test_a_model_that_was_loaded_only_now_stays() -> None:
+    """Models are not swapped faster than they can be loaded."""
+    town = Town(estate("chat", "code", resident_bytes=60 * MIB))
+    town.pass_time(0.0)
+    town.landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
+    town.tell(e.ModelLoaded(10.0, WorkerId("chat@d0")))
+    town.offers.clear()
+    town.pass_time(29.0)
+    assert "code@d0" not in town.offers, "nothing was offered since its load began"
+    town.pass_time(30.0)
+    assert town.offers["code@d0"] > 0
+    assert of(e.DozeModel, town.want("code@d0", 30.0)) == ["chat@d0"]
+
+
+@given(st.lists(st.integers(1, 2**26), min_size=1))
+def test_a_granule_holds_eight_of_the_largest_blocks(blocks: list[int]) -> None:
+    """In whole units of the memory that can be taken from a device."""
+    granule = granule_bytes_for(blocks)
+    assert granule >= 8 * max(blocks)
+    assert granule % GRANULE_UNIT_BYTES == 0
+    assert granule - 8 * max(blocks) < GRANULE_UNIT_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.floats(0.1, 100.0)), max_size=20))
+def test_one_model_hears_of_nothing_but_its_birth(uses: list[tuple[int, float]]) -> None:
+    """Whatever its load does, no command disturbs what the scheduler alone would decide."""
+    town = Town(estate("chat", devices=2))
+    birth = town.tell(e.ModelLoaded(0.0, WorkerId("chat@d0")))
+    assert of(e.GrantKv, birth) == ["chat@d0"]
+    for granules, passed_s in uses:
+        assert town.need("chat@d0", granules, town.now_s) == []
+        assert town.pass_time(town.now_s + passed_s, chat=BUSY) == []
