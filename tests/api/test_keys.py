@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.api.keys import MAX_FILE_BYTES, Keys, load_keys, parse_keys
+from melld.api.keys import MAX_FILE_BYTES, Keys, load_keys, parse_keys, presented_key
 from melld.config import ServerConfig
 from melld.errors import ConfigError
 
@@ -46,6 +46,7 @@ def test_plain_keys_and_digests_open(file: Path) -> None:
 def test_no_key_is_asked_for_where_none_is_set() -> None:
     """A newcomer on loopback just asks."""
     assert not Keys()
+    assert Keys((b"digest",))
     assert Keys().client_of(None) is not None
 
 
@@ -120,3 +121,22 @@ def test_any_text_gives_keys_or_a_named_line(text: str) -> None:
         assert error.where.startswith("keys, line ")  # noqa: PT017  either is right
     else:
         assert all(len(digest) == 32 for digest in digests)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key", "key"),
+    [
+        ("Bearer one", None, "one"),
+        ("bearer  one ", "two", "one"),
+        ("Basic one", "two", "two"),
+        ("Basic one", None, None),
+        ("Bearer ", "two", "two"),
+        (None, "two", "two"),
+        (None, None, None),
+    ],
+)
+def test_a_key_comes_as_openai_s_or_as_anthropic_s_clients_send_it(
+    authorization: str | None, x_api_key: str | None, key: str | None
+) -> None:
+    """Another scheme is no key of ours."""
+    assert presented_key(authorization, x_api_key) == key

@@ -227,11 +227,13 @@ def test_a_move_that_ended_well_tells_what_it_took_and_no_reason() -> None:
     talk.describe(10)
     talk.reserved()
     talk.copied(10)
-    talk.describe(10)
+    talk.describe(11 + FEW_BLOCKS)
+    talk.copied(1)
+    talk.describe(11 + FEW_BLOCKS)
     talk.hear(say.RequestFrozen, num_tokens=100)
     talk.hear(say.RequestAttached, blocks=0, nbytes=0, copy_s=0.25)
     moved = talk.migration
-    assert (moved.rounds, moved.copied_blocks, moved.copied_bytes, moved.copy_s) == (1, 10, 100, 0.75)
+    assert (moved.rounds, moved.copied_blocks, moved.copied_bytes, moved.copy_s) == (2, 11, 110, 1.25)
     assert (moved.outcome, moved.reason) == (Outcome.COMMITTED, "")
     assert moved.told()[:2] == ("0.0 ms started", "1000.0 ms can go by kv")
 

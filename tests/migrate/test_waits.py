@@ -1,5 +1,6 @@
 """A slow way is not taken because it is free: where another is over sooner although one waits for it, one waits."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +82,30 @@ def test_nothing_slow_is_left_beside_what_is_free_and_quick(
     assert all(way.epochs <= min(free, default=way.epochs) + SLACK_EPOCHS for way in kept)
     quickest = min(move, key=lambda way: way.epochs, default=None)
     assert quickest is None or not bins.fits(quickest) or quickest in kept
+
+
+LINK_BIN, COMPUTE_BIN = BOUNDARIES
+FULL = {COMPUTE_BIN: BOUNDARIES[COMPUTE_BIN]}
+
+
+def kept(waits: Waits, *move: Way) -> list[Bin]:
+    return [way.bins[0] for way in waits.sensible(Candidate(move, pressing=False)).ways]
+
+
+@pytest.mark.parametrize(("owed", "ends"), [({COMPUTE_BIN: 17}, 4.5), ({}, 1.5)])
+def test_the_wait_for_a_full_bin_is_what_it_owes_in_whole_epochs(owed: dict[Bin, int], ends: float) -> None:
+    """And a way that is free now has none: the link is worth its own time alone."""
+    full = Way((COMPUTE_BIN,), 8, 0.5)
+    for link_epochs, worth in ((ends - SLACK_EPOCHS - 0.1, False), (ends - SLACK_EPOCHS + 0.1, True)):
+        waits = Waits(Bins(BOUNDARIES.__getitem__, FULL), owed)
+        assert kept(waits, Way((LINK_BIN,), 1, link_epochs), full) == [LINK_BIN, *[COMPUTE_BIN] * worth]
+
+
+@pytest.mark.parametrize(("cost", "owed", "ends"), [(20, {}, 3.0), (25, {LINK_BIN: 6}, 5.0)])
+def test_who_goes_first_is_reckoned_with_once(cost: int, owed: dict[Bin, int], ends: float) -> None:
+    """The share that it takes now and the rest that it owes; the next one waits for both."""
+    for compute_epochs, worth in ((ends - SLACK_EPOCHS - 0.1, False), (ends - SLACK_EPOCHS + 0.1, True)):
+        waits = Waits(Bins(BOUNDARIES.__getitem__, {}), owed)
+        kept(waits, Way((LINK_BIN,), cost, cost / 10))
+        second = Way((LINK_BIN,), 10, 1.0), Way((COMPUTE_BIN,), 1, compute_epochs)
+        assert kept(waits, *second) == [*[LINK_BIN] * worth, COMPUTE_BIN]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.idle import BREAK_EVEN, Idle, IdleSettings, WorkerAtRest
+from melld.scheduler.idle import BREAK_EVEN, Ending, Idle, IdleSettings, WorkerAtRest
 
 SETTINGS = IdleSettings(sleep_after_s=10.0, stop_after_s=20.0)
 
@@ -26,6 +26,7 @@ class TestSleeping:
         idle = Idle(SETTINGS)
         idle.look(0, at_rest(1, asleep=False), 0.0)
         idle.look(0, at_rest(1), 10.0)
+        assert idle.endings["w1"] == Ending(30.0, kept=False)
         assert idle.look(0, at_rest(1), 29.9).stop == ()
         assert idle.look(0, at_rest(1), 30.0).stop == ("w1",)
 

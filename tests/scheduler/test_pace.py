@@ -61,12 +61,15 @@ TARGET_S = 0.1
         (64, 2 * TARGET_S, 8, 4),  # twice as slow: half as many
         (64, 1.01 * TARGET_S, 8, 7),  # a little too slow: one fewer than run
         (64, 100 * TARGET_S, 8, 1),  # never none
+        (64, 100 * TARGET_S, 2, 1),
         (64, 100 * TARGET_S, 1, 64),  # a lone request has no neighbours to blame
         (64, TARGET_S, 8, 64),  # in time is in time
         (8, 0.5 * TARGET_S, 8, 10),  # with room, and all places taken: a fourth more
+        (9, 0.5 * TARGET_S, 9, 11),
         (2, 0.5 * TARGET_S, 2, 3),  # at least one
         (62, 0.5 * TARGET_S, 62, 64),  # never more than vLLM's
         (8, ROOM * TARGET_S, 8, 8),
+        (8, ROOM * TARGET_S, 3, 8),
         (8, 0.5 * TARGET_S, 7, 8),  # nobody asks for more
         (8, 0.5 * TARGET_S, 3, 9),  # so few that it says little: one more
         (8, 0.5 * TARGET_S, 4, 8),
