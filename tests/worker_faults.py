@@ -51,7 +51,7 @@ def slowed(directory: Path, decode_s: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        (directory / SLOW).unlink()
+        (directory / SLOW).unlink(missing_ok=True)
 
 
 class FaultPoints:

@@ -1,27 +1,18 @@
 """The KV caches that vLLM makes on a GPU are copied whole, block by block, or refused with a reason."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+from tests.forked import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 OF_LAYERS = {"LBHNC", "LBNHC"}
 BLOCKS_FIRST = {"BLHNC", "BLNHC"}
 
 
 def test_each_layout_of_each_kind_of_attention_is_copied_whole_or_refused() -> None:
     """`kv_layouts` checks each byte of each block; here is what becomes of which cache."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.contracts.kv_layouts"],
-        cwd=ROOT,
-        env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
+    done = run_python("-m", "tests.contracts.kv_layouts", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     told = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 2]
     became = {(name, layout): result for name, layout, result in told}

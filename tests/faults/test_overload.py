@@ -12,6 +12,7 @@ from tests.api.http_client import COMPLETIONS, chat, request
 from tests.faults.checker import Subject, held
 from tests.faults.conftest import DEADLINE_S, KEYS, QUEUED
 from tests.faults.reader import Reader
+from tests.worker_faults import slowed
 
 FIRST, SECOND = KEYS
 FULL, LATE = "status 429 queue_full", "error waited_too_long"
@@ -45,12 +46,13 @@ class Standstill:
     """One stream has begun and fills the worker, which is stopped for as long as the test wants (less than is hung)."""
 
     def __init__(self, crowded: Subject) -> None:
-        self.first = crowded.read(TALL, FIRST)
-        self.first.wait_chunks(1)
         self.pid = int(crowded.worker("w0")["pid"])
+        with slowed(crowded.faults):
+            self.first = crowded.read(TALL, FIRST)
+            self.first.wait_chunks(1)
+            os.kill(self.pid, signal.SIGSTOP)
 
     def __enter__(self) -> Reader:
-        os.kill(self.pid, signal.SIGSTOP)
         return self.first
 
     def __exit__(self, *_: object) -> None:

@@ -15,9 +15,10 @@ import pytest
 from tests.faults.checker import Subject
 from tests.faults.conftest import SILENCE_S
 from tests.faults.reader import Reader
+from tests.worker_faults import slowed
 
 
-def body(tokens: int = 300, prompt: int = 400, seed: int | None = None) -> dict[str, Any]:
+def body(tokens: int = 100, prompt: int = 400, seed: int | None = None) -> dict[str, Any]:
     """One prompt; greedy, or drawn with a seed."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 0.9, "seed": seed}
     words = [5 + number * 7 % 200 for number in range(prompt)]
@@ -44,14 +45,16 @@ def two_on(subject: Subject, *bodies: dict[str, Any]) -> list[Reader]:
 def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None:
     """A client whose prompt was being read waits a moment longer, and knows of nothing."""
     long = body(40, prompt=3000)
-    beside = body(300, seed=3)
+    beside = body(seed=3)
     subject.unharmed(long)
     subject.unharmed(beside)
-    readers = two_on(subject, beside)
-    [free] = {"w0", "w1"} - {subject.worker_of(readers[0])}
-    before = subject.worker(free)["restarts"]
-    (subject.faults / f"{free}.step.KILL").touch()  # after the first of the six steps of its prefill
-    readers.append(subject.read(long | {"cache_salt": "again"}))
+    with slowed(subject.faults):
+        readers = two_on(subject, beside)
+        [free] = {"w0", "w1"} - {subject.worker_of(readers[0])}
+        before = subject.worker(free)["restarts"]
+        (subject.faults / f"{free}.step.KILL").touch()  # after the first of the six steps of its prefill
+        readers.append(subject.read(long | {"cache_salt": "again"}))
+        subject.until(lambda _: not (subject.faults / f"{free}.step.KILL").exists())
     assert subject.judge(readers) == []
     assert readers[-1].status == 200
     assert subject.worker(free)["restarts"] == before + 1
@@ -59,17 +62,18 @@ def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None
 
 def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> None:
     """SIGSTOP for good is death after `ping_timeout_s`; one at a tenth of its speed goes on for as long as it takes."""
-    bodies = [body(600, seed=1), body(600, seed=2)]
+    bodies = [body(seed=1), body(seed=2)]
     for one in bodies:
         subject.unharmed(one)
-    hung, slow = two_on(subject, *bodies)
-    homes = [subject.worker_of(reader) for reader in (hung, slow)]
-    assert homes[0] != homes[1]
-    before = {name: subject.worker(name) for name in homes}
-    over = threading.Event()
-    crawl = threading.Thread(target=slow_down, args=(before[homes[1]]["pid"], over))
-    crawl.start()
-    os.kill(before[homes[0]]["pid"], signal.SIGSTOP)
+    with slowed(subject.faults):
+        hung, slow = two_on(subject, *bodies)
+        homes = [subject.worker_of(reader) for reader in (hung, slow)]
+        assert homes[0] != homes[1]
+        before = {name: subject.worker(name) for name in homes}
+        over = threading.Event()
+        crawl = threading.Thread(target=slow_down, args=(before[homes[1]]["pid"], over))
+        crawl.start()
+        os.kill(before[homes[0]]["pid"], signal.SIGSTOP)
     try:
         hung.wait_end()
         at_work = subject.worker(homes[1])
@@ -95,17 +99,18 @@ def slow_down(pid: int, over: threading.Event) -> None:
 
 def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) -> None:
     """The allocator of one worker fails: it starts anew, its requests go on elsewhere, the others feel nothing."""
-    bodies = [body(300, seed=number) for number in range(4)]
+    bodies = [body(seed=number) for number in range(4)]
     new = [body(5, prompt=900 + number) | {"cache_salt": "again"} for number in range(4)]
     for one in bodies + new:
         subject.unharmed(one)
-    readers = two_on(subject, *bodies)
-    name = subject.worker_of(readers[0])
-    before = {worker["worker"]: worker for worker in subject.status()["workers"]}
-    resource.prlimit(before[name]["pid"], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
-    readers += [subject.read(one) for one in new]  # what runs has all that it needs; a new prompt needs more
-    # Told by the worker itself, an exception of the allocator's user, and not only by the signal that ended it.
-    gone = subject.until(lambda status: any("Error: " in (worker["reason"] or "") for worker in status["workers"]))
+    with slowed(subject.faults):
+        readers = two_on(subject, *bodies)
+        name = subject.worker_of(readers[0])
+        before = {worker["worker"]: worker for worker in subject.status()["workers"]}
+        resource.prlimit(before[name]["pid"], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        readers += [subject.read(one) for one in new]  # what runs has all that it needs; a new prompt needs more
+        # Told by the worker itself, an exception of the allocator's user, and not only by the signal that ended it.
+        gone = subject.until(lambda status: any("Error: " in (worker["reason"] or "") for worker in status["workers"]))
     [reason] = [worker["reason"] for worker in gone["workers"] if worker["reason"]]
     assert "starts again in 1 s" in reason
     assert subject.judge(readers) == []
@@ -117,12 +122,13 @@ def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) ->
 
 def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subject: Subject) -> None:
     """Both die: whoever had begun waits until a worker is back, however long that takes, and is not refused."""
-    bodies = [body(250, seed=number) for number in range(4)]
+    bodies = [body(seed=number) for number in range(4)]
     for one in bodies:
         subject.unharmed(one)
-    readers = two_on(subject, *bodies)
-    for worker in subject.status()["workers"]:
-        os.kill(worker["pid"], signal.SIGKILL)
+    with slowed(subject.faults):
+        readers = two_on(subject, *bodies)
+        for worker in subject.status()["workers"]:
+            os.kill(worker["pid"], signal.SIGKILL)
     queued = subject.until(lambda status: status["queued_requests"] or not status["requests"], 30)
     assert queued["queued_requests"], "they were never without a worker"
     assert subject.judge(readers) == []
@@ -130,23 +136,23 @@ def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subjec
 
 def test_file_descriptors_that_run_out_make_newcomers_wait(subject: Subject) -> None:
     """While the daemon cannot open a file its streams go on and newcomers wait; then all is as before."""
-    stream = body(600)
-    subject.unharmed(stream)
+    subject.unharmed(body())
     subject.unharmed(body(20))
     pid = subject.daemon.process.pid
-    running = two_on(subject, stream)
-    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    assert limit[0] >= min(limit[1], 65_536), "the daemon takes what it may have"
-    used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 8, limit[1]))
     place = urlsplit(subject.daemon.url)
-    try:
-        idle = [socket.create_connection((place.hostname, place.port), timeout=10) for _ in range(30)]
-        newcomer = subject.read(body(20))
-        running[0].wait_chunks(300)
-        assert newcomer.status == 0, "there was a descriptor for it"
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    with slowed(subject.faults):
+        running = two_on(subject, body())
+        limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert limit[0] >= min(limit[1], 65_536), "the daemon takes what it may have"
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 8, limit[1]))
+        try:
+            idle = [socket.create_connection((place.hostname, place.port), timeout=10) for _ in range(30)]
+            newcomer = subject.read(body(20))
+            running[0].wait_chunks(40)
+            assert newcomer.status == 0, "there was a descriptor for it"
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
     assert subject.judge([*running, newcomer]) == []
     for one in idle:
         one.close()

@@ -75,7 +75,9 @@ class History:
         May be played again: the answers of the first quiet run are those to the end.
         """
         self._over.clear()
-        self._expected = self._expected or [Stream(self._daemon, body).result() for body in self._bodies]
+        self._expected = self._expected or [
+            stream.result() for stream in [Stream(self._daemon, body) for body in self._bodies]
+        ]
         end_s = time.monotonic() + seconds
         turns = [(self._chance.randrange(BODIES), self._chance.random() < 0.1) for _ in range(requests)]
         line = itertools.takewhile(lambda _: time.monotonic() < end_s, turns)

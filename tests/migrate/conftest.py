@@ -15,6 +15,7 @@ def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     faults = tmp_path_factory.mktemp("faults")
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "idle.sleep_after_s=inf", "--set", "health.steady_after_s=0"]
+    flags += ["--set", "health.ping_timeout_s=4"]  # a worker that is stopped is known to be hung so soon
     flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
     with DaemonProcess(demo_model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
         bench = Bench(daemon.wait_ready(), faults)

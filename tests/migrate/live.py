@@ -5,9 +5,8 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from melld.control.client import ControlClient
 from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
 
 PATIENCE_S = 120.0
 CALM = ("ready", "asleep", "stopped")
@@ -30,20 +30,26 @@ SCHEMA = {
     },
     "required": ["name", "ages"],
 }
-GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 SEEDED = {**GREEDY, "temperature": 0.9, "top_p": 0.95, "seed": 11}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
-    "long": {**GREEDY, "max_tokens": 700},
+    "long": {**GREEDY, "max_tokens": 250},
     "seeded": SEEDED,
     "penalties": {**SEEDED, "presence_penalty": 0.6, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
     "json_schema": {
         **SEEDED,
+        "max_tokens": 240,
         "ignore_eos": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
     },
-    "regex": {**SEEDED, "ignore_eos": False, "structured_outputs": {"regex": r"[a-f]{70,90}-[0-9]{10}"}},
-    "n": {**SEEDED, "n": 3, "max_tokens": 400},
+    "regex": {
+        **SEEDED,
+        "max_tokens": 240,
+        "ignore_eos": False,
+        "structured_outputs": {"regex": r"[a-f]{70,90}-[0-9]{10}"},
+    },
+    "n": {**SEEDED, "n": 3},
     "logprobs": {**SEEDED, "logprobs": True, "top_logprobs": 3},
     "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 80},
 }
@@ -213,7 +219,17 @@ class Bench:
         self.daemon = daemon
         self.faults = faults
         self.operator = Operator(daemon)
-        self.unmoved = cache(lambda name: Stream(daemon, self.body(name)).result())
+        self._unmoved: dict[str, Answer] = {}
+
+    def unmoved(self, name: str) -> Answer:
+        """What is answered in this case when nothing happens to it."""
+        self.learn([name])
+        return self._unmoved[name]
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Ask, at once, for those of these answers that are not known yet."""
+        streams = {name: Stream(self.daemon, self.body(name)) for name in names if name not in self._unmoved}
+        self._unmoved |= {name: stream.result() for name, stream in streams.items()}
 
     def body(self, name: str) -> dict[str, Any]:
         """The case; its stop string is taken from the answer without one."""
@@ -221,6 +237,10 @@ class Bench:
             text = self.unmoved("greedy").choices[0].text
             return {**GREEDY, "stop": [text[int(len(text) * 0.8) :][:6]]}
         return CASES[name]
+
+    def slowed(self) -> contextlib.AbstractContextManager[None]:
+        """Within it what runs does not end before it is looked at."""
+        return slowed(self.faults)
 
     def stream(self, name: str) -> Stream:
         """A run of the case that has begun to answer."""

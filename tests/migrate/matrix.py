@@ -111,19 +111,20 @@ FEWEST = (FEW[0], FEW[1], FEW[4])
 def suffer(bench: Bench, loss: Loss) -> list[str]:
     """Play the loss; what was not as it must be."""
     unmoved = bench.unmoved("long")
-    stream = Stream(bench.daemon, CASES["long"] | {"cache_salt": loss.name})  # its blocks are nowhere else
-    stream.wait_chunks(12)
-    [one] = bench.operator.requests_of(stream)
-    workers = {"source": one["worker"], "destination": "w1" if one["worker"] == "w0" else "w0"}
-    pids = {worker["worker"]: int(worker["pid"]) for worker in bench.operator.status()["workers"]}
-    files = [bench.faults / f"{workers[role]}.{point}.{what}" for role, point, what in loss.faults]
-    for file in files:
-        file.touch()
-    follower = None
-    if loss.then_killed is not None:
-        follower = threading.Thread(target=_follow, args=(bench, files[0], workers[loss.then_killed], pids, loss))
-        follower.start()
-    wrong = _moved(bench, one["request"], workers["destination"], loss)
+    with bench.slowed():
+        stream = Stream(bench.daemon, CASES["long"] | {"cache_salt": loss.name})  # its blocks are nowhere else
+        stream.wait_chunks(12)
+        [one] = bench.operator.requests_of(stream)
+        workers = {"source": one["worker"], "destination": "w1" if one["worker"] == "w0" else "w0"}
+        pids = {worker["worker"]: int(worker["pid"]) for worker in bench.operator.status()["workers"]}
+        files = [bench.faults / f"{workers[role]}.{point}.{what}" for role, point, what in loss.faults]
+        for file in files:
+            file.touch()
+        follower = None
+        if loss.then_killed is not None:
+            follower = threading.Thread(target=_follow, args=(bench, files[0], workers[loss.then_killed], pids, loss))
+            follower.start()
+        wrong = _moved(bench, one["request"], workers["destination"], loss)
     if stream.result() != unmoved:
         wrong.append(f"another answer: {stream.answer} instead of {unmoved}")
     wrong += [f"never met: {file.name}" for file in files if file.exists()]

@@ -33,12 +33,13 @@ def checked(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_blocks_damaged_beside_decoding_are_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
     """A flipped bit, or a block that never came: the move has failed, the answer does not show it, the next works."""
-    stream = Stream(checked.daemon, CASES["long"] | {"cache_salt": damage})  # its blocks are not there already
-    stream.wait_chunks(12)
-    report = damaged_move(checked, stream, damage)
-    assert "frozen" not in " ".join(report["story"])
-    [again] = checked.operator.move(stream, "kv")
-    assert again["outcome"] == "committed"
+    with checked.slowed():
+        stream = Stream(checked.daemon, CASES["long"] | {"cache_salt": damage})  # its blocks are not there already
+        stream.wait_chunks(12)
+        report = damaged_move(checked, stream, damage)
+        assert "frozen" not in " ".join(report["story"])
+        [again] = checked.operator.move(stream, "kv")
+        assert again["outcome"] == "committed"
     assert stream.result() == checked.unmoved("long")
     assert 'outcome="copy failed",via="kv"' in checked.daemon.get("/metrics")
 
@@ -46,12 +47,13 @@ def test_blocks_damaged_beside_decoding_are_found_and_the_source_goes_on(checked
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_blocks_damaged_after_the_freeze_are_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
     """The same in the last copy, of a request that nobody decodes meanwhile: it is thawed."""
-    body = {"prompt": [9, 8, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": [9, 8, 7], "max_tokens": 100, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(checked.daemon, body).result()
     for _ in range(10):  # one that has filled a block before it is looked at is copied beside decoding, too
-        stream = Stream(checked.daemon, body)
-        stream.wait_chunks(1)
-        report = damaged_move(checked, stream, damage)
+        with checked.slowed():
+            stream = Stream(checked.daemon, body)
+            stream.wait_chunks(1)
+            report = damaged_move(checked, stream, damage)
         assert stream.result() == unmoved
         if "frozen" in " ".join(report["story"]):
             break

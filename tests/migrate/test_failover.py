@@ -41,10 +41,14 @@ def pid_of(bench: Bench, worker: str) -> int:
 def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
     """kill -9 in mid-answer, whatever was asked for: text, logprobs, finish reason and usage do not show it."""
     names = [*CASES, "stop"]
+    bench.learn(names)
     unmoved = [bench.unmoved(name) for name in names]
-    streams = [bench.stream(name) for name in names]
-    gather(bench, streams, "w0")
-    os.kill(pid_of(bench, "w0"), signal.SIGKILL)
+    with bench.slowed():
+        streams = [Stream(bench.daemon, bench.body(name)) for name in names]
+        for stream in streams:
+            stream.wait_chunks(5)
+        gather(bench, streams, "w0")
+        os.kill(pid_of(bench, "w0"), signal.SIGKILL)
     answers = [stream.result() for stream in streams]
     assert dict(zip(names, answers, strict=True)) == dict(zip(names, unmoved, strict=True))
 
@@ -72,19 +76,21 @@ def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
 
     A request that shares a worker with it must go on.
     """
-    bystander = bench.stream("long")
-    [one] = bench.operator.requests_of(bystander)
-    home, other = one["worker"], "w1" if one["worker"] == "w0" else "w0"
     answers: list[tuple[int, str | None]] = []
-    asking = threading.Thread(target=ask, args=(bench, {**GREEDY, "max_tokens": 4000}, answers))
-    asking.start()
-    its = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
-    if its["worker"] == home:
-        bench.operator.migrate(one["request"], other, None)
-        home, other = other, home
-    fault = bench.faults / f"{home}.resumed.{name}"
-    fault.touch()
-    os.kill(pid_of(bench, other), SIGNALS[name])
+    asking = threading.Thread(target=ask, args=(bench, {**GREEDY, "max_tokens": 200}, answers))
+    bench.unmoved("long")
+    with bench.slowed():
+        bystander = bench.stream("long")
+        [one] = bench.operator.requests_of(bystander)
+        home, other = one["worker"], "w1" if one["worker"] == "w0" else "w0"
+        asking.start()
+        its = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
+        if its["worker"] == home:
+            bench.operator.migrate(one["request"], other, None)
+            home, other = other, home
+        fault = bench.faults / f"{home}.resumed.{name}"
+        fault.touch()
+        os.kill(pid_of(bench, other), SIGNALS[name])
     asking.join(120)
     assert not fault.exists()
     assert bystander.result() == bench.unmoved("long")
@@ -103,10 +109,11 @@ def test_a_request_whose_workers_are_killed_from_outside_goes_on(bench: Bench) -
 
 def test_a_request_without_a_worker_waits_for_one(bench: Bench) -> None:
     """Both workers die: the stream stands still until one is back, and then goes on."""
-    body = {**SEEDED, "max_tokens": 300, "seed": 77}
+    body = {**SEEDED, "seed": 77}
     unmoved = Stream(bench.daemon, body).result()
-    stream = Stream(bench.daemon, body)
-    stream.wait_chunks(10)
-    for worker in ("w0", "w1"):
-        os.kill(pid_of(bench, worker), signal.SIGKILL)
+    with bench.slowed():
+        stream = Stream(bench.daemon, body)
+        stream.wait_chunks(10)
+        for worker in ("w0", "w1"):
+            os.kill(pid_of(bench, worker), signal.SIGKILL)
     assert stream.result() == unmoved

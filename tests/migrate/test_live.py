@@ -36,8 +36,9 @@ HERE = (("greedy", "kv"), ("json_schema", "tokens"), ("n", "kv"), ("stop", "toke
 def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None:
     """Text, log-probabilities, finish reason and usage are what they would have been: the client cannot tell."""
     unmoved = bench.unmoved(name)
-    stream = bench.stream(name)
-    reports = bench.operator.move(stream, via)
+    with bench.slowed():
+        stream = bench.stream(name)
+        reports = bench.operator.move(stream, via)
     assert [(report["outcome"], report["via"]) for report in reports] == [("committed", via)] * len(reports)
     assert len(reports) == len(unmoved.choices)
     assert stream.result() == unmoved
@@ -46,18 +47,20 @@ def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
     """A long prompt need not have been computed to its end for its request to go elsewhere."""
-    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 400, "temperature": 0}
+    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 150, "temperature": 0}
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
-    stream, one = bench.seen_prefilling(body, via)
-    report = bench.operator.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
+    with bench.slowed():
+        stream, one = bench.seen_prefilling(body, via)
+        report = bench.operator.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
     assert (report["outcome"], stream.result()) == ("committed", unmoved)
 
 
 def test_a_request_moves_there_and_back_again(bench: Bench) -> None:
     """Moves leave no trace that adds up."""
-    stream = bench.stream("penalties")
-    for turn in range(6):
-        for report in bench.operator.move(stream, "tokens" if turn % 3 == 1 else "kv"):
+    with bench.slowed():
+        stream = bench.stream("penalties")
+        for turn in range(6):
+            [report] = bench.operator.move(stream, "tokens" if turn % 3 == 1 else "kv")
             assert report["outcome"] == "committed"
     assert stream.result() == bench.unmoved("penalties")
 
@@ -67,39 +70,42 @@ def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
     body = {**SEEDED, "max_tokens": 30}
     unmoved = Stream(bench.daemon, body).result()
     for position in range(1, 24) if is_long() else (1, 2, 8, 15, 16, 23):
-        stream = Stream(bench.daemon, body)
-        stream.wait_chunks(position)
-        bench.operator.move(stream, "kv" if position % 2 else "tokens")
+        with bench.slowed():
+            stream = Stream(bench.daemon, body)
+            stream.wait_chunks(position)
+            bench.operator.move(stream, "kv" if position % 2 else "tokens")
         assert stream.result() == unmoved
 
 
 def test_eight_requests_move_at_once(bench: Bench) -> None:
     """A worker is emptied while all its clients read on."""
-    bodies = [{**SEEDED, "seed": seed, "max_tokens": 160} for seed in range(8)]
-    unmoved = [Stream(bench.daemon, body).result() for body in bodies]
-    streams = [Stream(bench.daemon, body) for body in bodies]
-    for stream in streams:
-        stream.wait_chunks(5)
-    movers = [threading.Thread(target=bench.operator.move, args=(stream, "kv")) for stream in streams]
-    for mover in movers:
-        mover.start()
-    for mover in movers:
-        mover.join()
+    bodies = [{**SEEDED, "seed": seed} for seed in range(8)]
+    unmoved = [stream.result() for stream in [Stream(bench.daemon, body) for body in bodies]]
+    with bench.slowed():
+        streams = [Stream(bench.daemon, body) for body in bodies]
+        for stream in streams:
+            stream.wait_chunks(5)
+        movers = [threading.Thread(target=bench.operator.move, args=(stream, "kv")) for stream in streams]
+        for mover in movers:
+            mover.start()
+        for mover in movers:
+            mover.join()
     assert [stream.result() for stream in streams] == unmoved
 
 
 def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench) -> None:
     """Requests that decode there are not delayed by the whole prompt at once, and the moved answer is unchanged."""
-    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
-    stream = Stream(bench.daemon, body | {"cache_salt": "paced"})
-    stream.wait_chunks(3)
-    [one] = bench.operator.requests_of(stream)
-    beside = Stream(bench.daemon, {**GREEDY, "max_tokens": 2000})  # the policy spreads: it is on the other worker
-    beside.wait_chunks(5)
-    [other] = bench.operator.requests_of(beside)
-    assert other["worker"] != one["worker"]
-    [report] = bench.operator.move(stream, "tokens")
+    with bench.slowed():
+        stream = Stream(bench.daemon, body | {"cache_salt": "paced"})
+        stream.wait_chunks(3)
+        [one] = bench.operator.requests_of(stream)
+        beside = Stream(bench.daemon, {**GREEDY, "max_tokens": 2000})  # the policy spreads: it is on the other worker
+        beside.wait_chunks(5)
+        [other] = bench.operator.requests_of(beside)
+        assert other["worker"] != one["worker"]
+        [report] = bench.operator.move(stream, "tokens")
     beside.leave()
     rate = DEFAULT_PREFILL[-1][1] / DEFAULT_EPOCH_S
     assert report["outcome"] == "committed"
@@ -124,23 +130,24 @@ def command(bench: Bench, *words: str, where: Path | None = None) -> int:
 
 def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """An operator reads rounds, bytes and the gap; a script reads the same as JSON."""
-    stream = Stream(bench.daemon, {**GREEDY, "max_tokens": 400})
-    stream.wait_chunks(5)
-    [one] = bench.operator.requests_of(stream)
-    there = "w1" if one["worker"] == "w0" else "w0"
-    assert command(bench, one["request"], there, "--via", "kv", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["outcome"], report["destination"]) == ("committed", there)
-    assert min(report["rounds"], report["blocks"], report["copied_bytes"], report["copy_s"], report["gap_s"]) > 0
-    part_of_its_name = one["request"][4:-4]
-    assert command(bench, part_of_its_name, one["worker"]) == 0
-    assert "ms between two tokens" in capsys.readouterr().out
-    assert command(bench, part_of_its_name, one["worker"]) == 0
-    assert f"is already on {one['worker']}" in capsys.readouterr().out
-    [one] = bench.operator.requests_of(stream)
-    assert one["pinned"]
-    assert command(bench, one["request"], "w9") == 1
-    assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
+    with bench.slowed():
+        stream = Stream(bench.daemon, GREEDY)
+        stream.wait_chunks(5)
+        [one] = bench.operator.requests_of(stream)
+        there = "w1" if one["worker"] == "w0" else "w0"
+        assert command(bench, one["request"], there, "--via", "kv", "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["outcome"], report["destination"]) == ("committed", there)
+        assert min(report["rounds"], report["blocks"], report["copied_bytes"], report["copy_s"], report["gap_s"]) > 0
+        part_of_its_name = one["request"][4:-4]
+        assert command(bench, part_of_its_name, one["worker"]) == 0
+        assert "ms between two tokens" in capsys.readouterr().out
+        assert command(bench, part_of_its_name, one["worker"]) == 0
+        assert f"is already on {one['worker']}" in capsys.readouterr().out
+        [one] = bench.operator.requests_of(stream)
+        assert one["pinned"]
+        assert command(bench, one["request"], "w9") == 1
+        assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
     stream.result()
 
 

@@ -15,6 +15,7 @@ from melld.decisions.stories import Happened, Story, stories_of
 from tests.decisions.audit import Auditor
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
 
 STREAMS = 14
 
@@ -38,18 +39,19 @@ def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
     path = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
     flags = ["--device", "cpu:3", "--kv-bytes", "8MiB", "--set", 'scheduler.policy="mell-plus"']
     flags += ["--set", f'scheduler.decision_log="{path}"', "--set", "idle.sleep_after_s=0.5"]
-    with DaemonProcess(demo_model, *flags) as daemon:
+    with DaemonProcess(demo_model, *flags, harmable=True) as daemon:
         operator = Operator(daemon.wait_ready())
         body = {"prompt": list(range(5, 205)), "temperature": 0, "ignore_eos": True}
-        lengths = [200 + 45 * number for number in range(STREAMS)]
-        streams = [Stream(daemon, {**body, "max_tokens": tokens, "cache_salt": str(tokens)}) for tokens in lengths]
-        streams[-1].wait_chunks(5)
-        [last] = operator.requests_of(streams[-1])
-        here = last["worker"]
-        there = next(worker["worker"] for worker in operator.status()["workers"] if worker["worker"] != here)
-        with contextlib.suppress(Exception):
-            operator.migrate(last["request"], there, None)
-        os.kill(next(one["pid"] for one in operator.status()["workers"] if one["worker"] == here), signal.SIGKILL)
+        lengths = [100 + 20 * number for number in range(STREAMS)]
+        with slowed(daemon.faults):
+            streams = [Stream(daemon, {**body, "max_tokens": tokens, "cache_salt": str(tokens)}) for tokens in lengths]
+            streams[-1].wait_chunks(5)
+            [last] = operator.requests_of(streams[-1])
+            here = last["worker"]
+            there = next(worker["worker"] for worker in operator.status()["workers"] if worker["worker"] != here)
+            with contextlib.suppress(Exception):
+                operator.migrate(last["request"], there, None)
+            os.kill(next(one["pid"] for one in operator.status()["workers"] if one["worker"] == here), signal.SIGKILL)
         answers = [stream.result() for stream in streams]
         assert [answer.error for answer in answers] == [None] * STREAMS
         operator.wait_idle()

@@ -17,6 +17,7 @@ import pytest
 
 from melld.daemon.preflight import WHAT_A_MODEL_IS
 from tests.serve.daemon_process import START_DEADLINE_S, DaemonProcess
+from tests.worker_faults import slowed
 
 SOON_STEADY = ("--set", "health.steady_after_s=0")
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
@@ -65,7 +66,8 @@ async def until(condition: Any, deadline_s: float = 60.0) -> None:
 @pytest.fixture(scope="module")
 def own(demo_model: Path) -> Iterator[DaemonProcess]:
     """A daemon to be harmed."""
-    with DaemonProcess(demo_model, "--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY) as process:
+    flags = ("--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY)
+    with DaemonProcess(demo_model, *flags, harmable=True) as process:
         yield process.wait_ready()
 
 
@@ -73,14 +75,15 @@ class TestServing:
     async def test_two_requests_run_on_the_two_workers(self, daemon: DaemonProcess) -> None:
         """Both devices work, and `melld status --json` shows which request is where."""
         async with client_of(daemon) as client:
-            answers = asyncio.gather(*(answer(client, seed, 1500) for seed in range(2)))
             seen: set[str] = set()
 
             def both_at_work() -> bool:
                 seen.update(request["worker"] for request in daemon.status()["requests"] if request["worker"])
                 return len(seen) == 2
 
-            await until(both_at_work)
+            with slowed(daemon.faults):
+                answers = asyncio.gather(*(answer(client, seed, 200) for seed in range(2)))
+                await until(both_at_work)
             await answers
             assert seen == {"w0", "w1"}
 
@@ -110,16 +113,17 @@ class TestWorkersLives:
     async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
         async with client_of(own) as client:
-            unharmed = await asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
-            harmed = asyncio.gather(*(answer(client, seed, 400) for seed in range(4)))
+            unharmed = await asyncio.gather(*(answer(client, seed, 200) for seed in range(4)))
 
             def is_decoding() -> bool:
                 requests = own.status()["requests"]
                 return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
 
-            await until(is_decoding)
-            victim = own.status()["workers"][0]
-            os.kill(victim["pid"], signal.SIGKILL)
+            with slowed(own.faults):
+                harmed = asyncio.gather(*(answer(client, seed, 200) for seed in range(4)))
+                await until(is_decoding)
+                victim = own.status()["workers"][0]
+                os.kill(victim["pid"], signal.SIGKILL)
             assert await harmed == unharmed
 
     async def test_a_killed_worker_comes_back(self, own: DaemonProcess) -> None:

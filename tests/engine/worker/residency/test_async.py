@@ -3,7 +3,8 @@
 On the CPU: see `async_on_cpu` for what that shows and what it cannot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ from tests.engine.worker.residency.test_residency import (
     HALF_PREFILLED,
     SAMPLED,
 )
+
+
+def name_of(value: Any) -> str:
+    """Of a case, or of a way."""
+    return str(getattr(value, "name", value))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,23 @@ def pair(async_pair: Pair) -> Iterator[Pair]:
         async_pair.clear()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+HERE = (GREEDY, SAMPLED, CASES[-2])
+"""In the short form, and each by one of the two ways; `test_residency` moves every case both ways."""
+
+
+def by_both_ways(cases: Sequence[Any]) -> list[Any]:
+    """Each with "kv" and "tokens"; in the short form with one of them, in turn."""
+    ways = ("kv", "tokens")
+    return [
+        pytest.param(case, via, marks=() if number % 2 == turn else pytest.mark.long)
+        for number, case in enumerate(cases)
+        for turn, via in enumerate(ways)
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in HERE else pytest.mark.long) for case in CASES], ids=name_of
+)
 def test_a_step_ahead_changes_no_answer(
     pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy], case: Case
 ) -> None:
@@ -45,22 +67,19 @@ def test_a_step_ahead_changes_no_answer(
     assert pair.unmoved(case) == Pair(*residency_workers).unmoved(case)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "via"), by_both_ways(CASES), ids=name_of)
 def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
     pair.check_move(case, via, 9, late=True)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", [GREEDY, SAMPLED, CASES[-2]], ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "via"), by_both_ways(HERE), ids=name_of)
 def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
     """There is no bad moment, though at most of them a token is under way that nobody knows yet."""
     pair.check_every_move(case, via, 15)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(("steps", "via"), by_both_ways(range(5)))
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
     """Waiting, chunks computed or under way, or just begun."""
     pair.check_move(HALF_PREFILLED, via, steps)
