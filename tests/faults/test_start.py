@@ -32,12 +32,12 @@ def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: P
         def all_ready(status: Any) -> bool:
             return all(worker["state"] == "ready" for worker in status["workers"])
 
-        operator._wait(all_ready, 60)
+        operator.wait(all_ready, 60)
         assert [worker["restarts"] for worker in operator.status()["workers"]] == [0, 1]
 
         for worker in operator.status()["workers"]:
             os.kill(worker["pid"], signal.SIGABRT)
-        operator._wait(lambda status: all(worker["state"] == "failed" for worker in status["workers"]), 60)
+        operator.wait(lambda status: all(worker["state"] == "failed" for worker in status["workers"]), 60)
         assert "no worker can serve: w0 failed, w1 failed" in reason_of(daemon)
         waited = Stream(daemon, {**GREEDY, "max_tokens": 4})
         assert waited.result().error is None, "it came while workers were started again, and waited"

@@ -55,7 +55,7 @@ def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
         answers = [stream.result() for stream in streams]
         assert [answer.error for answer in answers] == [None] * STREAMS
         operator.wait_idle()
-        operator._wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
+        operator.wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
         why = daemon.melld("why", last["request"], "--json")
         assert (why.returncode, why.stderr) == (0, "")
         assert daemon.stop() == 0

@@ -30,7 +30,7 @@ class Sleeper:
         def all_of(status: Any) -> dict[str, Any]:
             return {worker["worker"]: worker for worker in status["workers"]}
 
-        self.operator._wait(lambda status: holds(all_of(status)), deadline_s)
+        self.operator.wait(lambda status: holds(all_of(status)), deadline_s)
         return all_of(self.operator.status())
 
     def wait_all(self, state: str) -> dict[str, Any]:
