@@ -188,6 +188,8 @@ class TargetsConfig(_Table, frozen=True, kw_only=True):
     longer.  Default: 50 ms, or twice a step with one request where that is longer, heeded by `mell-slo` alone."""
     ttft_s: PositiveSeconds = 2.0
     """The longest time until a request's first token, or four times what its prompt takes alone, if that is longer."""
+    attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
+    """The part of the requests that `mell-slo` aims to serve within each of the two."""
     shed: bool = False
     """When all workers are busy, let requests wait for one that keeps the targets, and send those away (503) whose
     first token can no longer come in time: so the others are served in time.  Default: serve all, more slowly."""

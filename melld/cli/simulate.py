@@ -122,7 +122,7 @@ def _targets(arguments: argparse.Namespace) -> Targets | None:
     itl_ms, ttft_s = arguments.itl_target_ms, arguments.ttft_target_s
     if itl_ms is None and ttft_s is None:
         return None
-    targets = Targets(None if itl_ms is None else itl_ms / 1e3)
+    targets = Targets(None if itl_ms is None else itl_ms / 1e3, attainment=arguments.attainment_target)
     return targets if ttft_s is None else msgspec.structs.replace(targets, ttft_s=ttft_s)
 
 

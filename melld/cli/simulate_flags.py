@@ -8,6 +8,7 @@ import math
 import pathlib
 
 from melld.config import SchedulerConfig
+from melld.scheduler.targets import Targets
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 from melld.simulator.policies import ALL_POLICIES
 
@@ -100,6 +101,13 @@ def _add_targets(group: argparse._ArgumentGroup) -> None:
         type=_positive,
         help="time until the first token, or four times as long as the prompt takes alone (default with "
         "--itl-target-ms: 2)",
+    )
+    group.add_argument(
+        "--attainment-target",
+        metavar="P",
+        type=_probability,
+        default=Targets().attainment,
+        help="share of the requests that mell-slo aims to serve within each target (default: 0.99)",
     )
 
 

@@ -31,7 +31,8 @@ class CannotListen(MelldError):
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
-    targets = promised(config.targets.itl_s, config.targets.ttft_s, config.targets.shed)
+    keys = config.targets
+    targets = promised(keys.itl_s, keys.ttft_s, keys.shed, keys.attainment)
     return SchedulerSettings(
         cluster=ClusterSettings(
             horizon_s=config.scheduler.headroom_s, targets=targets, retire_after_s=retire_after_s(config)

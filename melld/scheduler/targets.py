@@ -5,6 +5,7 @@ import msgspec
 MEAN_OVER_TOKENS = 32
 """An answer's pace is judged over at least so many tokens: one chunk beside a short answer makes it no slow stream."""
 DEFAULT_ITL_S, DEFAULT_ITL_STEPS = 0.05, 2.0
+DIGITS = 9
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -13,7 +14,8 @@ class Targets(msgspec.Struct, frozen=True):
     `itl_s`: mean seconds between tokens, or `itl_steps` times a step with one request, if that is longer; None: any
     pace will do.  `ttft_s`: seconds until the first token, or `prefill_times` as long as the prompt alone takes, if
     that is longer.  `sheds`: with all workers in use, a request whose first token can no longer come in time is sent
-    away, so that the others are served in time; else it waits on.
+    away, so that the others are served in time; else it waits on.  `attainment`: the part of the requests that the plan
+    aims to serve in time, and the part that it aims to serve in pace.
     """
 
     itl_s: float | None = None
@@ -21,6 +23,12 @@ class Targets(msgspec.Struct, frozen=True):
     ttft_s: float = 2.0
     prefill_times: float = 4.0
     sheds: bool = True
+    attainment: float = 0.99
+
+    @property
+    def missed(self) -> float:
+        """The part of the requests that may miss one of the targets."""
+        return round(1.0 - self.attainment, DIGITS)
 
     def pace_s(self, lone_step_s: float) -> float | None:
         """Return the longest mean time between tokens, where a step with one request takes `lone_step_s`."""
@@ -39,11 +47,10 @@ class Targets(msgspec.Struct, frozen=True):
         return max(self.ttft_s, self.prefill_times * prefill_s)
 
 
-def promised(itl_s: float | None, ttft_s: float, sheds: bool) -> Targets:
+def promised(itl_s: float | None, ttft_s: float, sheds: bool, attainment: float) -> Targets:
     """Return the targets of a service with this configuration.
 
     Where none is configured the pace is one that is faster than people read, on a slow model half of its best.
     """
-    if itl_s is not None:
-        return Targets(itl_s=itl_s, ttft_s=ttft_s, sheds=sheds)
-    return Targets(itl_s=DEFAULT_ITL_S, itl_steps=DEFAULT_ITL_STEPS, ttft_s=ttft_s, sheds=sheds)
+    itl_steps = DEFAULT_ITL_STEPS if itl_s is None else 0.0
+    return Targets(DEFAULT_ITL_S if itl_s is None else itl_s, itl_steps, ttft_s, sheds=sheds, attainment=attainment)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from melld.cli import main
-from melld.config import Config, ModelConfig, TargetsConfig
+from melld.config import Config, IdleConfig, ModelConfig, SchedulerConfig, TargetsConfig
 from melld.daemon.preflight import check_model, check_policy, ready_text, scheduler_settings
 from melld.errors import ConfigError
 from melld.scheduler.targets import Targets, promised
@@ -56,6 +56,22 @@ def test_nobody_is_sent_away_for_a_target_unless_configured() -> None:
     """Whoever sets nothing gets all requests served, if more slowly."""
     config = Config(model=ModelConfig(path="m"))
     targets = scheduler_settings(config).cluster.targets
-    assert targets == promised(None, 2.0, sheds=False)
-    strict = msgspec.structs.replace(config, targets=TargetsConfig(itl_ms=40.0, ttft_s=1.0, shed=True))
-    assert scheduler_settings(strict).cluster.targets == Targets(itl_s=0.04, ttft_s=1.0, sheds=True)
+    assert targets == promised(None, 2.0, sheds=False, attainment=0.99)
+    strict = msgspec.structs.replace(config, targets=TargetsConfig(itl_ms=40.0, ttft_s=1.0, attainment=0.9, shed=True))
+    assert scheduler_settings(strict).cluster.targets == Targets(itl_s=0.04, ttft_s=1.0, sheds=True, attainment=0.9)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sleep_after_s", "seconds"),
+    [("mell-slo", None, None), ("mell-plus", None, 60.0), ("mell-slo", 5.0, 5.0), ("best-fit", 5.0, 5.0)],
+)
+def test_the_operators_word_on_idle_workers_counts(
+    policy: str, sleep_after_s: float | None, seconds: float | None
+) -> None:
+    """Unset, the default policy reckons it and others wait for a minute; set, it is so for all."""
+    config = Config(
+        model=ModelConfig(path="m"),
+        scheduler=SchedulerConfig(policy=policy),
+        idle=IdleConfig(sleep_after_s=sleep_after_s),
+    )
+    assert scheduler_settings(config).cluster.retire_after_s == seconds

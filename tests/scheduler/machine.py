@@ -184,7 +184,7 @@ class PolicyMachine(RuleBasedStateMachine):
         cluster=st.builds(
             ClusterSettings,
             horizon_s=st.sampled_from([0.0, 2.0]),
-            targets=st.sampled_from([None, promised(None, 2.0, False)]),
+            targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),

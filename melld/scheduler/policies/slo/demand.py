@@ -2,7 +2,7 @@
 
     memory    the KV of all requests, with its recent growth continued until a new worker has filled, in 94 % of all
     prompts   at most 60 % of each worker's time
-    pace      beside an even share of the prompts, which come at random, at most 1 % of the answers are slow
+    pace      beside an even share of the prompts, which come at random, at most as many answers are slow as may be
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
 limits asked for in the last 15 seconds, or in fewer where workers without requests shall sleep sooner.  Never wakes a
@@ -16,9 +16,9 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
 
-MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 0.01
-STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.007
-"""Limits for fewer workers than now."""
+MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 1.0
+STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
+"""Limits for fewer workers than now.  Slow: of the answers that may miss their pace."""
 MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
@@ -27,7 +27,7 @@ LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 class Demand:
     """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
 
-    def __init__(self, cluster: Cluster, steps: StepModel, answers: Answers) -> None:
+    def __init__(self, cluster: Cluster, missed: float, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
         self.by_memory = False
         self._cluster = cluster
@@ -35,6 +35,7 @@ class Demand:
         self._calm_s = CALM_S if after_s is None else min(CALM_S, after_s)
         self._steps = steps
         self._answers = answers
+        self._missed = missed
         self._accepted = self._squares = 0.0
         self._at_s = 0.0
         self._begun_s: float | None = None
@@ -61,8 +62,10 @@ class Demand:
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
         ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
         memory = self._by_memory(ahead_bytes, MEMORY_PART)
-        by_time = self._by_time(used_bytes, itl_s, caution, (PROMPT_PART, SLOW_PART))
-        strict_by_time = self._by_time(used_bytes, itl_s, caution, (STRICT_PROMPT_PART, STRICT_SLOW_PART))
+        limits = PROMPT_PART, SLOW_PART * self._missed
+        strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
+        by_time = self._by_time(used_bytes, itl_s, caution, limits)
+        strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits)
         wanted = max(memory, by_time)
         self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))

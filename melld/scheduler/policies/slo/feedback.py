@@ -5,8 +5,7 @@ Owns the price of a late start and the caution about prompts that come at random
 
 from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
 
-PLACEMENTS, LATE = 100, 0.01
-ENDED, SLOW = 200, 0.01
+PLACEMENTS, ENDED = 100, 200
 LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 40.0
 PRICE_UP, PRICE_DOWN = 1.25, 0.94
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
@@ -27,7 +26,7 @@ class Feedback:
         self._placed += 1
         self._late += ttft_s > self._targets.first_token_s(prefill_s)
         if self._placed == PLACEMENTS:
-            times = PRICE_UP if self._late > LATE * PLACEMENTS else PRICE_DOWN
+            times = PRICE_UP if self._late > self._targets.missed * PLACEMENTS else PRICE_DOWN
             self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), MOST_PRICE_S)
             self._placed = self._late = 0
 
@@ -38,6 +37,6 @@ class Feedback:
         self._ended += 1
         self._slow += seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         if self._ended == ENDED:
-            times = CAUTION_UP if self._slow > SLOW * ENDED else CAUTION_DOWN
+            times = CAUTION_UP if self._slow > self._targets.missed * ENDED else CAUTION_DOWN
             self.caution = min(max(self.caution * times, LEAST_CAUTION), MOST_CAUTION)
             self._ended = self._slow = 0

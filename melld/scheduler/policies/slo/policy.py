@@ -43,7 +43,7 @@ class MellSlo(Policy):
         self.steps = StepModel()
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self.packing, self.targets, self.steps)
-        self.demand = Demand(cluster, self.steps, self.dispatch.answers)
+        self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
         self.gaps = Gaps()
         self.feedback = Feedback(self.targets)
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves

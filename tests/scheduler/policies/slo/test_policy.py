@@ -71,6 +71,15 @@ def test_a_tighter_pace_takes_more_workers() -> None:
     assert tight.gpu_seconds > 1.5 * loose.gpu_seconds
 
 
+def test_who_aims_lower_pays_less() -> None:
+    """The part of the requests that may be slow is the operator's to choose."""
+    loads = (msgspec.structs.replace(ROOMY, targets=Targets(itl_s=0.03, attainment=part)) for part in (0.9, 0.999))
+    low, high = (simulate("mell-slo", settings, steady(24.0)) for settings in loads)
+    assert low.gpu_seconds < high.gpu_seconds
+    assert high.attainment is not None
+    assert high.attainment >= 0.985
+
+
 def test_a_burst_after_silence_finds_the_worker_that_bursts_have_needed() -> None:
     """Gaps of a few seconds are bridged awake, so that only the first burst waits for waking."""
     bursts = one_by_one(*((10.0 * burst + 0.01 * one, 100, 20) for burst in range(30) for one in range(5)))
