@@ -168,7 +168,10 @@ class LandlordCommand(Caused, frozen=True, tag=True, gc=False):
 
 
 class OfferCapacity(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Tell the model's scheduler what the instance may hold, and in what time it would serve."""
+    """Tell the model's scheduler what the instance may hold, and in what time it would serve.
+
+    A newer offer replaces one that was not yet told: schedulers that were told first have decided since.
+    """
 
     capacity_bytes: int
     wake_s: float

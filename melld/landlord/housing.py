@@ -44,14 +44,14 @@ class Housing:
         if instance.state is S.DOZING:
             granules += house.ledger.resident(instance.id) // house.ledger.granule_bytes
         victims: list[Instance] = []
-        for victim in self._idle(house, now_s):
+        for victim in self.idle(house, now_s):
             if granules >= enough:
                 break
             victims.append(victim)
             granules += victim.weights + victim.claim(now_s)
         return Choice(instance, tuple(victims), granules) if granules >= enough else None
 
-    def _idle(self, house: House, now_s: float) -> Iterator[Instance]:
+    def idle(self, house: House, now_s: float) -> Iterator[Instance]:
         """Yield instances that may leave at once, the longest unused first."""
         idle = [
             one for one in house.instances if one.state is S.READY and not one.requests and self.may_leave(one, now_s)

@@ -216,8 +216,11 @@ class Landlord:
         if model.declared.pinned and not coming and (choice := self.housing.choose(model, self._now_s)) is not None:
             model.choice = choice
             self.tenure.want(choice.instance, self._now_s)
-        elif waiting and not coming and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s:
-            self.tenure.swap(model, self._now_s)
+        elif waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s:
+            if coming:
+                self.tenure.make_room(model, self._now_s)
+            else:
+                self.tenure.swap(model, self._now_s)
 
     # ---- afterwards
 

@@ -98,6 +98,14 @@ class Tenure:
                 self.drain(victim, Why.SWAPPED, now_s)
                 self.want(heir, now_s)
 
+    def make_room(self, model: Model, now_s: float) -> None:
+        """Let the longest unused model leave from beside one that is short of KV memory."""
+        for one in model.instances:
+            victim = next(self._housing.idle(one.house, now_s), None) if one.state is S.READY else None
+            if victim is not None:
+                self.leave(victim, Why.EVICTED, now_s)
+                return
+
     def pass_time(self, instance: Instance, now_s: float) -> None:
         """Let the instance leave if it was idle for long enough, or be tried again."""
         declared = instance.model.declared

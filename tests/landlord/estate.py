@@ -45,8 +45,8 @@ class Town:
         commands = self.landlord.handle(event)
         self.landlord.check()
         followed = list(commands)
-        for command in commands:
-            followed += self._obey(command)
+        for command in sorted(commands, key=lambda one: not isinstance(one, e.OfferCapacity)):
+            followed += self._obey(command)  # what follows from an answer is newer than these offers
         self.told += commands
         return followed
 

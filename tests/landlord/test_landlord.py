@@ -147,6 +147,19 @@ def test_a_model_that_fits_nowhere_waits_then_gets_the_place_of_another() -> Non
     assert of(e.LoadModel, commands) == ["code@d0"]
 
 
+def test_weights_that_nobody_uses_make_room_for_kv_memory() -> None:
+    """A model whose requests wait for room gets that of a model which is only kept warm."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d0")
+    town.need("chat@d0", 39, 1.0)
+    assert town.offers["chat@d0"] == 39
+    told = [town.pass_time(float(at_s), chat=WAITS) for at_s in (2, 8, 13)]
+    assert [of(e.DozeModel, commands) for commands in told] == [[], [], ["code@d0"]]
+    assert town.offers["chat@d0"] == LEFT
+
+
 def test_an_idle_model_dozes_then_stops() -> None:
     """keep_alive and stop_after_s are counted from when the model was last used."""
     town = Town(estate("chat", "code", keep_alive_s=60.0, stop_after_s=100.0))
