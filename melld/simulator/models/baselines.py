@@ -13,7 +13,10 @@ from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import Ledger
+from melld.simulator.catalogue import BLOCK_TOKENS
 
+LEAST_TOKENS = 2048
+"""What an operator leaves even to a model that is hardly used: the longest request that it shall take."""
 Commands = list[AnyLandlordCommand]
 
 
@@ -95,9 +98,18 @@ class Split(Baseline):
             self.ledgers[device].reside(worker, self.models[model].resident_bytes)
         for device, workers in wanted.items():
             parts = {one: 1.0 if self._even else self._bytes_per_s[self.instances[one].model] for one in workers}
-            spare = self.ledgers[device].free - len(workers)
-            for worker, part in parts.items():
-                self._placed[worker] = 1 + math.floor(spare * part / sum(parts.values()))
+            self._share(device, parts)
+
+    def _share(self, device: DeviceName, parts: dict[WorkerId, float]) -> None:
+        """Share the device's granules in these parts; whoever would get less than `LEAST_TOKENS` gets those."""
+        left = self.ledgers[device].free
+        for worker, part in sorted(parts.items(), key=lambda item: item[1]):
+            block_bytes = self.models[self.instances[worker].model].block_bytes
+            least = -(-LEAST_TOKENS // BLOCK_TOKENS * block_bytes // self.ledgers[device].granule_bytes)
+            share = max(math.floor(left * part / sum(parts.values())), min(least, left // len(parts)))
+            self._placed[worker] = share
+            left -= share
+            del parts[worker]
 
     def _pressure(self, model: ModelName, device: DeviceName, wanted: dict[DeviceName, list[WorkerId]]) -> float:
         """Return the wanted bytes a second for each granule that the device would have."""

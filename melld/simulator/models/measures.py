@@ -35,8 +35,9 @@ class ModelsMeasures:
     PATIENCE_S = 120.0
     """What has not ended so long after the last arrival is late anyway."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, last_s: float) -> None:
         self.setting = setting
+        self._last_s = last_s
         self.preemptions = 0
         self.loads = 0
         self.device_seconds = 0.0
@@ -51,8 +52,8 @@ class ModelsMeasures:
             self._slowdowns.append((now_s - arrival.at_s) / alone_s(arrival, profile))
 
     def sample(self, now_s: float, awake: Iterable[str]) -> None:
-        """Count the devices that were awake in the epoch, within the time that counts."""
-        if now_s >= WARM_UP_S:
+        """Count the devices that were awake in the epoch, between the warm-up and the last arrival."""
+        if WARM_UP_S <= now_s <= self._last_s:
             self.device_seconds += self.setting.epoch_s * len(list(awake))
 
     def end(self, now_s: float, arrivals: Sequence[Arrival]) -> None:

@@ -47,7 +47,7 @@ class ModelsSimulation:
         self.arrivals = arrivals
         self.tenancy = tenancy
         self.now_s = 0.0
-        self.measures = ModelsMeasures(setting)
+        self.measures = ModelsMeasures(setting, arrivals[-1].at_s if arrivals else 0.0)
         self.schedulers: dict[ModelName, Scheduler] = {}
         self.instances: dict[WorkerId, SimulatedInstance] = {}
         self._devices: dict[WorkerId, SimulatedDevice] = {}
