@@ -21,6 +21,7 @@ class Played(msgspec.Struct):
     """What a client saw of one request.  `arrivals_s`: of each chunk, on the monotonic clock; most hold one token."""
 
     asked_s: float
+    prompt_tokens: int
     wanted_tokens: int
     tokens: int = 0
     arrivals_s: list[float] = []
@@ -60,7 +61,7 @@ async def play(url: str, workload: Workload, seed: int) -> list[Played]:
 async def _ask(session: aiohttp.ClientSession, prompt: list[int], tokens: int) -> Played:
     body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    played = Played(time.monotonic(), tokens)
+    played = Played(time.monotonic(), len(prompt), tokens)
     try:
         async with session.post("/v1/completions", json=body) as answer:
             if answer.status != 200:
