@@ -38,7 +38,7 @@ IMPORTS = (
     "uvloop",
     "melld.cli.check_config",
     "melld.cli.serve",
-    "melld.cli.simulate",
+    "melld.cli.simulation.command",
     "melld.cli.status",
     "melld.daemon.lifecycle",
     "melld.api.app",

@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
     "resume": SubCommand("melld.cli.resume", "take a drained worker into service again"),
     "check-config": SubCommand("melld.cli.check_config", "say whether a configuration can be used"),
-    "simulate": SubCommand("melld.cli.simulate", "try scheduling policies on a trace, without GPUs"),
+    "simulate": SubCommand("melld.cli.simulation.command", "try scheduling policies on a trace, without GPUs"),
     "install-service": SubCommand("melld.cli.install_service", "write melld's systemd units, or remove them"),
     "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),
 }

@@ -1,6 +1,6 @@
 """The flags of `melld simulate`, in groups, and the parsing of their values.
 
-Owns what each flag accepts on its own; `melld.cli.simulate` owns how they combine.
+Owns what each flag accepts on its own; `melld.cli.simulation.command` owns how they combine.
 """
 
 import argparse

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 import msgspec
 
-from melld.cli.simulate_flags import add_load, add_machines, add_output, add_scheduler
-from melld.cli.simulate_models import run_models
-from melld.cli.simulate_report import replay_text, table
+from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
+from melld.cli.simulation.models import run_models
+from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
 from melld.decisions.replay import Choice, replay
