@@ -32,7 +32,7 @@ PURE = {
 """Folders of pure modules, and the tests that are to notice what changes in one of them."""
 CHOSEN = {
     "melld/migrate": "boundaries migration packing pacing paths planner table topology waits",
-    "melld/kvstore": "capacity geometry ledger",
+    "melld/kvstore": "capacity geometry ledger prefixes",
     "melld/api": "admission keys reach",
     "melld/engine/fleet": "dispatch fate place reports",
     "melld/daemon": "attainment",

@@ -1,0 +1,85 @@
+"""Promises of what ended requests do to the plan: too many that were late or slow make it more careful."""
+
+import pytest
+
+from melld.scheduler.policies.slo.feedback import (
+    CAUTION_DOWN,
+    CAUTION_UP,
+    ENDED,
+    FIRST_CAUTION,
+    FIRST_PRICE_S,
+    LEAST_CAUTION,
+    LEAST_PRICE_S,
+    MOST_CAUTION,
+    MOST_PRICE_S,
+    PLACEMENTS,
+    PRICE_DOWN,
+    PRICE_UP,
+    Feedback,
+)
+from melld.scheduler.targets import Targets
+
+TARGETS = Targets(itl_s=0.05, ttft_s=2.0, prefill_times=4.0, attainment=0.9)
+ITL_S = 0.05
+
+
+def started(late: int, feedback: Feedback | None = None, prefill_s: float = 0.0) -> Feedback:
+    """As many first tokens as are judged together, so many of them late."""
+    feedback = feedback or Feedback(TARGETS)
+    allowed_s = TARGETS.first_token_s(prefill_s)
+    for number in range(PLACEMENTS):
+        feedback.started(allowed_s + 0.1 if number < late else allowed_s, prefill_s)
+    return feedback
+
+
+def ended(slow: int, feedback: Feedback | None = None, tokens: int = 101) -> Feedback:
+    """As many answers as are judged together, so many of them slow."""
+    feedback = feedback or Feedback(TARGETS)
+    allowed_s = max(tokens - 1, 32) * ITL_S
+    for number in range(ENDED):
+        feedback.ended(1.01 * allowed_s if number < slow else 0.99 * allowed_s, tokens, ITL_S)
+    return feedback
+
+
+@pytest.mark.parametrize(("late", "times"), [(0, PRICE_DOWN), (10, PRICE_DOWN), (11, PRICE_UP), (100, PRICE_UP)])
+@pytest.mark.parametrize("prefill_s", [0.0, 3.0])
+def test_a_late_start_becomes_dearer_while_more_are_late_than_may_be(late: int, times: float, prefill_s: float) -> None:
+    """One in ten may be; a long prompt is given more time."""
+    feedback = started(late, prefill_s=prefill_s)
+    assert feedback.price_s == pytest.approx(FIRST_PRICE_S * times)
+    assert feedback.caution == FIRST_CAUTION
+
+
+@pytest.mark.parametrize(("slow", "times"), [(0, CAUTION_DOWN), (20, CAUTION_DOWN), (21, CAUTION_UP)])
+@pytest.mark.parametrize("tokens", [5, 33, 101])
+def test_caution_grows_while_more_are_slow_than_may_be(slow: int, times: float, tokens: int) -> None:
+    """One in ten may be; the pace of a short answer is judged as if it were longer."""
+    feedback = ended(slow, tokens=tokens)
+    assert feedback.caution == pytest.approx(FIRST_CAUTION * times)
+    assert feedback.price_s == FIRST_PRICE_S
+
+
+def test_each_judgement_is_of_the_requests_since_the_last() -> None:
+    """Long ago is no reason."""
+    feedback = ended(0, started(0, ended(ENDED, started(PLACEMENTS))))
+    assert feedback.price_s == pytest.approx(FIRST_PRICE_S * PRICE_UP * PRICE_DOWN)
+    assert feedback.caution == pytest.approx(FIRST_CAUTION * CAUTION_UP * CAUTION_DOWN)
+
+
+def test_price_and_caution_stay_within_limits() -> None:
+    """A bad hour must not keep workers awake for days."""
+    feedback = Feedback(TARGETS)
+    for _ in range(30):
+        ended(ENDED, started(PLACEMENTS, feedback))
+    assert (feedback.price_s, feedback.caution) == (MOST_PRICE_S, MOST_CAUTION)
+    for _ in range(60):
+        ended(0, started(0, feedback))
+    assert (feedback.price_s, feedback.caution) == (LEAST_PRICE_S, LEAST_CAUTION)
+
+
+def test_where_no_pace_is_promised_no_answer_is_slow() -> None:
+    """Nothing to learn from."""
+    feedback = Feedback(TARGETS)
+    for _ in range(ENDED):
+        feedback.ended(1000.0, 10, None)
+    assert feedback.caution == FIRST_CAUTION
