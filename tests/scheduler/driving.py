@@ -1,7 +1,9 @@
 """Small helpers that put a scheduler into a known state."""
 
+from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.policies import ALL_POLICIES
 
@@ -44,3 +46,16 @@ def moved(commands: list[e.AnyCommand]) -> dict[str, str]:
 def of_kind(commands: list[e.AnyCommand], kind: type) -> list[e.AnyCommand]:
     """Return the commands of one kind, in order."""
     return [command for command in commands if isinstance(command, kind)]
+
+
+def lay_out(scheduler: Scheduler, *loads: dict[str, int], growth_bytes_s: float = 0.0) -> None:
+    """Wake w0, w1, ... and put exactly these requests there, whatever the policy thinks of it; each grows so fast."""
+    cluster = scheduler.cluster
+    for number, sizes in enumerate(loads):
+        worker = cluster.workers[WorkerId(f"w{number}")]
+        cluster.activate(worker, Reason.SERVICE)
+        worker.growth_bytes_s = growth_bytes_s
+        for name, kv_bytes in sizes.items():
+            event = e.RequestArrived(cluster.now_s, RequestId(name), kv_bytes, kv_bytes)
+            cluster.assign(cluster.add_request(event), worker, Reason.ARRIVAL)
+    cluster.take_commands()

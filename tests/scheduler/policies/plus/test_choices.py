@@ -1,0 +1,122 @@
+"""Promises of `mell-plus` about which request goes where: each from a state that is laid out by hand."""
+
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events as e
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.reasons import Reason
+from melld.scheduler.scheduler import Scheduler
+from tests.scheduler.driving import arrive, lay_out, moved, of_kind, placed, scheduler_with
+
+HORIZON_S = 2.0
+
+
+def laid_out(*loads: dict[str, int], workers: int = 0, instant: bool = False, growth_bytes_s: float = 1.0) -> Scheduler:
+    """Workers of 1000 bytes with these requests, and others asleep; each request grows by a byte a second."""
+    cluster = ClusterSettings(horizon_s=HORIZON_S, instant_moves=instant)
+    scheduler = scheduler_with(workers or len(loads), "mell-plus", cluster=cluster)
+    lay_out(scheduler, *loads, growth_bytes_s=growth_bytes_s)
+    return scheduler
+
+
+def shrink(scheduler: Scheduler, name: str, capacity_bytes: int) -> None:
+    """A worker has lost room."""
+    scheduler.handle(e.WorkerCapacityChanged(0.0, WorkerId(name), capacity_bytes))
+
+
+def epoch(scheduler: Scheduler) -> list[e.AnyCommand]:
+    """Let the policy look at its workers."""
+    return scheduler.handle(e.EpochStarted(1.0))
+
+
+# ---- an arrival
+
+
+def test_an_arrival_goes_to_the_tightest_worker_that_lasts() -> None:
+    """Two grow by 20 bytes in ten seconds: that is long enough, and the roomier worker stays free."""
+    assert placed(arrive(laid_out({"a": 500}, {"b": 100}), "new", 480)) == {"new": "w0"}
+    assert placed(arrive(laid_out({"a": 500}, {"b": 100}), "new", 484)) == {"new": "w1"}
+
+
+def test_if_no_worker_lasts_an_arrival_goes_where_there_is_most_time() -> None:
+    """Rather than where it is tightest; not where it would overflow before the next look."""
+    scheduler = laid_out({"a": 500}, {"b": 490}, {"c": 510})
+    assert placed(arrive(scheduler, "new", 496)) == {"new": "w1"}
+
+
+def test_an_arrival_is_not_queued_while_it_fits_at_all() -> None:
+    """Ten requests soon need the room, but nobody sleeps who could be woken: better a move later than a queue now."""
+    crowd = {f"r{number}": 50 for number in range(10)}
+    assert placed(arrive(laid_out(crowd), "new", 495)) == {"new": "w0"}
+    assert not placed(arrive(laid_out(crowd), "new", 501))
+
+
+def test_a_request_that_must_leave_is_never_given_its_own_worker() -> None:
+    """Whether another one lasts, or has a little time, or room and no more."""
+    for others in ([{"b": 600}], [{"b": 695}], [{f"r{number}": 69 for number in range(10)}], []):
+        scheduler = laid_out({"a": 300}, *others)
+        request = scheduler.cluster.requests[RequestId("a")]
+        assert scheduler.policy.allocate(request, Reason.DRAIN) is bool(others)
+        assert moved(scheduler.cluster.take_commands()) == ({"a": "w1"} if others else {})
+
+
+def test_who_steps_aside_may_leave_exactly_the_room_that_is_needed() -> None:
+    """A worker need not be woken for one byte more."""
+    scheduler = laid_out({"a": 500, "b": 300}, {"c": 690}, workers=3, instant=True, growth_bytes_s=0.0)
+    commands = arrive(scheduler, "new", 500)
+    assert (moved(commands), placed(commands)) == ({"b": "w1"}, {"new": "w0"})
+    commands = arrive(laid_out({"a": 500, "b": 300}, {"c": 690}, workers=3, instant=True), "new", 501)
+    assert (moved(commands), placed(commands)) == ({}, {"new": "w2"})
+
+
+# ---- an overload
+
+
+def test_the_request_goes_where_it_lives_longest() -> None:
+    """The tighter worker would overflow five seconds later."""
+    scheduler = laid_out({"a": 809, "b": 190}, {"c": 800}, {f"r{number}": 100 for number in range(5)})
+    assert moved(epoch(scheduler)) == {"b": "w2"}
+
+
+def test_a_third_worker_makes_room_first() -> None:
+    """Where nothing fits directly, two moves in a row wake nobody; of equals the elder goes."""
+    scheduler = laid_out({"x": 499, "y": 499}, {"m": 300, "n": 400}, {"o": 660}, workers=4, instant=True)
+    first, second = of_kind(epoch(scheduler), e.MoveRequest)
+    assert (first.request, first.destination, first.reason) == ("m", "w2", Reason.MAKE_ROOM)
+    assert (second.request, second.destination, second.reason) == ("x", "w1", Reason.OVERLOAD)
+    assert first.urgency_s == second.urgency_s == 1.0
+
+
+def test_moves_that_take_time_are_never_made_in_a_row() -> None:
+    """The second would wait for the first: a worker is woken at once."""
+    commands = epoch(laid_out({"x": 499, "y": 499}, {"m": 300, "n": 400}, {"o": 660}, workers=4))
+    assert moved(commands) == {"x": "w3"}
+
+
+def test_if_one_departure_is_enough_it_is_made_though_a_worker_wakes_for_it() -> None:
+    """Small requests that find room would only move in vain."""
+    scheduler = laid_out({"big": 500, "small": 100}, {"other": 800}, workers=3)
+    shrink(scheduler, "w0", 400)
+    assert moved(epoch(scheduler)) == {"big": "w2"}
+
+
+def test_a_lone_request_goes_to_the_larger_worker_where_it_lives_longest() -> None:
+    """It is urgent: its own worker overflows in a second."""
+    scheduler = laid_out({"long": 299}, {"a": 300}, {f"r{number}": 30 for number in range(9)})
+    shrink(scheduler, "w0", 300)
+    (move,) = of_kind(epoch(scheduler), e.MoveRequest)
+    assert (move.request, move.destination, move.urgency_s) == ("long", "w1", 1.0)
+
+
+# ---- a drain
+
+
+def many_full(small: int, size: int) -> Scheduler:
+    """Two workers of one small request each, and 15 of one large request each."""
+    return laid_out({"a": small}, {"b": small}, *({f"r{number}": size} for number in range(15)), instant=True)
+
+
+def test_the_rest_stays_below_its_limit_after_every_drain() -> None:
+    """Two of many workers may be emptied in one look, but each leaves less room for the next."""
+    assert len(moved(epoch(many_full(10, 900)))) == 2
+    assert len(moved(epoch(many_full(10, 950)))) == 1
+    assert not moved(epoch(many_full(100, 995)))
