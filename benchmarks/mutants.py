@@ -21,8 +21,8 @@ EVERY_POLICY = "tests/scheduler/policies/test_every_policy.py"
 PURE = {
     "melld/scheduler": ("tests/scheduler/test_*.py", EVERY_POLICY),
     "melld/scheduler/policies": ("tests/scheduler/policies/test_*.py",),
-    "melld/scheduler/policies/plus": ("tests/scheduler/policies/plus", EVERY_POLICY),
-    "melld/scheduler/policies/slo": ("tests/scheduler/policies/slo", EVERY_POLICY),
+    "melld/scheduler/policies/plus": ("tests/scheduler/policies/plus",),
+    "melld/scheduler/policies/slo": ("tests/scheduler/policies/slo/test_{name}.py",),
     "melld/migrate": ("tests/migrate/test_{name}*.py",),
     "melld/kvstore": ("tests/kvstore/test_{name}.py",),
     "melld/api": ("tests/api/test_{name}.py",),
@@ -47,6 +47,8 @@ MORE_TESTS = {
         "tests/engine/fleet/test_who_runs_what.py",
     ),
     "melld/engine/fleet/reports.py": ("tests/engine/fleet/test_order.py",),
+    "melld/scheduler/policies/slo/policy.py": ("tests/scheduler/policies/slo/test_prefixes.py",),
+    "melld/scheduler/policies/slo/dispatch.py": ("tests/scheduler/policies/slo/test_prefixes.py",),
     "melld/api/keys.py": ("tests/api/test_admission.py",),
 }
 NOT_BEHAVIOUR = [r"\braise \w", r"\blog\.\w", r"\bassert\b", r"\bmessage = ", r'^\s*f?"[^"]* [^"]*",?$']

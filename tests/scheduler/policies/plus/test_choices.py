@@ -43,6 +43,11 @@ def test_if_no_worker_lasts_an_arrival_goes_where_there_is_most_time() -> None:
     assert placed(arrive(scheduler, "new", 496)) == {"new": "w1"}
 
 
+def test_a_worker_is_woken_rather_than_one_filled_until_it_overflows() -> None:
+    """There would be no time left to move anybody."""
+    assert placed(arrive(laid_out({"a": 500}, workers=2), "new", 499)) == {"new": "w1"}
+
+
 def test_an_arrival_is_not_queued_while_it_fits_at_all() -> None:
     """Ten requests soon need the room, but nobody sleeps who could be woken: better a move later than a queue now."""
     crowd = {f"r{number}": 50 for number in range(10)}
@@ -65,6 +70,14 @@ def test_who_steps_aside_may_leave_exactly_the_room_that_is_needed() -> None:
     commands = arrive(scheduler, "new", 500)
     assert (moved(commands), placed(commands)) == ({"b": "w1"}, {"new": "w0"})
     commands = arrive(laid_out({"a": 500, "b": 300}, {"c": 690}, workers=3, instant=True), "new", 501)
+    assert (moved(commands), placed(commands)) == ({}, {"new": "w2"})
+
+
+def test_a_departure_makes_only_the_room_that_no_other_request_uses() -> None:
+    """What steps aside may have all its blocks in common with others."""
+    scheduler = laid_out({"a": 500, "b": 300}, {"c": 501}, workers=3, instant=True, growth_bytes_s=0.0)
+    scheduler.handle(e.WorkerSharingChanged(0.0, WorkerId("w0"), 300))
+    commands = arrive(scheduler, "new", 600)
     assert (moved(commands), placed(commands)) == ({}, {"new": "w2"})
 
 
@@ -96,7 +109,8 @@ def test_if_one_departure_is_enough_it_is_made_though_a_worker_wakes_for_it() ->
     """Small requests that find room would only move in vain."""
     scheduler = laid_out({"big": 500, "small": 100}, {"other": 800}, workers=3)
     shrink(scheduler, "w0", 400)
-    assert moved(epoch(scheduler)) == {"big": "w2"}
+    (move,) = of_kind(epoch(scheduler), e.MoveRequest)
+    assert (move.request, move.destination, move.urgency_s) == ("big", "w2", 0.0)
 
 
 def test_a_lone_request_goes_to_the_larger_worker_where_it_lives_longest() -> None:
@@ -120,3 +134,8 @@ def test_the_rest_stays_below_its_limit_after_every_drain() -> None:
     assert len(moved(epoch(many_full(10, 900)))) == 2
     assert len(moved(epoch(many_full(10, 950)))) == 1
     assert not moved(epoch(many_full(100, 995)))
+
+
+def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
+    """They stay awake for a while, and there is nothing to be moved from them."""
+    assert moved(epoch(laid_out({"a": 10}, {"b": 500}, *[{}] * 6, instant=True))) == {"a": "w1"}
