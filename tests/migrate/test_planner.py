@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
-from melld.migrate.planner import Cause, Planner, PlannerSettings, Start, Wanted
+from melld.migrate.planner import Cause, Deferred, Planner, PlannerSettings, Start, Wanted
 from melld.migrate.snapshot import Via
 from tests.effort import examples
 
@@ -79,6 +79,38 @@ def test_other_destinations_do_not_wait() -> None:
     ask(planner, *[wanted(f"r{n}", 10**6, 20, ways=TOKENS) for n in range(3)])
     ask(planner, wanted("elsewhere", 10**6, 20, ways=TOKENS, destination=WorkerId("w2")))
     assert names(planner.epoch(BUSY).starts) == ["r0", "elsewhere"]
+
+
+def test_a_move_cannot_wait_if_its_source_overflows_soon_or_it_has_waited_long() -> None:
+    """Two epochs of warning, or ten of patience; an operator is not kept waiting either."""
+    planner = Planner(LIMITS)
+    for urgency_s, epochs, asked, pressing in (
+        (0.2, 0, False, True),
+        (0.21, 9, False, False),
+        (math.inf, 10, False, True),
+        (math.inf, 0, True, True),
+    ):
+        deferred = Deferred(wanted("a", urgency_s=urgency_s, asked=asked), 0.0, epochs=epochs)
+        assert planner.is_pressing(deferred) is pressing
+
+
+def test_a_planner_is_idle_while_nothing_waits_and_nothing_is_under_way() -> None:
+    """Only then need nobody ask how busy the workers are."""
+    planner = Planner(LIMITS)
+    assert planner.is_idle
+    ask(planner, wanted("first"))
+    assert not planner.is_idle
+    planner.epoch(BUSY)
+    assert not planner.is_idle, "under way"
+    planner.ended(RequestId("first"))
+    ask(planner, wanted("too large", 10 * LINK, ways=KV))
+    planner.epoch(BUSY)
+    planner.drop(RequestId("too large"))
+    assert not planner.is_idle, "it began"
+    planner.ended(RequestId("too large"))
+    for _ in range(11):
+        planner.epoch(BUSY)
+    assert planner.is_idle
 
 
 def test_an_idle_destination_prefills_more() -> None:

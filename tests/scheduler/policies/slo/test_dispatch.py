@@ -6,6 +6,7 @@ from melld.ids import RequestId
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.dispatch import TTFT_PART, Dispatch, Prompt
+from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import Targets
@@ -138,6 +139,26 @@ def test_steps_must_keep_the_pace() -> None:
         scheduler = laid_out({"a": 100}, growth_bytes_s=growth_bytes_s)
         learn(scheduler, 0.02, 0.0, 0.0001)
         assert able(scheduler, newcomer(kv_bytes), Prompt(prompt_s, {})) == chosen
+
+
+def test_who_is_leaving_slows_no_steps() -> None:
+    """Its bytes and its place in the batch are free soon."""
+    scheduler = laid_out({"a": 150, "b": 200}, {"c": 500})
+    learn(scheduler, 0.02, 0.0, 0.0001)
+    assert able(scheduler, newcomer(100)) is None
+    scheduler.cluster.assign(scheduler.cluster.requests[RequestId("b")], scheduler.cluster.workers["w1"], Reason.DRAIN)
+    assert able(scheduler, newcomer(100)) == "w0"
+
+
+def test_a_worker_that_is_slower_than_others_is_given_less() -> None:
+    """Its own steps count, not those of the mean."""
+    scheduler = laid_out({"a": 10}, {"b": 10, "c": 10})
+    learn(scheduler, 0.02, 0.0005)
+    assert able(scheduler) == "w0"
+    steps = scheduler.policy.steps
+    for _ in range(100):
+        steps.observe(scheduler.cluster.workers["w0"], WorkerPace(2.0 * steps.step_s(None, 1.0, 10.0), 1.0, 10.0))
+    assert able(scheduler) == "w1"
 
 
 def test_only_workers_in_service_are_spread_over() -> None:

@@ -61,7 +61,7 @@ def test_caution_grows_while_more_are_slow_than_may_be(slow: int, times: float, 
 
 def test_each_judgement_is_of_the_requests_since_the_last() -> None:
     """Long ago is no reason."""
-    feedback = ended(0, started(0, ended(ENDED, started(PLACEMENTS))))
+    feedback = ended(20, started(10, ended(ENDED, started(PLACEMENTS))))
     assert feedback.price_s == pytest.approx(FIRST_PRICE_S * PRICE_UP * PRICE_DOWN)
     assert feedback.caution == pytest.approx(FIRST_CAUTION * CAUTION_UP * CAUTION_DOWN)
 
