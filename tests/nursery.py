@@ -32,7 +32,7 @@ from melld.engine.fleet import template
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.template import has_one_thread, preload
 from tests import worker_faults
-from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
+from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, ForkedTemplate, Program
 
 IMPORTS = (
     "uvloop",
@@ -160,7 +160,7 @@ def _place(descriptors: list[int], numbers: list[int]) -> None:
 
 
 def fork_beforehand() -> Any:
-    """A `Popen` whose first process is there already, and needs only be told what to run; later ones are new."""
+    """A `Popen` whose first process is there already, and needs only be told what to run; others fork later ones."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     daemon = os.getpid()
     pid = os.fork()
@@ -177,14 +177,14 @@ def fork_beforehand() -> Any:
 
     class Beforehand(subprocess.Popen[bytes]):
         def _execute_child(self, *given: Any) -> None:
-            if not waiting:
-                super()._execute_child(*given)  # type: ignore[misc]
-                return
             self.pid, asked = waiting.pop()
             with asked:
                 ForkedPython.send(self, asked, *given)
 
-    return Beforehand
+    def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return (Beforehand if waiting else ForkedTemplate)(words, **options)
+
+    return start
 
 
 def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:

@@ -9,8 +9,8 @@ from tests.api.http_client import API_KEY
 from tests.serve.daemon_process import DaemonProcess
 
 LIMITS = {
-    "header_timeout_s": 2.0,
-    "body_timeout_s": 2.0,
+    "header_timeout_s": 1.0,
+    "body_timeout_s": 1.0,
     "slow_reader_s": 1.0,
     "max_body_bytes": 2_000_000,
     "max_concurrent_requests": 70,

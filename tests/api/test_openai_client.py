@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -256,6 +255,8 @@ def test_the_request_id_of_a_client_is_kept(client: openai.OpenAI) -> None:
 
 def test_anthropics_client_whole_and_streamed(daemon: DaemonProcess) -> None:
     """Tools written for Anthropic's Messages API work unchanged."""
+    import anthropic  # two seconds, for whoever runs this test
+
     with anthropic.Anthropic(base_url=daemon.url, api_key="none", max_retries=0) as client:
         common: dict[str, Any] = {"model": MODEL, "max_tokens": 10, "extra_body": {"temperature": 0}}
         asked: list[Any] = [{"role": "user", "content": "How are you?"}]

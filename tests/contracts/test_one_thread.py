@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from melld.engine.arguments import COMMON_ENVIRONMENT
 from melld.engine.worker.template import IMPORTS_OF_KIND
+from tests.forked import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 TRITON = Path(sys.executable).parents[1] / "triton"  # where vLLM's CPU build does not find it by itself
 TEMPLATE = f"""
 import sys
@@ -42,6 +44,14 @@ def told(code: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+def test_what_a_gpu_worker_imports_beside_a_cpu_workers_makes_no_thread_and_no_context() -> None:
+    """The short form: the nursery, where the rest is imported, has been seen to have one thread."""
+    code = f"import sys; sys.path.append({str(TRITON)!r}); import triton" + TEMPLATE
+    done = run_python("-c", code, cwd=ROOT, env=os.environ | COMMON_ENVIRONMENT)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True True"]), done.stderr
+
+
+@pytest.mark.long
 def test_all_that_a_gpu_worker_imports_makes_no_thread_and_no_context() -> None:
     """Else every worker would import everything anew, and start in half a minute instead of a second."""
     assert told(TEMPLATE, **COMMON_ENVIRONMENT) == ["True", "True"]

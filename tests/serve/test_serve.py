@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from tests.serve.daemon_process import START_DEADLINE_S, DaemonProcess
 from tests.worker_faults import slowed
 
 SOON_STEADY = ("--set", "health.steady_after_s=0")
+SOON_STOPPED = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
+READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
@@ -156,7 +159,10 @@ class TestUnderAServiceManager:
     def test_it_is_ready_when_it_serves_on_the_socket_it_was_given_and_reloads(
         self, demo_model: Path, tmp_path: Path
     ) -> None:
-        """What depends on it starts at the right moment, a restart refuses nobody, and a bad reload harms nothing."""
+        """What depends on it starts at the right moment, a restart refuses nobody, and a bad reload harms nothing.
+
+        It imports all that it needs itself, which is no part of what a wake takes.
+        """
         configuration = tmp_path / "melld.toml"
         configuration.write_text("[server]\ndrain_s = 1\n")
         keys = tmp_path / "keys"
@@ -168,7 +174,7 @@ class TestUnderAServiceManager:
             manager.bind(str(tmp_path / "notify"))
             manager.settimeout(START_DEADLINE_S)
             waiting = socket.create_connection(api.getsockname())  # it comes before the daemon is ready, and waits
-            flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys))
+            flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys), *SOON_STOPPED)
             told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000000"}
             with DaemonProcess(demo_model, *flags, environment=told, handed=api) as process:
                 heard = [manager.recv(4096).decode() for _ in range(1)]
@@ -177,6 +183,10 @@ class TestUnderAServiceManager:
                     heard.append(manager.recv(4096).decode())
                 assert any("WATCHDOG=1" in message for message in heard)
                 assert ask(waiting, "first-key").startswith("HTTP/1.1 200")
+                [ready_s] = READY.findall(process.wait_for("melld: w0 is ready"))
+                asyncio.run(until(lambda: process.status()["workers"][0]["state"] == "stopped"))
+                [wake_s] = WAKES.findall(process.status()["workers"][0]["why"])
+                assert float(wake_s) < float(ready_s) / 1.5, "the first start's imports are no wake"
 
                 keys.write_text("second-key\n")
                 process.process.send_signal(signal.SIGHUP)

