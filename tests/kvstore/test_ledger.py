@@ -51,6 +51,20 @@ def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
     assert ledger.shared_bytes(A, {ONE}.__contains__) == 0, "it alone holds them, as far as is known"
 
 
+def test_growth_is_told_once_and_growth_after_that_again(ledger: Ledger) -> None:
+    """The scheduler hears of each size once, and of nobody who has left since."""
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40)})
+    assert ledger.take_grown() == {(ONE, A): 3000}
+    assert ledger.take_grown() == {}
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 41)})
+    assert ledger.take_grown() == {}
+    ledger.blocks_changed(A, (7, 100, 0), {ONE: decoding(4, 50), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, (4, 100, 0), {}, [TWO])
+    assert ledger.take_grown() == {(ONE, A): 4000}
+    ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
+    assert ledger.take_grown() == {}
+
+
 def test_tokens_between_two_block_reports_are_counted_once(ledger: Ledger) -> None:
     """Status shows a request's tokens as they come, though its blocks are reported once in sixteen."""
     ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40, outputs=1)})

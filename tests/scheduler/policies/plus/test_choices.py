@@ -99,6 +99,15 @@ def test_a_third_worker_makes_room_first() -> None:
     assert first.urgency_s == second.urgency_s == 1.0
 
 
+def test_two_moves_in_a_row_need_only_leave_the_source_a_moment() -> None:
+    """A worker that has lost its room is relieved as far as that goes, by the request whose bytes it lacks."""
+    loads = {"x": 300, "y": 400}, {"m": 300, "n": 400}, {"o": 660}
+    scheduler = laid_out(*loads, workers=4, instant=True, growth_bytes_s=2.0)
+    shrink(scheduler, "w0", 301)
+    moves = of_kind(epoch(scheduler), e.MoveRequest)
+    assert [(move.request, move.destination) for move in moves] == [("m", "w2"), ("y", "w1"), ("x", "w3")]
+
+
 def test_moves_that_take_time_are_never_made_in_a_row() -> None:
     """The second would wait for the first: a worker is woken at once."""
     commands = epoch(laid_out({"x": 499, "y": 499}, {"m": 300, "n": 400}, {"o": 660}, workers=4))
@@ -138,4 +147,5 @@ def test_the_rest_stays_below_its_limit_after_every_drain() -> None:
 
 def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
     """They stay awake for a while, and there is nothing to be moved from them."""
+    assert not moved(epoch(laid_out({}, {}, instant=True)))
     assert moved(epoch(laid_out({"a": 10}, {"b": 500}, *[{}] * 6, instant=True))) == {"a": "w1"}

@@ -86,17 +86,15 @@ def test_recent_growth_goes_on() -> None:
     assert look(demand, scheduler, 10.0, ahead_s=30.0) == 2
 
 
-def test_old_growth_is_over() -> None:
+@pytest.mark.parametrize(("later_s", "workers"), [(0.9 + GROWTH_S, 2), (1.0 + GROWTH_S, 1)])
+def test_old_growth_is_over(later_s: float, workers: int) -> None:
     """A load that has stood for a while is expected to stand."""
     scheduler = holding(100)
     demand = demand_of(scheduler)
     look(demand, scheduler, 0.0)
     scheduler.cluster.grow({"r0": 500})
-    look(demand, scheduler, 1.0)
-    assert look(demand, scheduler, 0.9 + GROWTH_S, ahead_s=30.0) == 2
-    demand = demand_of(scheduler)
-    look(demand, scheduler, 1.0)
-    assert look(demand, scheduler, 1.0 + GROWTH_S, ahead_s=30.0) == 1
+    assert look(demand, scheduler, 1.0) == 1
+    assert look(demand, scheduler, later_s, ahead_s=30.0) == workers
 
 
 def test_a_load_that_falls_is_not_expected_to_fall_on() -> None:
@@ -193,13 +191,15 @@ def test_prompts_take_time_from_the_steps() -> None:
 
 def test_who_lets_more_be_slow_needs_fewer() -> None:
     """Prompts come at random, and large ones more so than many small ones of the same sum."""
-    steps, needed = linear(0.02, 0.0005), {}
-    for prompts, missed in ((2, 0.01), (2, 0.2), (200, 0.01)):
+    steps = linear(0.02, 0.0005)
+
+    def needed(prompts_s: list[float], missed: float) -> int:
         crowd = holding(*[1] * 50)
         demand = demand_of(crowd, steps, missed)
-        for _ in range(prompts):
-            demand.accept(4.0 / prompts)
+        for prompt_s in prompts_s:
+            demand.accept(prompt_s)
         demand.look(ITL_S, 0.0, 1.0)
-        needed[prompts, missed] = demand.workers
-    assert needed[2, 0.01] > needed[2, 0.2]
-    assert needed[2, 0.01] > needed[200, 0.01] >= 1
+        return demand.workers
+
+    assert needed([2.0, 2.0], 0.01) > needed([2.0, 2.0], 0.2)
+    assert needed([3.9, 0.1], 0.01) > needed([0.02] * 200, 0.01) >= 1
