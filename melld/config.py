@@ -184,8 +184,9 @@ class TargetsConfig(_Table, frozen=True, kw_only=True):
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
     """The longest mean time between two tokens of a request.  In each step prompts get what it leaves beside the
-    requests that decode.  Policies other than `mell-slo` give no more requests to a worker whose decoding alone takes
-    longer.  Default: 50 ms, or twice a step with one request where that is longer, heeded by `mell-slo` alone."""
+    requests that decode, or with `mell-slo`, whose promise is a mean, what twice as long leaves.  Policies other than
+    `mell-slo` give no more requests to a worker whose decoding alone takes longer.  Default: 50 ms, or twice a step
+    with one request where that is longer, heeded by `mell-slo` alone."""
     ttft_s: PositiveSeconds = 2.0
     """The longest time until a request's first token, or four times what its prompt takes alone, if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99

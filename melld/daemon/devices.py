@@ -21,6 +21,10 @@ from melld.errors import ConfigError
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml, choose, restrict
+from melld.scheduler.policies.slo.policy import MellSlo
+
+STEP_OF_MEAN = 2.0
+"""How many times the promised mean a single step may take with `mell-slo`."""
 
 
 def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]) -> list[Device]:
@@ -75,10 +79,20 @@ def make_slots(
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
-            itl_target_s=config.targets.itl_s,
+            itl_target_s=_step_limit_s(config),
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
     return slots
+
+
+def _step_limit_s(config: Config) -> float | None:
+    """Return how long a step with prompts may take beside requests that decode; None: as long as it likes.
+
+    `mell-slo` promises a mean over an answer and places prompts by what the answers beside them can bear.  Were each
+    step cut at the target, first tokens would be late and every answer beside a prompt just at the edge.
+    """
+    itl_s = config.targets.itl_s
+    return STEP_OF_MEAN * itl_s if itl_s is not None and config.scheduler.policy == MellSlo.name else itl_s
 
 
 def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:

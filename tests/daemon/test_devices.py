@@ -43,3 +43,12 @@ def test_memory_of_gpu_workers_can_be_shared_whatever_the_allocator_is_asked_for
     assert "PYTORCH_ALLOC_CONF" not in environment
     on_cpu = make_slots(parse_config('[model]\npath = "m"', "test"), [], asked)[0].spec.environment
     assert "PYTORCH_CUDA_ALLOC_CONF" not in on_cpu
+
+
+@pytest.mark.parametrize(("policy", "limit_s"), [("mell-slo", 0.08), ("best-fit", 0.04)])
+def test_a_step_may_take_longer_where_a_mean_is_promised(policy: str, limit_s: float) -> None:
+    """A worker cuts prompts to its limit; without a target it has none."""
+    text = f'[model]\npath = "m"\n[scheduler]\npolicy = "{policy}"'
+    assert make_slots(parse_config(text, "test"), [], {})[0].spec.itl_target_s is None
+    promised = parse_config(f"{text}\n[targets]\nitl_ms = 40", "test")
+    assert make_slots(promised, [], {})[0].spec.itl_target_s == limit_s
