@@ -1,5 +1,6 @@
 """Promises of what the lengths of ended answers say about the pace of those that run."""
 
+import math
 import random
 
 import pytest
@@ -66,3 +67,35 @@ def test_more_prompts_make_more_answers_slow() -> None:
     assert shares == sorted(shares)
     assert shares[0] == 0.0
     assert shares[-1] > 0.2
+
+
+def test_before_any_answer_has_ended_a_usual_mix_is_assumed() -> None:
+    """Mostly of some hundred tokens."""
+    answers = Answers()
+    assert answers.longer(0) == pytest.approx(1.0)
+    assert answers.longer(200) == pytest.approx(math.exp(-1), abs=0.01)
+    assert answers.longer(400) == pytest.approx(math.exp(-2), abs=0.01)
+
+
+def test_newer_answers_count_more_however_many_there_were() -> None:
+    """After a month of short answers a new kind of load is known within some thousand."""
+    answers = Answers()
+    for tokens, count in ((40, 27_620), (200, 1_000)):
+        for _ in range(count):
+            answers.ended(tokens)
+    assert answers.longer(100) == pytest.approx(1.0 - math.exp(-0.5), abs=0.02)
+
+
+def test_answers_are_slow_where_prompts_take_more_than_steps_leave() -> None:
+    """The prompts in the time of an answer vary by the root of that time, of their share and of their length."""
+    answers = learned(100)
+    spare_s, deviation_s = 128 * (0.05 * 0.85 - 0.04), math.sqrt(2.0 * 0.15 * 128 * 0.05 * 0.3)
+    expected = 0.5 * math.erfc(spare_s / deviation_s)
+    assert answers.slow(0.04, 0.05, 0.15, 0.3) == pytest.approx(expected, abs=0.02)
+
+
+def test_without_prompts_answers_are_slow_if_steps_are() -> None:
+    """All of them, but for short ones, whose pace is judged over more tokens."""
+    assert learned(16, 80).slow(0.06, 0.05, 0.0, 0.1) == pytest.approx(0.5, abs=0.02)
+    assert learned(40, 80, 160).slow(0.06, 0.05, 0.0, 0.1) == pytest.approx(1.0, abs=0.05)
+    assert learned(40, 80, 160).slow(0.049, 0.05, 0.0, 0.1) == 0.0

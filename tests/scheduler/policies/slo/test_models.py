@@ -73,3 +73,48 @@ def test_prompts_are_learned_with_what_grows_faster_than_their_length() -> None:
         model.observe(WorkerPace(prompts=1, prompt_tokens=tokens, prefill_s=prompt_s(tokens)))
     for tokens in (200, 2000, 8000):
         assert model.seconds(tokens) == pytest.approx(prompt_s(tokens), rel=0.03)
+
+
+@pytest.mark.parametrize(("times", "ratio"), [(10.0, 4.0), (0.1, 0.25), (0.5, 0.5)])
+def test_no_worker_is_thought_more_than_a_few_times_slower_or_faster(times: float, ratio: float) -> None:
+    """A hiccup of seconds must not keep a worker empty for minutes."""
+    model, usual, other = StepModel(), worker("usual"), worker("other")
+    for number in range(400):
+        decodes = 1.0 + number % 40
+        model.observe(usual, WorkerPace(truth_s(decodes, 0.0), decodes, 0.0))
+    for _ in range(100):
+        model.observe(other, WorkerPace(times * model.step_s(None, 20.0, 0.0), 20.0, 0.0))
+    assert model.step_s(other, 20.0, 0.0) / model.step_s(None, 20.0, 0.0) == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_lone_step_is_one_of_a_request_that_has_hardly_begun() -> None:
+    """The best pace that there is; nothing before anything was seen."""
+    model = StepModel()
+    assert model.lone_step_s() == 0.0
+    small = Worker(WorkerId("small"), 100, 64, 0, 1)
+    for number in range(200):
+        model.observe(small, WorkerPace(0.02 + 1e-3 * (number % 7) + 1e-4 * (number % 90), number % 7, number % 90))
+    assert model.lone_step_s() == model.step_s(None, 1.0, 0.0) < model.step_s(None, 1.0, 1.0)
+    assert model.lone_step_s() == pytest.approx(0.021, rel=0.05)
+
+
+def test_old_steps_and_prompts_are_forgotten() -> None:
+    """Clocks fall on a hot day: an hour later that is how fast the cards are."""
+    steps, prompts = StepModel(), PromptModel()
+    for times, count in ((1.0, 1000), (2.0, 3000)):
+        for number in range(count):
+            decodes, tokens = 1.0 + number % 40, 100 + number % 900
+            steps.observe(worker(), WorkerPace(times * truth_s(decodes, 0.0), decodes, 0.0))
+            prompts.observe(WorkerPace(prompts=1, prompt_tokens=tokens, prefill_s=times * 1e-4 * tokens))
+    assert steps.step_s(None, 20.0, 0.0) == pytest.approx(2.0 * truth_s(20.0, 0.0), rel=0.03)
+    assert prompts.seconds(500) == pytest.approx(2.0 * 0.05, rel=0.03)
+
+
+def test_a_report_of_nothing_teaches_nothing() -> None:
+    """A worker that was idle tells of no steps, and of no prompts."""
+    steps, prompts = StepModel(), PromptModel()
+    steps.observe(worker(), WorkerPace())
+    prompts.observe(WorkerPace())
+    prompts.observe(WorkerPace(prompts=1, prompt_tokens=10, prefill_s=0.0))
+    prompts.observe(WorkerPace(prompts=0, prompt_tokens=0, prefill_s=0.1))
+    assert (steps.known, prompts.seconds(100)) == (False, 0.0)
