@@ -48,6 +48,13 @@ def test_a_worker_is_woken_rather_than_one_filled_until_it_overflows() -> None:
     assert placed(arrive(laid_out({"a": 500}, workers=2), "new", 499)) == {"new": "w1"}
 
 
+def test_a_short_life_is_long_enough_where_workers_are_looked_at_more_often() -> None:
+    """Half a second is time for several looks: nobody is woken yet."""
+    scheduler = scheduler_with(2, "mell-plus")
+    lay_out(scheduler, {"a": 500}, growth_bytes_s=1.0)
+    assert placed(arrive(scheduler, "new", 499)) == {"new": "w0"}
+
+
 def test_an_arrival_is_not_queued_while_it_fits_at_all() -> None:
     """Ten requests soon need the room, but nobody sleeps who could be woken: better a move later than a queue now."""
     crowd = {f"r{number}": 50 for number in range(10)}
