@@ -2,31 +2,37 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing
 
 from melld.migrate.transports import choose, shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
 from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed, Wait
-from tests.migrate.transports.sibling import BLOCKS, fill, make_cache, sibling_main
+from tests.forked import ROOT, ForkedPython
+from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
+
+MAIN = """
+import sys
+from multiprocessing.connection import Connection
+from tests.migrate.transports.sibling import sibling_main
+sibling_main(Connection(int(sys.argv[1])), "cpu", sys.argv[2])
+"""
 
 
 class Sibling:
     """The other process."""
 
     def __init__(self, order: str = "LBHNC") -> None:
-        context = torch.multiprocessing.get_context("spawn")
-        self.pipe: Connection
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=sibling_main, args=(theirs, "cpu", order), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.pipe, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self.process = ForkedPython([sys.executable, "-c", MAIN, str(number), order], pass_fds=(number,), cwd=ROOT)
         self.pid, self.handle = self.pipe.recv()
 
     def write(self, block: int, value: float) -> None:
@@ -35,7 +41,8 @@ class Sibling:
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        self.process.join()
+        self.process.wait()
+        self.pipe.close()
 
 
 @pytest.fixture(scope="module")

@@ -109,9 +109,16 @@ def test_with_too_few_workers_those_that_are_served_are_served_in_time() -> None
 
 def test_who_forbids_it_has_nobody_sent_away() -> None:
     """An operator may prefer late answers to none."""
-    targets = Targets(itl_s=0.03, sheds=False)
-    few = msgspec.structs.replace(ROOMY, gpus=1, targets=targets)
-    assert simulate("mell-slo", few, steady(30.0)).refused == 0
+    refused = [
+        simulate(
+            "mell-slo",
+            msgspec.structs.replace(ROOMY, gpus=1, targets=Targets(itl_s=0.03, sheds=sheds)),
+            small_load(rate_per_s=30.0, seconds=30.0),
+        ).refused
+        for sheds in (True, False)
+    ]
+    assert refused[0] > 100
+    assert refused[1] == 0
 
 
 def test_a_pace_that_not_even_a_lone_request_gets_wakes_nobody() -> None:
