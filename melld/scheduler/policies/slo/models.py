@@ -24,7 +24,7 @@ class StepModel:
 
     def __init__(self) -> None:
         self._sums = [0.0] * 9
-        self._prior: list[float] | None = None
+        self._prior: list[tuple[tuple[float, float, float], list[float]]] | None = None
         self._costs = [0.0] * 3
         self._stale = False
         self._factors: dict[WorkerId, float] = {}
@@ -53,22 +53,36 @@ class StepModel:
     def step_s(self, worker: Worker | None, decodes: float, kv_bytes: float) -> float:
         """Return the seconds of a step on the worker (None: on one like the mean); 0 before anything was seen."""
         if self._stale and self._prior is not None:
-            self._costs = fitted([one + prior for one, prior in zip(self._sums, self._prior, strict=True)])
+            self._costs = fitted([sum(column) for column in zip(self._sums, *self._thought(), strict=True)])
             self._stale = False
         base_s, decode_s, byte_s = self._costs
         seconds = base_s + decode_s * decodes + byte_s * kv_bytes
         return seconds if worker is None else seconds * self._factors.get(worker.id, 1.0)
+
+    def _thought(self) -> list[list[float]]:
+        """Return the sums of the prior, each of its steps as heavy as one like those that were seen.
+
+        In least squares a step of a batch of 64 is as heavy as a thousand of a batch of two.
+        """
+        assert self._prior is not None
+        found = []
+        for row, sums in self._prior:
+            weight = 1.0
+            for cost, square in ((1, 3), (2, 5)):
+                if row[cost] > 1.0 and self._sums[0] > 0.0:
+                    weight = min(weight, self._sums[square] / self._sums[0] / row[cost] ** 2)
+            found.append([weight * one for one in sums])
+        return found
 
     def lone_step_s(self) -> float:
         """Return the seconds of a step with one request that has hardly begun; 0 before anything was seen."""
         return self.step_s(None, 1.0, 0.0)
 
 
-def _prior(step_s: float, capacity_bytes: int) -> list[float]:
-    """Return sums that count as three observations: a lone step, a full memory, a large batch."""
+def _prior(step_s: float, capacity_bytes: int) -> list[tuple[tuple[float, float, float], list[float]]]:
+    """Return what is thought before it was seen, as three steps and their sums: a lone one, a full memory, a batch."""
     rows = ((1.0, 1.0, 0.0), 1.0), ((1.0, 1.0, float(capacity_bytes)), FULL_MEMORY), ((1.0, BATCH, 0.0), FULL_BATCH)
-    added = [sums_of(row, step_s * times) for row, times in rows]
-    return [sum(column) for column in zip(*added, strict=True)]
+    return [(row, sums_of(row, step_s * times)) for row, times in rows]
 
 
 class PromptModel:

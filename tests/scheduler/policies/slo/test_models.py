@@ -50,6 +50,16 @@ def test_steps_are_learned_from_what_workers_tell() -> None:
         assert model.step_s(worker(), decodes, kv_bytes) == pytest.approx(truth_s(decodes, kv_bytes), rel=0.03)
 
 
+def test_steps_that_grow_steeply_are_learned_from_small_batches() -> None:
+    """On a slow device a second request may take half as long again as the first: no third is added to a full pace."""
+    chance, model = random.Random(1), StepModel()
+    for _ in range(60):
+        decodes = chance.choice([1.0, 2.0])
+        model.observe(worker(), WorkerPace(0.2 + 0.12 * decodes, decodes, 1e6 * decodes))
+    assert model.step_s(worker(), 2.0, 2e6) == pytest.approx(0.44, rel=0.03)
+    assert model.step_s(worker(), 3.0, 3e6) == pytest.approx(0.56, rel=0.1)
+
+
 def test_a_slower_worker_has_its_own_factor() -> None:
     """One card that runs hot is not loaded like the others."""
     model, fast, slow = StepModel(), worker("fast"), worker("slow")
