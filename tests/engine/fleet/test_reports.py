@@ -119,4 +119,36 @@ def test_a_step_that_prompts_fill_to_the_target_costs_no_slot() -> None:
     costs = desk.reports.workers[W0].times.costs
     assert costs is not None
     assert costs.prompt_token_s == pytest.approx(0.0002, rel=0.05)
-    assert {slots for _, slots in desk.limits} == {READY.max_requests}
+    assert set(desk.limits) == {(W0, READY.max_requests)}
+    assert desk.reports.take_paces()[W0].prefill_s == 0.0, "no prompt has ended yet"
+    prompt = Outputs([Output(R, [1]), *[Output("another", [1])] * 4])
+    desk.live.output_token_ids.clear()
+    desk.step(W0, prompt, 0.01 + 0.001 * 4 + 0.0002 * 300, 4, 300)
+    pace = desk.reports.take_paces()[W0]
+    assert pace.prompts == 1
+    assert pace.prefill_s == pytest.approx(0.0002 * pace.prompt_tokens, rel=0.1)
+
+
+def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
+    """Requests leave without output too; what an earlier process held is nobody's."""
+    desk = Desk()
+    ledger = desk.reports._ledger
+    sums = ledger.worker(W0)
+    assert sums is not None
+    assert sums.free_blocks == READY.total_blocks
+    for blocks, gone, held in (({R: (2, 20, 20, 0, "decoding")}, [], 1), ({}, [R], 0)):
+        done = wire.StepDone(step=1, step_s=0.1, used_blocks=2, total_blocks=8, blocks=blocks, leases={}, gone=gone)
+        assert desk.reports.take(W0, done, None, 0.0) == Reported()
+        assert len(ledger.holdings_on(W0)) == held
+    assert desk.reports.worker_lost(W0)
+    assert ledger.worker(W0) is None
+    assert not desk.reports.worker_lost(W0)
+    assert ledger.worker(W1) is not None
+
+
+def test_the_size_of_tokens_is_known_once_a_worker_is_ready() -> None:
+    """In whole blocks; before that nothing is known of the model."""
+    reports = Reports([W0], {}, Ledger(), lambda *_: None)
+    assert reports.kv_bytes(17) == 0
+    reports.worker_ready(W0, READY)
+    assert reports.kv_bytes(17) == 2 * READY.block_bytes
