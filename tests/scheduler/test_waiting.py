@@ -144,6 +144,16 @@ def test_growth_counts_as_service() -> None:
     assert order(queue, requests) == ["b0", "b1", "b2", "a1", "a2"]
 
 
+def test_who_is_served_without_waiting_has_saved_nothing_up_either() -> None:
+    """Room for a small request of a client that was away does not bring that client ahead of those that wait."""
+    queue = WaitingQueue()
+    for number in range(2):
+        queue.begin(Request(f"a{number}", 100, 0, number, client="a"))
+    waiting(queue, "a2", 2, "a", size=100)
+    queue.begin(Request("b", 10, 0, 3, client="b"))
+    assert (queue.share.served_bytes("a"), queue.share.served_bytes("b")) == (200, 110)
+
+
 def test_of_too_many_the_greediest_clients_last_goes() -> None:
     """The client with the longest line makes room for the others; the least urgent go first of all."""
     queue = WaitingQueue()

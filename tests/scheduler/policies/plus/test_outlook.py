@@ -195,6 +195,14 @@ def test_a_drain_fills_no_taker_twice_and_no_empty_one() -> None:
     assert [taker.id for _, taker in plan] == ["w1", "w1"]
 
 
+def test_a_drain_may_go_to_a_worker_that_has_more_room_than_the_drained_one() -> None:
+    """If that then lasts exactly as long as it must."""
+    outlook, (source, _) = laid_out({"x": 300, "y": 300}, {"a": 364})
+    plan = plan_drain(source, outlook, 10.0, 12)
+    assert plan is not None
+    assert [taker.id for _, taker in plan] == ["w1", "w1"]
+
+
 def test_a_worker_with_a_request_that_must_stay_is_not_drained() -> None:
     """Half of a drain frees nothing."""
     outlook, (source, _) = laid_out({"x": 20, "y": 20}, {"a": 500})
