@@ -255,11 +255,11 @@ def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -
     cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
     expected = {case: pair.unmoved(case) for case in cases}
     hogs = [(worker, f"hog-{seed}-{number}") for worker in (pair.here, pair.there) for number in range(4)]
-    for worker, name in hogs:  # 4 times 58 of 255 blocks
+    for worker, name in hogs:  # 4 times 60 of 255 blocks
         worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
         words = worker("core_request", name)
         worker("abort", [name])
-        worker("reserve", *words, 58 * 32)
+        worker("reserve", *words, 60 * 32)
     running, moved, preempted = [], 0, pair.preemptions
     for case in chance.choices(cases, k=16):
         running.append(pair.start(case, chance.choice((pair.here, pair.there))))
