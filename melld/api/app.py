@@ -60,7 +60,7 @@ SETTLE_S = 2.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ApiContext:
-    """What the API needs of the daemon."""
+    """The daemon, as the API sees it."""
 
     models: Sequence[AskedModel]
     """All models; the first answers calls that name none."""

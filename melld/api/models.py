@@ -14,7 +14,7 @@ from melld.control.status import ModelStatus
 
 
 class AskedModel(Protocol):
-    """What the API needs of a model."""
+    """A model, as the API sees it."""
 
     names: tuple[str, ...]
     serving: State | None

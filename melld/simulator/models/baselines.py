@@ -5,6 +5,7 @@ fifo       a device holds one model; a request for another one drains it, then t
 collated   the same, but a model is served for a while before the next one's turn
 """
 
+import abc
 import math
 from collections.abc import Mapping
 
@@ -20,8 +21,8 @@ LEAST_TOKENS = 2048
 Commands = list[AnyLandlordCommand]
 
 
-class Baseline:
-    """What the baselines share: one ledger for each device, and the names of all instances."""
+class Baseline(abc.ABC):
+    """A way to share devices, with one ledger for each device and the names of all instances."""
 
     def __init__(self) -> None:
         self.ledgers: dict[DeviceName, Ledger] = {}
@@ -42,9 +43,9 @@ class Baseline:
             return self.act(event)
         return []
 
+    @abc.abstractmethod
     def act(self, event: AnyLandlordEvent) -> Commands:
         """Decide about an event other than a declaration."""
-        raise NotImplementedError
 
     def _give(self, worker: WorkerId, granules: int) -> Commands:
         """Grant granules for good, and offer them."""
