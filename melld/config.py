@@ -33,95 +33,91 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ServerConfig(_Table, frozen=True, kw_only=True):
-    """`[server]`: the HTTP API and its limits, and the control socket."""
+    """The HTTP API with its limits, and the control socket."""
 
     host: str = "127.0.0.1"
-    """The address on which the API listens.  Beyond loopback it needs a key, or `allow_remote_without_key`.
-    A socket unit of systemd overrides it and `port`."""
+    """Where the API listens.  Beyond loopback it needs a key.  A socket unit of systemd overrides it and `port`."""
     port: Port = 8000
-    """Its TCP port; 0 takes a free one."""
+    """TCP port; 0 takes a free one."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
-    """A file with one API key, or `sha256:` and its hex digest, a line."""
+    """A file with a key per line, plain or as `sha256:` and its hex digest."""
     api_keys: Annotated[tuple[str, ...], msgspec.Meta(examples=[["sha256:<64 hex digits>"]], extra=SECRET)] = ()
-    """Digests `sha256:<hex>` of API keys.  Plain keys belong in `api_key_file`."""
+    """Such digests; plain keys belong in `api_key_file`."""
     allow_remote_without_key: bool = False
-    """Without this, melld refuses to listen beyond loopback when it has no key."""
+    """Listen beyond loopback even without a key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
-    """The directory of the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`,
-    else `$XDG_RUNTIME_DIR/melld`, else `/tmp/melld-<uid>`."""
+    """Directory of the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`, else
+    `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
-    """The largest body of a request, also after decompression; beyond it 413."""
+    """Largest body, also after decompression (413)."""
     max_header_bytes: Positive = 8 << 10
-    """The largest header of a request; beyond it 431."""
+    """Largest header (431)."""
     max_headers: Positive = 128
-    """The most headers of a request; beyond it 431."""
+    """Most headers (431)."""
     header_timeout_s: PositiveSeconds = 10.0
-    """How long a client may take for a request's head; then 408."""
+    """How long a client may take to send the headers (408)."""
     body_timeout_s: PositiveSeconds = 30.0
-    """How long a client may take for a request's body; then 408."""
+    """How long it may take to send the body (408)."""
     max_concurrent_requests: Positive = 1024
-    """The most calls that run or wait at a time, for all keys together; beyond it 429 with Retry-After."""
+    """Most calls that run or wait at a time (429)."""
     max_queued_requests: Positive = 1024
-    """The most requests that wait for room; beyond it the newest of the client with the most waiting gets a 429."""
+    """Most requests that wait for room; then the newest of the client with most of them gets a 429."""
     queue_deadline_s: PositiveSeconds = 300.0
-    """How long a request may wait for room; then 503 with Retry-After.  A request that has begun is never ended so."""
+    """How long a request may wait for room before it begins (503)."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
-    """The most urgent `priority` that clients may ask for (lower goes first).  Default: 0 with several keys."""
+    """The most urgent `priority` that clients may ask for; lower goes first.  Default: 0 with several keys."""
     max_prompts_per_call: Positive = 256
-    """The most prompts in one call."""
+    """Most prompts in one call."""
     max_choices: Positive = 128
-    """The largest `n` of a request."""
+    """Largest `n`."""
     max_prompt_logprobs: Positive = 10_000
-    """The most prompt tokens times (logprobs + 1) of one call; all calls together may have sixteen times as many.
-    Half a megabyte a thousand."""
+    """Most prompt tokens times (logprobs + 1) of a call, half a kilobyte each; all calls may have sixteen times
+    as many."""
     max_repeated_prompt_tokens: Positive = 1_000_000
-    """The most prompt tokens times `n`: each choice is a request of its own."""
+    """Most prompt tokens times `n`."""
     max_message_parts: Positive = 3000
-    """The most messages of one call, together with their parts and tool calls.  A thousand stop all streams for about
-    ten milliseconds."""
+    """Most messages, parts and tool calls of a call; a thousand stop all streams for about 10 ms."""
     max_tool_arguments: Positive = 1 << 19
-    """The most characters in the arguments of all tool calls of a conversation."""
+    """Most characters in the arguments of a conversation's tool calls."""
     max_stop_strings: Positive = 64
-    """The most stop strings in one call."""
+    """Most stop strings in one call."""
     max_json_depth: Positive = 64
-    """The deepest nesting of objects and lists in a body."""
+    """Deepest nesting in a body."""
     max_constraint_bytes: Positive = 128 << 10
-    """The largest constraint on an output: a JSON schema, regular expression, grammar, structural tag, list of choices.
-    All tools together may have eight times as much."""
+    """Largest constraint on an output, such as a JSON schema; all tools together may have eight times as much."""
     constraint_cpu_s: PositiveSeconds = 2.0
-    """The CPU time that compiling a constraint may take; then 400."""
+    """CPU time to compile a constraint (400)."""
     slow_reader_s: PositiveSeconds = 30.0
-    """A stream whose client reads nothing for this long is ended, with its request."""
+    """A stream that its client does not read for this long ends, with its request."""
     keep_alive_comment_s: PositiveSeconds = 15.0
-    """A stream that is silent for this long gets a comment line, so that no proxy cuts it.  `inf`: never."""
+    """A stream silent for this long gets a comment line, so that no proxy cuts it."""
     keep_alive_s: PositiveSeconds = 75.0
     """How long an idle connection is kept."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
-    """Roles of messages that the model's chat template knows in addition to OpenAI's."""
+    """Roles that the model's chat template knows beside OpenAI's."""
     allow_internal_media_urls: bool = False
-    """Without this, images, audio and video named by URL are fetched from public addresses only."""
+    """Fetch images named by URL from addresses that are not public, too."""
     drain_s: Seconds = 30.0
-    """How long running requests may continue after SIGTERM."""
+    """How long requests may continue after SIGTERM."""
 
 
 class ModelConfig(_Table, frozen=True, kw_only=True):
-    """`[model]`: what is served.  `[model.vllm]` holds any option of `vllm serve` by its long name, verbatim."""
+    """What is served."""
 
     short_form: ClassVar[str] = "path"
     hint: ClassVar[str] = "; options of vLLM stand in [model.vllm]"
 
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
-    """The directory of the model, or its name on Hugging Face, which vLLM then fetches (`HF_TOKEN`, `HF_HOME`)."""
+    """Directory of the model, or its name on Hugging Face."""
     name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
-    """The model's name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.
-    `served_model_name` in `[model.vllm]` means the same.  Default: the last part of the path."""
+    """Its name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.  Default: the last
+    part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
-    """Options of `vllm serve`, such as `max_model_len = 16384`.  Options that melld sets itself are refused."""
+    """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """With several models: the model's part of each CPU device's KV memory is its weight by the sum of all weights."""
+    """Its part of each CPU device's KV memory, by the sum of all models' weights."""
     keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
-    """Seconds without requests after which a worker of this model is stopped, in place of `[idle]`; the next request
-    starts it again.  `inf`: never."""
+    """Seconds without requests after which its workers stop, in place of `[idle]`; the next request starts them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +133,7 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
 
 
 class CpuDevices(_Table, frozen=True, kw_only=True):
-    """`cpu = {count = 2, kv_bytes = "128MiB"}`, or `cpu = 2`: as many workers on the CPU, one thread each."""
+    """`cpu = {count = 2, kv_bytes = "128MiB"}`, or `cpu = 2`: workers on the CPU, one thread each."""
 
     short_form: ClassVar[str] = "count"
 
@@ -153,47 +149,46 @@ class CpuDevices(_Table, frozen=True, kw_only=True):
 
 
 class DevicesConfig(_Table, frozen=True, kw_only=True):
-    """`[devices]`: `cuda = [0, 1]` (indices or UUIDs) or `cpu = {...}`; neither: all GPUs, else two CPU devices."""
+    """`cuda` or `cpu`; neither: all GPUs, else two CPU devices."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """The GPUs to use, by index or UUID.  A GPU that is named twice gets two workers: then set the memory of each by
+    """GPUs, by index or UUID.  One that is named twice gets two workers: then set the memory of each by
     `[model.vllm] kv_cache_memory_bytes`."""
     cpu: CpuDevices | None = None
 
 
 class SchedulerConfig(_Table, frozen=True, kw_only=True):
-    """`[scheduler]`: how requests are placed."""
+    """How requests are placed."""
 
     policy: str = "mell-slo"
-    """One of the policies in docs/scheduling.md.  `most-free` spreads over all workers, and moves nothing."""
+    """One of docs/scheduling.md.  `most-free` spreads over all workers."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
-    """The period of re-planning."""
+    """Period of re-planning."""
     headroom_s: Seconds = 0.5
-    """A worker keeps free what its requests add in this many seconds: the time of an epoch, a move and a block."""
+    """A worker keeps free what its requests add in this time: that of an epoch, a move and a block."""
     prefix_aware: bool = True
-    """Give a request to a worker that probably has its prompt's beginning in its prefix cache, where that worker keeps
-    the targets as well as another: a chat's next turn, a common system prompt.  Heeded by `mell-slo`."""
+    """Among workers that keep the targets, prefer one that probably has the prompt's beginning in its prefix cache
+    (`mell-slo`)."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
-    """A file for every decision and the facts behind it: docs/decision-log.md."""
+    """A file for all decisions and their facts: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
-    """How many ended requests `melld why` remembers: the latest.  Some KiB each."""
+    """How many ended requests `melld why` remembers, some KiB each."""
 
 
 class TargetsConfig(_Table, frozen=True, kw_only=True):
-    """`[targets]`: what each request is promised.  `mell-slo` keeps as few workers awake as keep the promise."""
+    """What each request is promised; `mell-slo` keeps as few workers awake as keep it."""
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """The longest mean time between two tokens of a request.  In each step prompts get what it leaves beside the
-    requests that decode, or with `mell-slo`, whose promise is a mean, what twice as long leaves.  Policies other than
-    `mell-slo` give no more requests to a worker whose decoding alone takes longer.  Default: 50 ms, or twice a step
-    with one request where that is longer, heeded by `mell-slo` alone."""
+    """Longest mean time between two tokens of a request.  In each step prompts get the time that decoding leaves of it
+    (of twice as much with `mell-slo`, which promises a mean); other policies add no request to a worker whose decoding
+    takes longer.  Default, for `mell-slo` alone: 50 ms, or twice a step with one request where that is longer."""
     ttft_s: PositiveSeconds = 2.0
-    """The longest time until a request's first token, or four times what its prompt takes alone, if that is longer."""
+    """Longest time until the first token; four times what the prompt takes alone, if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
-    """The part of the requests that `mell-slo` aims to serve within each of the two."""
+    """Part of the requests that `mell-slo` aims to serve within each of the two."""
     shed: bool = False
-    """When all workers are busy, let requests wait for one that keeps the targets, and send those away (503) whose
-    first token can no longer come in time: so the others are served in time.  Default: serve all, more slowly."""
+    """When all workers are busy, send requests away (503) whose first token can no longer come in time, so that the
+    others are served in time.  Else all are served, more slowly."""
 
     @property
     def itl_s(self) -> float | None:
@@ -202,20 +197,19 @@ class TargetsConfig(_Table, frozen=True, kw_only=True):
 
 
 class MigrationConfig(_Table, frozen=True, kw_only=True):
-    """`[migration]`: how running requests are moved."""
+    """How running requests are moved."""
 
     checksum: bool = False
-    """Compare every copied block with the source's; a mismatch cancels the move."""
+    """Compare copied blocks with the source's; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
-    """The most that one link (one worker to another) may copy per second, such as `"2GiB"`.  Default: no limit."""
+    """Most that one link (one worker to another) may copy per second: `"2GiB"`."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
-    """How much a link may carry and a worker may compute for moves in an epoch.  `auto`: as measured; the first start
-    with a policy that moves requests measures while the daemon is idle.  `saved`: as measured by `melld profile`.
-    `default`: generous figures, not fitted to any machine."""
+    """What links may carry and workers compute for moves in an epoch.  `auto`: as measured, at the first start while
+    idle.  `saved`: as measured by `melld profile`.  `default`: generous figures, fitted to no machine."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """How much longer, as a fraction, a worker's median step may become while it computes tokens for moves."""
+    """How much longer, as a fraction, steps may become beside tokens that are computed for moves."""
     max_moves_per_link: Positive = 4
-    """The most migrations under way from one worker to another; more wait."""
+    """Most moves under way from one worker to another; more wait."""
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
@@ -226,30 +220,29 @@ class MigrationConfig(_Table, frozen=True, kw_only=True):
 
 
 class IdleConfig(_Table, frozen=True, kw_only=True):
-    """`[idle]`: what happens to a worker that is not needed.
+    """What happens to a worker that is not needed.
 
-    First it sleeps: its process stays warm, it gets no requests while others have room, and it answers at once when
-    needed.  Then its process ends, which frees its memory and power; requests that need it wait for its start, which
-    takes little longer than loading the weights.
+    First it sleeps: its process stays, and answers at once when needed.  Then its process ends, which frees memory and
+    power; requests that need it wait until it has loaded the weights.
     """
 
     sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None
-    """Seconds without requests after which a worker sleeps that the targets do not need.  `inf`: never.  Default: 60,
-    but with `mell-slo` as long as staying awake costs less than being woken, by how soon it was needed again so far."""
+    """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo` keeps it as long as staying awake
+    costs less than being woken, by how soon it was needed again so far."""
     stop_after_s: Seconds = 240.0
-    """Seconds asleep after which its process ends; longer if it was recently needed again soon.  `inf`: never."""
+    """Seconds asleep after which its process ends; longer if it was needed again soon."""
 
 
 class HealthConfig(_Table, frozen=True, kw_only=True):
-    """`[health]`: when a worker counts as hung and is killed and replaced, and when a restarted one counts as sound."""
+    """When a worker counts as hung, and is killed and replaced."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long a worker may leave pings unanswered; it answers them while it computes."""
+    """How long it may leave pings unanswered; it answers them while it computes."""
     step_timeout_s: PositiveSeconds = 300.0
-    """How long one step of a worker's engine may take."""
+    """How long one step may take."""
     steady_after_s: Seconds = 120.0
-    """How long a worker that has died must work to be trusted again.  Until then each death doubles the wait for the
-    next start, from 1 s to 60 s, and the worker gets only requests that no other worker has room for."""
+    """How long one that has died must work to be trusted again.  Until then each death doubles the wait for the next
+    start, from 1 to 60 s, and it gets only requests that no other has room for."""
 
 
 class Config(_Table, frozen=True, kw_only=True):

@@ -17,26 +17,26 @@ SCHEMA = 1
 
 
 class DaemonState(enum.StrEnum):
-    """The state of the daemon."""
+    """State of the daemon."""
 
     STARTING = "starting"  # no worker has produced a token yet
     READY = "ready"  # takes requests
-    DRAINING = "draining"  # finishes its running requests, takes no new ones
+    DRAINING = "draining"  # takes no new requests
     STOPPING = "stopping"  # its workers are ending
 
 
 class WorkerState(enum.StrEnum):
-    """The state of a worker."""
+    """State of a worker."""
 
     STARTING = "starting"  # its process loads the model; no token yet
     READY = "ready"  # runs requests
-    DRAINING = "draining"  # finishes or hands over its requests, takes no new ones
-    ASLEEP = "asleep"  # has no requests and is not needed now; its process waits, and can serve at once
-    STOPPING = "stopping"  # its process is ending: it is not needed, or an operator wants its device
-    WAKING = "waking"  # on its way from stopped to ready; requests placed on it wait
-    DRAINED = "drained"  # has no process, as an operator wants its device; `melld resume` starts it
-    STOPPED = "stopped"  # has no process; started when needed, or by an operator
-    FAILED = "failed"  # its process died or would not start; the reason says what comes next
+    DRAINING = "draining"  # its requests end or move away; takes no new ones
+    ASLEEP = "asleep"  # not needed now; its process waits, and can serve at once
+    STOPPING = "stopping"  # its process is ending
+    WAKING = "waking"  # its process starts again; requests placed on it wait
+    DRAINED = "drained"  # no process, as an operator wants its device; `melld resume` starts it
+    STOPPED = "stopped"  # no process; started when needed
+    FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
 
 SERVING = frozenset(
@@ -51,55 +51,55 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker and its device."""
 
     worker: str
-    """The worker's name."""
+    """Its name."""
     model: str = ""
-    """The model that it serves."""
+    """Its model."""
     device: str
-    """Its device: `cuda:0`, `cpu:1`."""
+    """`cuda:0`, `cpu:1`."""
     device_name: str | None = None
-    """Model name of the device: `NVIDIA H200`."""
+    """`NVIDIA H200`."""
     state: WorkerState
     """Its state."""
     reason: str = ""
-    """Reason for that state, or why a reading of its device is missing.  Empty when all is well."""
+    """Why it is in that state, or why a reading of its device is missing; empty when all is well."""
     pid: int | None = None
-    """Process id; null if it has no process."""
+    """Its process."""
     capacity_bytes: int = 0
-    """Bytes of KV cache for all its requests together.  0 until it has been ready."""
+    """Size of its KV cache; 0 until it has been ready."""
     used_bytes: int = 0
-    """Bytes of the KV blocks in use, each block counted once, however many requests share it."""
+    """KV in use; a block that requests share counts once."""
     total_blocks: int = 0
-    """KV blocks in total."""
+    """KV blocks."""
     used_blocks: int = 0
-    """KV blocks in use.  Blocks held by the prefix cache alone count as free."""
+    """Those in use; what the prefix cache alone holds is free."""
     reserved_blocks: int = 0
-    """KV blocks reserved for requests on their way here."""
+    """Those reserved for requests on their way here."""
     running_requests: int = 0
-    """Requests in its running batch."""
+    """Requests in its batch."""
     waiting_requests: int = 0
-    """Requests placed on it that it has not begun, or has preempted."""
+    """Requests that it has not begun, or has preempted."""
     max_requests: int = 0
-    """Limit of requests that it runs at once."""
+    """The most that it runs at once."""
     tokens_per_s: float = 0.0
-    """Output tokens a second, over the last few seconds."""
+    """Output tokens per second, lately."""
     step_ms: float | None = None
-    """Median duration of its latest steps in milliseconds; null before the first step."""
+    """Median of its latest steps."""
     memory_bytes: int | None = None
-    """Device memory in use by any process, in bytes; on a CPU device, the resident memory of the worker's process."""
+    """Device memory in use by any process; on a CPU device, its process's resident memory."""
     memory_total_bytes: int | None = None
-    """Total memory of the device, in bytes."""
+    """Memory of the device."""
     power_w: float | None = None
-    """Power draw of the device in watts."""
+    """Power that the device draws."""
     temperature_c: int | None = None
-    """The device's temperature in degrees Celsius."""
+    """Temperature of the device."""
     utilisation: float | None = None
-    """Share of the last period in which the device was busy, 0 to 1; on a CPU device, of one core."""
+    """Part of the last period in which the device was busy; on a CPU device, of one core."""
     restarts: int = 0
-    """Restarts of its process since the daemon started."""
+    """Restarts of its process."""
     size_class: str | None = None
-    """Size of its largest request by its capacity: `T` up to a quarter, `S` a third, `M` a half, `L` more; or null."""
+    """Size class of its largest request: `T`, `S`, `M`, `L`."""
     why: str = ""
-    """Why it is awake or not: requests, what it was woken for, when it will sleep, the progress of its drain."""
+    """Why it is awake or not, when it will sleep, the progress of its drain."""
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
@@ -110,83 +110,83 @@ def workers_ready(workers: Sequence[WorkerStatus]) -> str:
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: one sequence that is being prefilled or decoded, or waits."""
+    """One request: one sequence; a call with `n` has several."""
 
     request: str
-    """The request's id: the client's, with a suffix for each sequence of one call."""
+    """Its id: the client's, with a suffix for each sequence of a call."""
     model: str = ""
-    """The model that it asks."""
+    """Its model."""
     worker: str | None = None
-    """The worker that runs it; null while it is queued because no worker has room."""
+    """Its worker; null while it is queued."""
     phase: Phase
-    """What its worker does with it."""
+    """What its worker does with it now."""
     prompt_tokens: int
-    """Tokens in its prompt."""
+    """Tokens of its prompt."""
     output_tokens: int = 0
     """Tokens generated so far."""
     kv_bytes: int = 0
-    """Bytes of the KV blocks in its block table; a shared block counts for each request."""
+    """Its KV; a shared block counts for each request."""
     blocks: int = 0
-    """KV blocks in its block table."""
+    """Its KV blocks."""
     age_s: float
     """Seconds since it arrived."""
     moves: int = 0
-    """Moves to another worker so far."""
+    """Moves so far."""
     pinned: bool = False
-    """True if an operator has sent it to its worker or destination: it stays until that worker drains or ends."""
+    """True if an operator has sent it to its worker or destination, where it stays."""
     moving_to: str | None = None
-    """Destination of its current move; null if it is not moving."""
+    """Destination of its move."""
     moving_step: str | None = None
-    """Step of its current move: `copying`, `freezing`; null if it is not moving."""
+    """Step of its move: `copying`, `freezing`."""
 
 
 class MovingState(enum.StrEnum):
-    """The state of a move."""
+    """State of a move."""
 
-    RUNNING = "running"  # its KV is being copied, or its tokens recomputed
-    DEFERRED = "deferred"  # waits, as the boundaries of links and workers are used up
+    RUNNING = "running"  # its KV is copied, or its tokens are recomputed
+    DEFERRED = "deferred"  # waits for links or workers
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One move that the scheduler has decided and that is not over.  Its request counts on both workers."""
+    """One move, decided and not over.  Its request counts on both workers."""
 
     request: str
-    """The request's id."""
+    """Its request."""
     source: str
-    """The worker that runs it."""
+    """The worker that the request leaves."""
     destination: str
-    """The worker that it moves to."""
+    """The worker that it goes to."""
     state: MovingState
-    """Running, or deferred."""
+    """Its state."""
     via: str | None = None
     """`kv` or `tokens`; null until it begins."""
     kv_bytes: int
-    """Size of the request's KV in bytes."""
+    """The request's KV."""
     cause: str
-    """Reason for the move, in a word or two: `overload`, `drain`, `operator`."""
+    """`overload`, `drain`, `operator`, ..."""
     deferred_because: str = ""
-    """Why it has not begun; empty once it has."""
+    """Why it has not begun."""
     age_s: float
     """Seconds since the decision."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The way from one worker to another, between workers that have a process."""
+    """The way from one worker to another, while both have a process."""
 
     source: str
     """The worker that requests leave."""
     destination: str
     """The worker that requests go to."""
     transport: str | None = None
-    """Transport that copies KV: `shared_memory`, `cuda_peer`, `cuda_staged`; null if KV cannot be copied."""
+    """`shared_memory`, `cuda_peer`, `cuda_staged`; null if KV cannot be copied."""
     bytes_per_s: float | None = None
-    """Rate measured with a few blocks when the link was opened; null if not measured."""
+    """Rate measured when the link was opened."""
     tokens_only_because: str = ""
-    """Why requests can only be recomputed from their tokens; empty if KV can be copied."""
+    """Why KV cannot be copied."""
 
 
 class ModelState(enum.StrEnum):
-    """The state of a model."""
+    """State of a model."""
 
     LOADED = "loaded"  # a worker has it in memory
     LOADING = "loading"  # its first worker starts; requests wait for it
@@ -208,19 +208,16 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are promised, and the part of them that got it since the daemon started; null before any ended.
-
-    Requests sent away for want of room missed both targets.
-    """
+    """What requests are promised, and the part that got it; those sent away for want of room missed both targets."""
 
     itl_target_ms: float | None = None
-    """Longest mean time between two tokens of a request; null if none is promised."""
+    """Longest mean time between two tokens of a request."""
     ttft_target_s: float = 0.0
-    """Longest time until a request's first token; four times its prompt's computing, if that is longer."""
+    """Longest time until the first token; four times its prompt's computing, if that is longer."""
     requests: int = 0
     """Requests judged."""
     attainment: float | None = None
-    """Part of the requests that met both targets."""
+    """Part that met both targets."""
     ttft_attainment: float | None = None
     """Part whose first token came in time."""
     itl_attainment: float | None = None
@@ -228,51 +225,51 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon's present state."""
+    """The daemon."""
 
     schema: int = SCHEMA
-    """The version of this schema."""
+    """Version of this schema."""
     melld_version: str
     """Version of melld."""
     vllm_version: str
     """Version of vLLM."""
     pid: int
-    """Process id of the daemon."""
+    """Its process."""
     model: str
-    """Name of the first served model: the first of `models`."""
+    """The first of `models`."""
     models: tuple[str, ...] = ()
-    """All names of the first served model."""
+    """Names of the first served model."""
     served: tuple[ModelStatus, ...] = ()
-    """All served models, in the order of the configuration."""
+    """Served models, in the order of the configuration."""
     state: DaemonState
-    """State of the daemon."""
+    """Its state."""
     uptime_s: float
-    """Seconds since the daemon started."""
+    """Seconds since it started, as all counts and sums are."""
     url: str
     """Address of the API: `http://127.0.0.1:8000`."""
     policy: str
-    """The scheduling policy that places requests."""
+    """The scheduling policy."""
     queued_requests: int = 0
-    """Requests that no worker has room for yet."""
+    """Requests that wait for room."""
     warnings: tuple[str, ...] = ()
-    """Warnings for the operator, each in one sentence."""
+    """A sentence each, for the operator."""
     workers: tuple[WorkerStatus, ...] = ()
-    """All workers, in the order of the configuration."""
+    """Workers, in the order of the configuration."""
     preemptions: int = 0
-    """Preemptions for lack of KV blocks since the daemon started."""
+    """Preemptions for lack of KV blocks."""
     worker_seconds_awake: float = 0.0
-    """Seconds that workers were awake since the daemon started, summed."""
+    """Seconds that workers were awake."""
     gpu_hours_saved: float = 0.0
-    """Hours that workers slept or were stopped since the daemon started, summed."""
+    """Hours that workers slept or were stopped."""
     service: ServiceStatus = ServiceStatus()
-    """Targets, and how many requests were served within them."""
+    """Targets, and how they are met."""
     boundaries: str = ""
-    """Limits of links and workers for moves, in one line; `melld profile --show --json` has the figures."""
+    """Limits of links and workers for moves; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()
-    """One entry for each ordered pair of workers."""
+    """Ordered pairs of workers."""
     async_scheduling: str = ""
-    """Whether workers schedule a step while the last one is computed, on or off, and why."""
+    """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
-    """All moves decided and not over, in the order of the decisions."""
+    """Moves, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()
-    """All unfinished requests: those on workers first, then the queue in its order."""
+    """Unfinished requests: those on workers, then the queue in its order."""

@@ -3,9 +3,7 @@
 The Structs' own docstrings and comments are the documentation; this lays them out.
 """
 
-import ast
 import inspect
-import itertools
 import re
 import types
 import typing
@@ -28,6 +26,7 @@ from melld.control.status import (
     WorkerState,
     WorkerStatus,
 )
+from tests.docs.configuration_text import descriptions
 
 STRUCTS = (DaemonStatus, ModelStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
 WORDS = (DaemonState, ModelState, WorkerState, Phase, MovingState)
@@ -36,14 +35,13 @@ JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", t
 INTRODUCTION = f"""\
 # What `melld status --json` prints
 
-`melld status --json` prints one JSON object of schema {SCHEMA}; with `--watch` one per line, twice a second. On the
-control socket, `GET /status` answers the same:
+One JSON object of schema {SCHEMA}; with `--watch` one per line, twice a second. The control socket answers the same:
 
     curl --unix-socket /run/melld/control.sock http://melld/status
 
-Within one schema number, fields and states may be added; a field is never removed, renamed or given another meaning. An
-unknown value is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees
-Celsius. Exit codes: 0 printed, 1 the daemon gave no status, 2 bad usage, 3 no daemon.
+Within one schema number, fields and states may be added; none is removed, renamed or given another meaning. What is
+not known is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees Celsius;
+parts are from 0 to 1.
 """
 
 
@@ -54,24 +52,12 @@ def schema_text() -> str:
 
 
 def _struct(kind: type[msgspec.Struct]) -> str:
-    described = _descriptions(kind)
+    described = descriptions(kind)
     rows = [
-        f"| `{field.name}` | {_type_text(field.type)} | {described[field.name]} |"
+        f"- `{field.name}` ({_type_text(field.type)}): {described[field.name]}"
         for field in msgspec.structs.fields(kind)
     ]
-    return "\n".join(
-        [f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", "| field | type | meaning |", "|---|---|---|", *rows, ""]
-    )
-
-
-def _descriptions(kind: type) -> dict[str, str]:
-    """The docstring under each field."""
-    body = ast.parse(inspect.getsource(kind)).body[0].body
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
+    return "\n".join([f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", *rows, ""])
 
 
 def _type_text(kind: object) -> str:
@@ -88,10 +74,8 @@ def _type_text(kind: object) -> str:
 def _words(kind: EnumMeta) -> str:
     """An enumeration with the comment behind each of its words."""
     comments = dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
-    rows = [f"| `{word.value}` | {comments[word.value]} |" for word in kind]
-    return "\n".join(
-        [f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", "| word | meaning |", "|---|---|", *rows, ""]
-    )
+    rows = [f"- `{word.value}`: {comments[word.value]}" for word in kind]
+    return "\n".join([f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", *rows, ""])
 
 
 if __name__ == "__main__":

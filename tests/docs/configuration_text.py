@@ -22,20 +22,20 @@ INTRODUCTION = """\
 # Configuration
 
 One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the service manager's
-`$CONFIGURATION_DIRECTORY`. Flags override it: those in brackets below, and `--set TABLE.KEY=VALUE` for any key. An
-unknown key or a wrong value refuses to start and says where. `python -m tests.docs.configuration_text` writes this page
-from `melld/config.py`.
+`$CONFIGURATION_DIRECTORY`. Flags override it: those named below, and `--set TABLE.KEY=VALUE` for any key. An unknown
+key or a wrong value refuses to start and says where. `python -m tests.docs.configuration_text` writes this page from
+`melld/config.py`.
 
 ```sh
 melld check-config --model .demo-model
 melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 ```
 
-The first asks vLLM too, for some seconds, and shows what is in force; the second, for programs, leaves vLLM out. A
-running daemon reads the file again on SIGHUP (`systemctl reload melld`): keys marked **Reloads** change then, the
-others at the next start. A size is a number of bytes or a string such as `"128MiB"` (KB, MB, GB, KiB, MiB, GiB).
+The first asks vLLM too and shows what is in force; the second, for programs, leaves vLLM out. Keys that *reload* also
+change on SIGHUP (`systemctl reload melld`). Each key stands with its default. A size is a number of bytes or a string
+such as `"128MiB"`; seconds may be `inf`, for never.
 
-Several models: `[[models]]` for each in place of `[model]`, with the same keys: [several-models.md](several-models.md).
+`[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
 """
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}
 # The flags that make a key's value out of shorter words.
@@ -89,13 +89,10 @@ def _table(name: str, kind: type[msgspec.Struct]) -> str:
     for field in keys(kind):
         dotted = f"{name}.{field.name}"
         flag = SHORT_FLAGS.get(dotted) or (f"`{flags[dotted]}`" if dotted in flags else "")
-        live = "**Reloads.**" if dotted in changing else ""
-        meaning = " ".join(filter(None, [described[field.name], flag and f"({flag})", live]))
-        cells = (f"`{field.name}`", _type_text(field.type), _default(field), meaning)
-        rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    head = "| key | value | default | meaning |\n|---|---|---|---|"
+        remarks = filter(None, [_type_text(field.type), flag, "reloads" if dotted in changing else ""])
+        rows.append(f"- `{field.name}{_default(field)}` ({'; '.join(remarks)}): {described[field.name]}")
     about = " ".join((kind.__doc__ or "").split())
-    return "\n".join([f"## `[{name}]`\n", f"{about}\n", head, *rows, ""])
+    return "\n".join([f"## `[{name}]`\n", f"{about}\n", *rows, ""])
 
 
 def _struct_in(kind: object) -> type[msgspec.Struct] | None:
@@ -106,17 +103,13 @@ def _struct_in(kind: object) -> type[msgspec.Struct] | None:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return _value(field.default_factory())
-    return "(needed)" if field.default is msgspec.NODEFAULT else _value(field.default)
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return "(unset)"
+    """The key's default as the file would have it; nothing where the key is needed or not set."""
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    if value is None or value is msgspec.NODEFAULT:
+        return ""
     if isinstance(value, tuple | list | dict) and not value:
-        return "`{}`" if isinstance(value, dict) else "`[]`"
-    return f"`{toml_text({'key': value}).removeprefix('key = ').rstrip()}`"
+        return " = {}" if isinstance(value, dict) else " = []"
+    return f" = {toml_text({'key': value}).removeprefix('key = ').rstrip()}"
 
 
 def _type_text(kind: object) -> str:
