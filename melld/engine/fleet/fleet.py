@@ -18,6 +18,7 @@ import msgspec
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.dispatch import Dispatch
+from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.owned import OwnedBlocks
 from melld.engine.fleet.place import Offer, Place, Slot
@@ -72,6 +73,9 @@ class Fleet:
         self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
         self.owned = OwnedBlocks(self.live, self.ledger)
         self.calls = Calls(self.send)
+        self.lending = Lending(self.send)
+        self.grant = self.lending.grant
+        self.take = self.lending.take
         self._dispatch = Dispatch(self.live, self.send)
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
@@ -243,6 +247,10 @@ class Fleet:
                 self.calls.answered(message)
             case wire.LinkOpened() | MoveMessage():
                 self._listener().executor.answered(slot.worker, message, payload)
+            case wire.LinkClosed():
+                self.lending.link_closed(slot.worker, WorkerId(message.peer))
+            case wire.GranulesReturned():
+                self.lending.returned(slot.worker, message)
             case wire.RequestTaken():
                 self._dispatch.taken(message)
             case wire.RequestRejected():
@@ -253,7 +261,7 @@ class Fleet:
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
         """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
         worker = slot.worker
-        self.ready.pop(worker, None)
+        siblings = tuple(self.ready) if self.ready.pop(worker, None) is not None else ()
         self._prefixes.close_worker(worker)
         self.calls.worker_lost(worker)
         theirs = [live for live in self.live.values() if live.worker == worker]
@@ -267,6 +275,7 @@ class Fleet:
                 self._listener().executor.worker_lost(worker)
             if not is_known:
                 self._displace(worker, theirs, ended)
+        self.lending.worker_ended(worker, siblings)
         if ended.expected and not is_known:  # the scheduler no longer knows it and so cannot have it woken
             self.wake(worker)
 

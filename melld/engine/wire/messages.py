@@ -25,6 +25,17 @@ class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of bytes per second over one link; None: no limit."""
 
 
+class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a device that its workers share, each in the granules that it was granted."""
+
+    path: str
+    """`/proc/PID/fd/N`, of the daemon's memory file."""
+    inode: int
+    """Detects another file of another process with that number."""
+    nbytes: int
+    granule_bytes: int
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a worker process gets at its start."""
 
@@ -38,6 +49,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
     copy_rules: CopyRules = CopyRules()
+    arena: ArenaSpec | None = None
+    """Memory for its KV, of which it uses what it is granted; None: it has its own."""
     itl_target_s: float | None = None
     """Longest time of a step beside decoding requests, which prompts are cut to; None: no limit."""
 
@@ -118,9 +131,25 @@ class OpenLink(Message, frozen=True, tag=True):
 
 
 class CloseLink(Message, frozen=True, tag=True):
-    """Unmap the KV memory of a sibling whose process has ended; until then it is not free for others."""
+    """End the copies from a sibling whose process has ended, and unmap its KV memory.  `LinkClosed` answers."""
 
     peer: str
+
+
+class GrantGranules(Message, frozen=True, tag=True):
+    """Use these granules of the arena for KV.  All their bytes are zero."""
+
+    granules: tuple[int, ...]
+    cause: EventId = NO_EVENT
+
+
+class TakeGranules(Message, frozen=True, tag=True):
+    """Give back this many granules of the arena, or as many as can be freed by then.  One `GranulesReturned`."""
+
+    take: int
+    granules: int
+    deadline_s: float
+    cause: EventId = NO_EVENT
 
 
 class Ping(Message, frozen=True, tag=True):
@@ -154,6 +183,10 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Handle of its KV memory for siblings (`migrate/transports`); empty if it cannot be shared."""
     kv_failure: str = ""
     """Why it cannot be shared; its requests then move by recomputing tokens."""
+    arena_failure: str = ""
+    """Why it cannot have its KV in an arena; it then has its own memory for it."""
+    resident_bytes: int = 0
+    """Memory of its process beside KV: the model's weights, and all else."""
 
 
 class StepDone(Message, frozen=True, tag=True):
@@ -164,6 +197,7 @@ class StepDone(Message, frozen=True, tag=True):
     step_s: float
     used_blocks: int
     total_blocks: int
+    """Blocks that it may use: with an arena, those whose granules it was granted."""
     blocks: dict[str, tuple[int, int, int, int, Phase]]
     """request -> (blocks, computed tokens, prompt tokens, output tokens, phase): those that changed."""
     leases: dict[str, int]
@@ -217,6 +251,24 @@ class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
     failure: str = ""
 
 
+class LinkClosed(Message, frozen=True, tag=True):
+    """No copy reads that sibling's KV memory any longer."""
+
+    peer: str
+
+
+class GranulesReturned(Message, frozen=True, tag=True, kw_only=True):
+    """The answer to the `TakeGranules` of that number: these granules are given back, and all their bytes are zero."""
+
+    take: int
+    granules: tuple[int, ...]
+    moved_blocks: int = 0
+    """Blocks of running requests that were moved out of them."""
+    pinned: int = 0
+    """Blocks that could not be moved from others, because their requests arrive or leave."""
+    cause: EventId = NO_EVENT
+
+
 class Pong(Message, frozen=True, tag=True):
     """Answer to a `Ping`: `steps` so far, `busy_s` since the start of the running step (0: none), `requests` held."""
 
@@ -255,6 +307,8 @@ ToWorker = (
     | MeasureLink
     | OpenLink
     | CloseLink
+    | GrantGranules
+    | TakeGranules
     | MoveCommand
     | Ping
     | StopWorker
@@ -264,6 +318,8 @@ ToDaemon = (
     | StepDone
     | UtilityDone
     | LinkOpened
+    | LinkClosed
+    | GranulesReturned
     | MoveAnswer
     | Pong
     | RequestTaken

@@ -114,16 +114,29 @@ class Links:
 
     def open(self, peer: str, handle: bytes) -> None:
         """Start to open a link: `LinkTried` follows."""
-        self.close(peer)
+        self._drop(peer)
         scratch = self._residency.borrow_scratch(TRIAL_BLOCKS)
         number = self._tries[peer] = next(self._numbers)
         _beside(f"open {peer}", lambda: self._try(peer, number, handle, scratch))
 
     def close(self, peer: str) -> None:
-        """Close the link to a sibling whose process has ended, including one that is still being opened."""
+        """Close the link to a sibling whose process has ended, including one that is still being opened.
+
+        Says so once no copy reads its memory: a link that is being opened reads only what no request uses.
+        """
+        self._drop(peer, lambda: self._say(wire.LinkClosed(peer)))
+
+    def _drop(self, peer: str, then: Callable[[], None] = lambda: None) -> None:
         self._tries.pop(peer, None)
-        if (copies := self._copies.pop(peer, None)) is not None:
-            _beside(f"close {peer}", copies.close)
+        if (copies := self._copies.pop(peer, None)) is None:
+            then()
+            return
+
+        def close() -> None:
+            copies.close()
+            then()
+
+        _beside(f"close {peer}", close)
 
     def _try(self, peer: str, number: int, handle: bytes, scratch: list[int]) -> None:
         opened, failure = None, ""

@@ -164,6 +164,8 @@ class VirtualWorker:
                 self.report()
             case wire.OpenLink():
                 self.say(wire.LinkOpened(peer=message.peer, transport="memory", bytes_per_s=1e9))
+            case wire.CloseLink():
+                self.say(wire.LinkClosed(peer=message.peer))
             case say.MoveMessage():
                 self._move(message, payload, willing)
 

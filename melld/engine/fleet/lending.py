@@ -1,0 +1,98 @@
+"""Grants granules of arenas to workers and takes them back, and says when those of an ended worker are free.
+
+Owns the takes under way, and the siblings that may still copy from a worker that has ended.
+
+    take ──TakeGranules──► worker ──GranulesReturned──► the caller, or `on_returned` if it has given up
+    worker ends ──CloseLink──► siblings ──LinkClosed──► `on_gone`: nobody reads its memory any longer
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from melld.engine.wire import messages as wire
+from melld.errors import MelldError
+from melld.ids import NO_EVENT, EventId, WorkerId
+
+ANSWER_S = 1.0
+"""Time beyond a take's deadline for the step that runs when it comes, and for the answer."""
+
+
+class TakeFailed(MelldError):
+    """The worker has not given back granules; what it has stays granted."""
+
+    def __init__(self, worker: WorkerId, why: str) -> None:
+        super().__init__(f"{worker} has not given back granules: {why}")
+        self.worker = worker
+        self.why = why
+
+
+class Lending:
+    """The lending of one fleet.  `send` writes to a worker's wire."""
+
+    def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None]) -> None:
+        self.on_returned: Callable[[WorkerId, wire.GranulesReturned], None] = lambda _worker, _returned: None
+        """Called with an answer for which nobody waits any longer."""
+        self.on_gone: Callable[[WorkerId], None] = lambda _worker: None
+        """Called once a worker has ended and no other copies from its memory."""
+        self._send = send
+        self._takes: dict[int, tuple[WorkerId, asyncio.Future[wire.GranulesReturned]]] = {}
+        self._numbers = 0
+        self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
+
+    def grant(self, worker: WorkerId, granules: Iterable[int], cause: EventId = NO_EVENT) -> None:
+        """Grant the worker these granules, which are free and zero."""
+        self._send(worker, wire.GrantGranules(tuple(granules), cause))
+
+    async def take(
+        self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT
+    ) -> wire.GranulesReturned:
+        """Take so many granules from the worker; return those that it gives, which may be fewer.
+
+        Raises:
+            TakeFailed: the worker has ended, or does not answer.
+        """
+        self._numbers += 1
+        number = self._numbers
+        future: asyncio.Future[wire.GranulesReturned] = asyncio.get_running_loop().create_future()
+        self._takes[number] = worker, future
+        self._send(worker, wire.TakeGranules(number, granules, deadline_s, cause))
+        try:
+            return await asyncio.wait_for(future, deadline_s + ANSWER_S)
+        except TimeoutError as error:
+            raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
+        finally:
+            self._takes.pop(number, None)
+
+    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """Pass a worker's answer on."""
+        _, future = self._takes.get(returned.take, (worker, None))
+        if future is None or future.done():
+            self.on_returned(worker, returned)
+        else:
+            future.set_result(returned)
+
+    def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
+        """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
+        for asked, future in list(self._takes.values()):
+            if asked == worker and not future.done():
+                future.set_exception(TakeFailed(worker, "it has ended"))
+        for _, readers in self._reading:
+            readers.discard(worker)
+        self._reading.append((worker, set(siblings)))
+        self._tell_gone()
+
+    def link_closed(self, worker: WorkerId, peer: WorkerId) -> None:
+        """Note that the worker no longer reads the memory of a sibling that has ended."""
+        for ended, readers in self._reading:
+            if ended == peer and worker in readers:
+                readers.remove(worker)
+                break
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        gone = [worker for worker, readers in self._reading if not readers]
+        self._reading = [waiting for waiting in self._reading if waiting[1]]
+        for worker in gone:
+            self.on_gone(worker)

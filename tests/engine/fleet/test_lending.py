@@ -1,0 +1,70 @@
+"""Granules that go to workers and come back: each answer reaches somebody, and nothing is free while it is read."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from melld.engine.fleet.lending import Lending, TakeFailed
+from melld.engine.wire import messages as wire
+from melld.ids import EventId, WorkerId
+
+W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
+
+
+def returned(take: int, *granules: int) -> wire.GranulesReturned:
+    return wire.GranulesReturned(take=take, granules=granules)
+
+
+async def test_each_take_gets_its_own_answer() -> None:
+    """Two takes from one worker are not mixed up, and say on which event they were made."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    lending = Lending(lambda worker, message: told.put_nowait((worker, message)))
+    takes = [asyncio.ensure_future(lending.take(W0, count, 1.0, EventId(7))) for count in (1, 2)]
+    first, second = [await told.get() for _ in takes]
+    assert (first, second) == (
+        (W0, wire.TakeGranules(1, 1, 1.0, EventId(7))),
+        (W0, wire.TakeGranules(2, 2, 1.0, EventId(7))),
+    )
+    lending.returned(W0, returned(2, 5, 6))
+    lending.returned(W0, returned(1, 4))
+    assert [answer.granules for answer in await asyncio.gather(*takes)] == [(4,), (5, 6)]
+
+
+async def test_an_answer_that_comes_too_late_still_gives_its_granules_back() -> None:
+    """No granule is lost because the worker was slow."""
+    late: list[Any] = []
+    lending = Lending(lambda _worker, _message: None)
+    lending.on_returned = lambda worker, answer: late.append((worker, answer.granules))
+    with pytest.raises(TakeFailed, match="w0 has not given back granules: no answer for 0 s"):
+        await lending.take(W0, 1, -1.0)
+    lending.returned(W0, returned(1, 3))
+    assert late == [(W0, (3,))]
+
+
+async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
+    """Whoever waits for granules of a dead worker looks elsewhere at once."""
+    lending = Lending(lambda _worker, _message: None)
+    lost, other = (asyncio.ensure_future(lending.take(worker, 1, 10.0)) for worker in (W0, W1))
+    await asyncio.sleep(0)
+    lending.worker_ended(W0, [])
+    with pytest.raises(TakeFailed, match="it has ended"):
+        await lost
+    lending.returned(W1, returned(2, 9))
+    assert (await other).granules == (9,)
+
+
+def test_a_dead_workers_memory_is_free_once_all_siblings_have_stopped_reading_it() -> None:
+    """Another model's zeros or tokens must not end up in a request that was moving away when its worker died."""
+    gone: list[WorkerId] = []
+    lending = Lending(lambda _worker, _message: None)
+    lending.on_gone = gone.append
+    lending.worker_ended(W0, [W1, W2])
+    lending.link_closed(W1, W0)
+    assert gone == []
+    lending.worker_ended(W2, [W1])  # what has ended reads nothing
+    assert gone == [W0]
+    lending.link_closed(W1, W2)
+    assert gone == [W0, W2]
+    lending.worker_ended(W1, [])
+    assert gone == [W0, W2, W1]
