@@ -244,7 +244,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: DaemonState
     """Its state."""
     uptime_s: float
-    """Seconds since it started, as all counts and sums are."""
+    """Seconds since its start; counts and sums begin there too."""
     url: str
     """Address of the API: `http://127.0.0.1:8000`."""
     policy: str

@@ -30,7 +30,6 @@ from tests.docs.configuration_text import descriptions
 
 STRUCTS = (DaemonStatus, ModelStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
 WORDS = (DaemonState, ModelState, WorkerState, Phase, MovingState)
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 INTRODUCTION = f"""\
 # What `melld status --json` prints
@@ -54,21 +53,20 @@ def schema_text() -> str:
 def _struct(kind: type[msgspec.Struct]) -> str:
     described = descriptions(kind)
     rows = [
-        f"- `{field.name}` ({_type_text(field.type)}): {described[field.name]}"
-        for field in msgspec.structs.fields(kind)
+        f"- `{field.name}`{_type_text(field.type)}: {described[field.name]}" for field in msgspec.structs.fields(kind)
     ]
     return "\n".join([f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", *rows, ""])
 
 
 def _type_text(kind: object) -> str:
-    """The type in JSON's words."""
+    """What the name does not say of a type: that it may be null, is a list, true or false, or described below."""
     if isinstance(kind, types.UnionType):
-        return " or ".join(_type_text(part) for part in typing.get_args(kind))
+        return f"{_type_text(typing.get_args(kind)[0])} (or null)"
     if typing.get_origin(kind) is tuple:
-        return f"array of {_type_text(typing.get_args(kind)[0])}"
-    if kind in JSON_TYPES:
-        return JSON_TYPES[kind]
-    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+        return f"{_type_text(typing.get_args(kind)[0])} (a list)"
+    if kind in (str, int, float):
+        return ""
+    return " (true or false)" if kind is bool else f" [{kind.__name__}](#{kind.__name__.lower()})"
 
 
 def _words(kind: EnumMeta) -> str:

@@ -32,8 +32,8 @@ melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 ```
 
 The first asks vLLM too and shows what is in force; the second, for programs, leaves vLLM out. Keys that *reload* also
-change on SIGHUP (`systemctl reload melld`). Each key stands with its default. A size is a number of bytes or a string
-such as `"128MiB"`; seconds may be `inf`, for never.
+change on SIGHUP (`systemctl reload melld`). Each key stands with its default, whose type it has. A size is a number of
+bytes or a string such as `"128MiB"`; seconds may be `inf`, for never.
 
 `[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
 """
@@ -89,8 +89,10 @@ def _table(name: str, kind: type[msgspec.Struct]) -> str:
     for field in keys(kind):
         dotted = f"{name}.{field.name}"
         flag = SHORT_FLAGS.get(dotted) or (f"`{flags[dotted]}`" if dotted in flags else "")
-        remarks = filter(None, [_type_text(field.type), flag, "reloads" if dotted in changing else ""])
-        rows.append(f"- `{field.name}{_default(field)}` ({'; '.join(remarks)}): {described[field.name]}")
+        default = _default(field)
+        value = _type_text(field.type, named=default in ("", " = {}", " = []"))
+        remarks = "; ".join(filter(None, [value, flag, "reloads" if dotted in changing else ""]))
+        rows.append(f"- `{field.name}{default}`{remarks and f' ({remarks})'}: {described[field.name]}")
     about = " ".join((kind.__doc__ or "").split())
     return "\n".join([f"## `[{name}]`\n", f"{about}\n", *rows, ""])
 
@@ -112,24 +114,27 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return f" = {toml_text({'key': value}).removeprefix('key = ').rstrip()}"
 
 
-def _type_text(kind: object) -> str:
-    """A type in TOML's words, with its bounds."""
+def _type_text(kind: object, named: bool = True) -> str:
+    """A type in TOML's words, with its bounds; the bounds alone where its default has named it."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         parts = [part for part in typing.get_args(kind) if part is not type(None)]
-        return " or ".join(_type_text(part) for part in parts)
+        return " or ".join(filter(None, (_type_text(part, named) for part in parts)))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _type_text(arguments[0]) + "".join(_bounds(meta) for meta in arguments[1:])
+        return (_type_text(arguments[0], named) + "".join(_bounds(meta) for meta in arguments[1:])).strip()
     if origin is tuple:
         return f"list of {_type_text(arguments[0])}"
     if origin is typing.Literal:
         return " or ".join(f'`"{word}"`' for word in arguments)
     if origin is dict:
         return "table"
-    return WORDS[typing.cast("type", kind)]
+    return WORDS[typing.cast("type", kind)] if named else ""
 
 
 def _bounds(meta: msgspec.Meta) -> str:
+    """The limits of a value, but for those that go without saying: nothing below 0, and counts from 1."""
+    if meta.lt is None and meta.le is None and (meta.ge in (0, 1) or meta.gt == 0):
+        return ""
     limits = (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt))
     return "".join(
         f" {word} {limit:g}" if limit >= 1000 else f" {word} {limit}" for word, limit in limits if limit is not None

@@ -10,11 +10,11 @@ from tests.serve.daemon_process import DaemonProcess
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text()
 LOGGED = {"warning", "error", "critical", "exception"}
-ROW = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
+ROW = re.compile(r"^- ((?:`[^`]+`(?:, )?)+): ", re.MULTILINE)
 
 
 def rows() -> set[str]:
-    """What stands in the first column of the page's tables, several in a row apart."""
+    """What the items of the page's lists begin with, several in an item apart."""
     return {name for cell in ROW.findall(PAGE) for name in cell.strip("`").split("`, `")}
 
 
