@@ -80,7 +80,7 @@ class Watched:
         self.by_tokens = 0
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
-        """As the scheduler's."""
+        """Do as the scheduler's `handle` does."""
         if isinstance(event, MoveCommitted | MoveAborted | RequestFinished):
             decided_s = self._decided_s.pop(event.request, None)
             if decided_s is not None:
@@ -115,7 +115,7 @@ def simulate(cell: Cell) -> Result:
 
 
 def path_of(cell: Cell) -> pathlib.Path:
-    """Where the cell's result is kept."""
+    """Return where the cell's result is kept."""
     name = f"{cell.load}-{cell.link_gib_s:g}GiB-{cell.compute}-{cell.mode}-s{cell.seed}-{source()}"
     return OUT / f"{name}.json"
 
@@ -130,7 +130,7 @@ def source() -> str:
 
 
 def compute(cells: Sequence[Cell], processes: int) -> dict[Cell, Result]:
-    """All results, from files where there are any."""
+    """Return all results, from files where there are any."""
     OUT.mkdir(parents=True, exist_ok=True)
     found = {c: msgspec.json.decode(path_of(c).read_bytes(), type=Result) for c in cells if path_of(c).exists()}
     missing = [cell for cell in cells if cell not in found]
@@ -151,7 +151,7 @@ def cost_s(results: Sequence[Result]) -> float:
 
 
 def ratio(runs: Runs) -> float:
-    """Both ways against the better single one."""
+    """Compare both ways with the better single one."""
     return cost_s(runs["both"]) / max(min(cost_s(runs["kv"]), cost_s(runs["tokens"])), 1e-9)
 
 
@@ -179,7 +179,7 @@ def effects(name: str, runs: Runs) -> str:
 
 
 def tables(results: dict[Cell, Result], loads: Sequence[str], seeds: int) -> dict[str, str]:
-    """Both, in Markdown."""
+    """Lay out both tables in Markdown."""
     first = ["| length, link, compute load | kv | tokens | both | of these by tokens | ratio |", "|---" * 6 + "|"]
     second = ["| length, link, compute load | kv | tokens | both |", "|---" * 4 + "|"]
     ratios = []

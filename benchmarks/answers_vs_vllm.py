@@ -173,7 +173,7 @@ def difference(theirs: tuple[int, Any], ours: tuple[int, Any]) -> str:
 
 
 def main() -> int:
-    """All questions to both."""
+    """Ask both servers all questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", action="store_true", help="print every answer")
     arguments = parser.parse_args()

@@ -26,7 +26,7 @@ def body(number: int, tokens: int) -> dict[str, Any]:
 
 
 def measure(daemon: DaemonProcess, streams: int, tokens: int) -> dict[str, Any]:
-    """One drain; the workers are both in service again when it returns."""
+    """Measure one drain; both workers are in service again when it returns."""
     operator = Operator(daemon)
     unmoved = [stream.result() for stream in [Stream(daemon, body(one, tokens)) for one in range(streams)]]
     running = [Stream(daemon, body(one, tokens)) for one in range(streams)]

@@ -58,7 +58,7 @@ class Choosy(MellPlus):
     """Moves only requests that `stays_s` says will stay longest."""
 
     def stays_s(self, request: Request) -> float:
-        """How much longer the request is thought to run."""
+        """Return how much longer the request is thought to run."""
         raise NotImplementedError
 
     def _let_one_leave(self, worker: Worker, requests: list[Request], urgency_s: float) -> bool:
@@ -95,7 +95,7 @@ class Oracle(Choosy):
     left_tokens: Callable[[str], float]
 
     def stays_s(self, request: Request) -> float:
-        """In tokens, which is the same order: those compared decode together."""
+        """Return it in tokens, which is the same order: those compared decode together."""
         return self.left_tokens(request.id)
 
 
@@ -118,7 +118,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def simulate(way: str, setting: str, seed: int, traces: pathlib.Path) -> Point:
-    """One hour under one policy."""
+    """Simulate one hour under one policy."""
     settings = machine_settings(
         *MACHINES["13B"],
         epoch_s=1.0,

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def fuzz(daemon: DaemonProcess, arguments: argparse.Namespace) -> int:
-    """Schemathesis' exit code."""
+    """Run schemathesis and return its exit code."""
     command = [arguments.schemathesis, "run", f"{daemon.url}/openapi.json", "--checks", CHECKS, "--workers", "2"]
     command += ["--max-time", str(arguments.seconds), "--seed", str(arguments.seed), "--max-examples", "100000"]
     command += ["--request-timeout", str(ANSWER_DEADLINE_S), "--continue-on-failure", "--no-color", "--no-shrink"]

@@ -29,17 +29,17 @@ class Played(msgspec.Struct):
 
     @property
     def whole(self) -> bool:
-        """Whether all its tokens came."""
+        """Return True if all its tokens came."""
         return not self.error and self.tokens == self.wanted_tokens
 
     @property
     def ttft_s(self) -> float:
-        """From the question to the first chunk."""
+        """Return the time from the question to the first chunk."""
         return self.arrivals_s[0] - self.asked_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """The times between chunks."""
+        """Return the times between chunks."""
         return [after - before for before, after in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
 
 

@@ -77,7 +77,7 @@ def shaped(count: int, arguments: argparse.Namespace) -> list[float]:
 
 
 def live(policy: str, workload: Workload, model: Path, arguments: argparse.Namespace) -> Figures:
-    """One policy on a daemon of its own."""
+    """Run one policy on a daemon of its own."""
     decisions = arguments.output / f"{policy}.jsonl"
     decisions.unlink(missing_ok=True)
     kv_bytes = (arguments.worker_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS * BYTES_PER_TOKEN  # one is vLLM's own
@@ -144,7 +144,7 @@ def simulated(policy: str, workload: Workload, latency: Latency, arguments: argp
 
 
 def main() -> None:
-    """All policies, one after the other, a line each."""
+    """Run all policies, one after the other, and print a line for each."""
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
     workload = piece(arguments)

@@ -52,7 +52,7 @@ class Bench:
         return found
 
     def step(self) -> None:
-        """One step of the engine."""
+        """Run one step of the engine."""
         _, executed = self.engine.step_fn()
         self.engine.post_step(model_executed=executed)
 

@@ -75,7 +75,7 @@ class Gaps:
         self._steps_s: list[float] = []
 
     def add(self, stream: Stream, began_s: float, report: Any) -> None:
-        """One move of this stream, begun then.  Waits for what follows it."""
+        """Add a move of this stream, begun then, and wait for what follows it."""
         ended_s = time.monotonic()
         stream.wait_chunks(len(stream.arrivals_s) + 12)
         median_s = statistics.median(steps(stream, began_s - 5.0, began_s))
@@ -106,7 +106,7 @@ class Gaps:
 
 
 def gaps_by_kv(ways: dict[str, tuple[Served, str]], tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """One request on each daemon goes there and back; the ways take turns."""
+    """Move one request on each daemon there and back; the ways take turns."""
     prompt = [random.Random(tokens).randrange(10, 250) for _ in range(tokens)]
     body = {"prompt": prompt, "max_tokens": 12000, **GREEDY}
     daemons: dict[int, Any] = {id(served): served for served, _ in ways.values()}

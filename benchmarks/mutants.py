@@ -35,7 +35,7 @@ CHOSEN = {
     "melld/migrate": "boundaries migration packing pacing paths planner table topology waits",
     "melld/kvstore": "capacity geometry ledger prefixes",
     "melld/api": "admission keys reach",
-    "melld/engine/fleet": "dispatch fate place reports",
+    "melld/engine/fleet": "delivery fate place reports",
     "melld/daemon": "attainment",
 }
 """Of folders that are not pure altogether: the modules that are."""
@@ -43,7 +43,7 @@ MORE_TESTS = {
     "melld/migrate/table.py": ("tests/migrate/test_migration.py",),
     "melld/migrate/paths.py": ("tests/migrate/test_topology.py", "tests/migrate/test_planner*.py"),
     "melld/migrate/boundaries.py": ("tests/migrate/test_paths.py",),
-    "melld/engine/fleet/dispatch.py": (
+    "melld/engine/fleet/delivery.py": (
         "tests/engine/fleet/test_probation.py",
         "tests/engine/fleet/test_who_runs_what.py",
     ),
@@ -69,7 +69,7 @@ def modules(asked: list[str]) -> list[str]:
 
 
 def is_pure(folder: str, path: Path) -> bool:
-    """Whether this module decides something, and only decides."""
+    """Return True if this module decides something, and only decides."""
     chosen = CHOSEN.get(folder)
     return path.name not in ("__init__.py", "law.py") and (chosen is None or path.stem in chosen.split())
 

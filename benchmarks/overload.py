@@ -69,7 +69,7 @@ class Load:
         return planned
 
     async def closed(self, clients: int, seconds: float) -> float:
-        """As many clients that ask again at once: answers per second, without the first and the last of them."""
+        """Return the answers per second of clients that ask again at once, without the first and last of them."""
         ends_s: list[float] = []
         end_s = time.monotonic() + seconds
 
@@ -85,7 +85,7 @@ class Load:
         return (len(inside) - 1) / (inside[-1] - inside[0])
 
     async def open(self, planned: list[tuple[float, bytes]], seconds: float) -> float:
-        """They come at their times: answers in time per second, once the line has filled."""
+        """Return the answers in time per second to clients that come at their times, once the line has filled."""
         began_s = time.monotonic()
         for at_s, request in planned:
             if (early_s := began_s + at_s - time.monotonic()) > 0:
@@ -95,7 +95,7 @@ class Load:
         return sum(seconds / 4 <= at_s - began_s < seconds for at_s in self.good_s) / (seconds * 3 / 4)
 
     def _ask(self, request: bytes, then: Callable[[], None] = lambda: None) -> None:
-        """One request; `then` is called when it has ended."""
+        """Send one request; `then` is called when it has ended."""
         began_s = time.monotonic()
 
         def answered(answer: Answer) -> None:
@@ -197,7 +197,7 @@ async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict
 
 
 def of_peak(rows: list[dict[str, Any]]) -> dict[str, tuple[float, float, float]]:
-    """Each load's mean goodput, as a ratio of the best load's; and the middle 90 % of it in rounds drawn at random.
+    """Return each load's mean goodput by the best load's, and the middle 90 % of it in rounds drawn at random.
 
     The best load is the one of all rounds in every draw: the greatest of each draw would be great by chance.
     """

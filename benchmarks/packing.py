@@ -90,7 +90,7 @@ class Table:
         self.show = show
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
-        """All cells of the table."""
+        """Return all cells of the table."""
         return [Cell(policy=p, seed=s, **rest) for _, rest in self.rows for p in self.policies for s in seeds]  # type: ignore[arg-type]
 
     def text(self, results: dict[Cell, Result], seeds: Sequence[int]) -> str:
@@ -140,7 +140,7 @@ def moves(reports: Sequence[Report]) -> str:
 
 
 def rows(machines: Sequence[str], loads: Sequence[str]) -> list[tuple[str, dict[str, object]]]:
-    """One row per machine set-up and load."""
+    """Return one row per machine set-up and load."""
     return [(f"{one}, {LOADS[load]}", {"machines": one, "load": load}) for one in machines for load in loads]
 
 

@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def compute(cells: Sequence[Cell], traces: pathlib.Path, processes: int) -> dict[Cell, Result]:
-    """All results, from files where they are fresh."""
+    """Return all results, from files where they are fresh."""
     found: dict[Cell, Result] = {}
     missing = []
     for cell in cells:
@@ -86,7 +86,7 @@ def adopt(policy: str, traces: pathlib.Path) -> None:
 
 
 def _older(cell: Cell, source: str) -> pathlib.Path:
-    """Where the cell would be if the given source had made it."""
+    """Return where the cell would be if the given source had made it."""
     return path_of(cell).with_name(path_of(cell).name.replace(source_of(cell.policy), source))
 
 
@@ -131,7 +131,7 @@ def load_of(cell: Cell, traces: pathlib.Path) -> Workload:
 
 
 def path_of(cell: Cell) -> pathlib.Path:
-    """Where the cell's result is kept: the name says what it is and which source made it."""
+    """Return where the cell's result is kept: the name says what it is and which source made it."""
     link = f"-{cell.link_gib_s:g}GiB" if cell.link_gib_s else ""
     name = f"{cell.machines}-{cell.load}-{cell.policy}{link}-e{cell.epoch_s:g}-s{cell.seed}-{source_of(cell.policy)}"
     return OUT / f"{name}.json"

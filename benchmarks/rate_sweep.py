@@ -103,7 +103,7 @@ def arrivals(cell: Cell, settings: SimulatorSettings) -> Workload:
 
 
 def simulate(cell: Cell) -> Result:
-    """One policy at one rate."""
+    """Simulate one policy at one rate."""
     settings = machines(cell.seed)
     load = arrivals(cell, settings)
     cluster = ClusterSettings(horizon_s=horizon_s(settings), instant_moves=False)
@@ -117,7 +117,7 @@ def simulate(cell: Cell) -> Result:
 
 
 def main() -> None:
-    """All cells, and a table for each load."""
+    """Compute all cells, and a table for each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)

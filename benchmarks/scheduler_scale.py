@@ -43,7 +43,7 @@ class Load:
             self.scheduler.handle(events.EpochStarted(self.now_s))
 
     def arrive(self) -> float:
-        """One arrival; returns its time in microseconds."""
+        """Let one request arrive; return the time in microseconds."""
         mean = CAPACITY * self.fullness / PER_WORKER
         self.count += 1
         name, size = f"r{self.count}", int(mean * self.random.uniform(0.2, 1.8))
@@ -52,7 +52,7 @@ class Load:
         return self.timed(events.RequestArrived(self.now_s, name, size, prompt_tokens=size))
 
     def depart(self) -> float:
-        """One departure; returns its time in microseconds."""
+        """Let one request depart; return the time in microseconds."""
         at = self.random.randrange(len(self.names))
         self.names[at], self.names[-1] = self.names[-1], self.names[at]
         name = self.names.pop()
@@ -60,13 +60,13 @@ class Load:
         return self.timed(events.RequestFinished(self.now_s, name))
 
     def grow(self) -> float:
-        """All requests grow; returns the time in microseconds for each."""
+        """Let all requests grow; return the time in microseconds for each."""
         self.now_s += 1.0
         self.sizes = {name: size + GROWTH for name, size in self.sizes.items()}
         return self.timed(events.RequestsGrew(self.now_s, self.sizes)) / len(self.sizes)
 
     def epoch(self) -> float:
-        """One epoch; returns its time in microseconds."""
+        """Run one epoch; return the time in microseconds."""
         return self.timed(events.EpochStarted(self.now_s))
 
     def timed(self, event: events.AnyEvent) -> float:
@@ -77,7 +77,7 @@ class Load:
 
 
 def measure(policy: str, workers: int, operations: int) -> list[str]:
-    """One row of the table: median and p99 of an operation, growth per request, epoch per worker."""
+    """Return one row of the table: median and p99 of an operation, growth per request, epoch per worker."""
     load = Load(policy, workers, fullness=0.8)
     gc.collect()
     gc.disable()

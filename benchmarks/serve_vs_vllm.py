@@ -35,7 +35,7 @@ FIGURES = {"output_throughput": "output tokens/s", "median_ttft_ms": "median TTF
 
 
 def environment(directory: Path, setting: Setting = CPU) -> dict[str, str]:
-    """For vLLM's own command line: with its CPU build it looks for a package named `vllm`, so it is shown one."""
+    """Return the environment for vLLM's command line: with its CPU build it looks for a package named `vllm`."""
     own = {key: value for key, value in COMMON_ENVIRONMENT.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     own["VLLM_LOGGING_LEVEL"] = "WARNING"
     if setting.kind == "cuda":
@@ -68,7 +68,7 @@ def vllm_serve(model: Path, port: int, directory: Path, *more: str, setting: Set
 
 
 def answers(url: str) -> bool:
-    """Whether there is a 200 at `url`."""
+    """Return True if there is a 200 at `url`."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
@@ -79,7 +79,7 @@ def answers(url: str) -> bool:
 def bench(
     url: str, model: Path, concurrency: int, seed: int, directory: Path, setting: Setting = CPU
 ) -> dict[str, float]:
-    """One run of `vllm bench serve`."""
+    """Run `vllm bench serve` once."""
     result = directory / "result.json"
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
     words += ["--base-url", url, "--model", "demo", "--tokenizer", str(model), "--dataset-name", "random"]
@@ -108,7 +108,7 @@ def event_loop_delay(url: str) -> float:
 
 
 def measure(urls: tuple[str, str], model: Path, concurrency: int, rounds: int, setting: Setting) -> dict[str, Any]:
-    """Both servers (melld, vLLM) in turns at one concurrency, each warmed up; printed, and returned as facts."""
+    """Measure both servers in turns at one concurrency, each warmed up; print and return the facts."""
     ours, theirs = urls
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

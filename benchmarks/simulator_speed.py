@@ -61,7 +61,7 @@ def machines(gpus: int) -> SimulatorSettings:
 
 
 def day_machines() -> SimulatorSettings:
-    """As many A100-40GB with LLaMA-2-13B as are wanted, in the paper's time slots."""
+    """Return A100-40GB with LLaMA-2-13B, as many as are wanted, in the paper's time slots."""
     return machine_settings(
         "llama-2-13b",
         "a100-40g",

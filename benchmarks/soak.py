@@ -100,7 +100,7 @@ class Soak:
             self.broken_off = f"round {number + 1}: {error}"
 
     def _count(self, number: int, delayed: dict[str, int]) -> None:
-        """All is quiet now."""
+        """Count what there is while all is quiet."""
         resting = ("asleep", "stopped")
         self._subject.until(lambda status: all(one["state"] in resting for one in status["workers"]), FALL_ASLEEP_S)
         if number % self._asked.stop_every == 0:
@@ -177,7 +177,7 @@ def play(directory: Path, asked: argparse.Namespace) -> tuple[Soak, list[str], f
 
 
 def write(asked: argparse.Namespace, soak: Soak, found: list[Verdict], took_s: float, lost: list[str]) -> None:
-    """All figures, as JSON."""
+    """Write all figures, as JSON."""
     facts = {
         "asked": {name: str(value) for name, value in vars(asked).items()},
         "took_s": took_s,

@@ -99,7 +99,7 @@ class Trend(msgspec.Struct, frozen=True):
 
     @property
     def is_flat(self) -> bool:
-        """Whether it does not rise, or by less than counts."""
+        """Return True if it does not rise, or by less than counts."""
         is_sure = self.slope_per_hour > SURE * self.error_per_hour
         return not is_sure or self.slope_per_hour <= RISE_PER_HOUR * self.level
 
@@ -131,6 +131,6 @@ def trend(lives: Iterable[Sequence[tuple[float, float]]]) -> Trend | None:
 
 
 def climbs(counts: Sequence[int]) -> bool:
-    """Whether the last third of these counts lies wholly above all before it, as those of something that leaks do."""
+    """Return True if the last third of these counts lies wholly above all before it, as a leak's does."""
     cut = len(counts) * 2 // 3
     return 0 < cut < len(counts) and min(counts[cut:]) > max(counts[:cut])

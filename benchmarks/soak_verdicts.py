@@ -60,7 +60,7 @@ class Quiet(msgspec.Struct, frozen=True):
 
     @property
     def daemon(self) -> Reading:
-        """The daemon's own reading."""
+        """Return the daemon's own reading."""
         return next(reading for reading in self.readings if reading.role == "daemon")
 
     @property
@@ -76,13 +76,13 @@ def metrics(subject: Subject) -> dict[str, float]:
 
 
 def delays(subject: Subject) -> collections.Counter[str]:
-    """How many timers have been late by at most so many seconds since the start, by bucket."""
+    """Return how many timers have been late by at most so many seconds since the start, by bucket."""
     buckets = {name: value for name, value in metrics(subject).items() if name.startswith(f"{DELAYS}_bucket")}
     return collections.Counter({name.split('"')[1]: int(value) for name, value in buckets.items()})
 
 
 def verdicts(quiets: Sequence[Quiet], warm_up_s: float) -> list[Verdict]:
-    """On all that can be judged from these moments."""
+    """Judge all that can be judged from these moments."""
     if not quiets:
         return [Verdict("it came to a pause", False, "there was none")]
     readings = [reading for quiet in quiets for reading in quiet.readings]
@@ -99,7 +99,7 @@ def verdicts(quiets: Sequence[Quiet], warm_up_s: float) -> list[Verdict]:
 
 
 def _memory(lives: dict[tuple[str, int], list[Reading]], warm_up_s: float) -> Iterable[Verdict]:
-    """Of each role over its lives; and of new workers by their birth: they begin as their template is."""
+    """Judge each role over its lives, and new workers by their birth: they begin as their template is."""
     for role, belongs in (
         ("daemon", lambda name: name == "daemon"),
         ("template", lambda name: name == "template"),
@@ -150,7 +150,7 @@ def _steady(what: str, counts: Sequence[int]) -> Verdict:
 
 
 def _nobody_holds_the_dead(quiets: Sequence[Quiet]) -> Verdict:
-    """Each worker has one KV memory: there are no more of them than workers."""
+    """Judge that there are no more KV memories than workers."""
     held = [len(frozenset().union(*(one.kv_memories for one in quiet.readings))) for quiet in quiets]
     spare = [count - len(quiet.workers) for count, quiet in zip(held, quiets, strict=True)]
     told = f"at most {max(held)} mapped by {max(len(quiet.workers) for quiet in quiets)} workers, {max(spare)} too many"
@@ -158,14 +158,14 @@ def _nobody_holds_the_dead(quiets: Sequence[Quiet]) -> Verdict:
 
 
 def _dev_shm(readings: Iterable[Reading]) -> Verdict:
-    """To be asked when the daemon has ended."""
+    """Judge the files, once the daemon has ended."""
     used = frozenset().union(*(reading.dev_shm for reading in readings))
     left = sorted(file for file in used if Path(file).exists())
     return Verdict("no file of /dev/shm is left", not left, f"{len(used)} used, {len(left)} left {left[:3]}")
 
 
 def _event_loop(quiets: Sequence[Quiet]) -> Verdict:
-    """Of the traffic alone; that of the first round, in which everything is done for the first time, does not count."""
+    """Judge the delays under traffic; the first round, which does everything for the first time, does not count."""
     total: collections.Counter[str] = collections.Counter()
     for quiet in quiets[1:]:
         total.update(quiet.delays)

@@ -261,7 +261,7 @@ class Config(_Table, frozen=True, kw_only=True):
 
     @property
     def served(self) -> tuple[ModelConfig, ...]:
-        """All models, the one that requests without a model's name get first."""
+        """Return all models, the one that requests without a model's name get first."""
         return self.models or (self.model,)
 
     def alone(self, model: ModelConfig, device_kind: str) -> "Config":

@@ -78,7 +78,7 @@ class Model:
 
     @property
     def name(self) -> ModelName:
-        """Its name."""
+        """Return its name."""
         return self.declared.model
 
 
@@ -106,7 +106,7 @@ class House:
 
     @property
     def is_awake(self) -> bool:
-        """True while any weights are there or on their way."""
+        """Return True while any weights are there or on their way."""
         return any(one.state in ON_DEVICE for one in self.instances)
 
 
@@ -177,7 +177,7 @@ class Instance:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of one granule that surely hold whole blocks of the model, wherever the granule begins."""
+        """Return the bytes of one granule that surely hold whole blocks of the model, wherever it begins."""
         granule, block = self.house.ledger.granule_bytes, self.model.declared.block_bytes
         return granule if granule % block == 0 else (granule // block - 1) * block
 

@@ -80,7 +80,7 @@ class Landlord:
 
     @property
     def is_alone(self) -> bool:
-        """True with one model: there is nobody to lend to."""
+        """Return True with one model: there is nobody to lend to."""
         return len(self.models) < 2
 
     def _tell(self, command: AnyLandlordCommand) -> None:

@@ -27,7 +27,7 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> float:
-        """The part of the requests that may miss one of the targets."""
+        """Return the part of the requests that may miss one of the targets."""
         return round(1.0 - self.attainment, DIGITS)
 
     def pace_s(self, lone_step_s: float) -> float | None:

@@ -3,7 +3,7 @@
 Owns the unfinished requests and wires its collaborators.  Decides nothing: facts go out as events, decisions come back
 as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
 
-    admit ──► RequestArrived ──► driver ──► place ──► Dispatch ──AddRequest──► worker
+    admit ──► RequestArrived ──► driver ──► place ──► Delivery ──AddRequest──► worker
                                                                                  │
     outputs ◄── the owner's, under the valid lease ◄── Reports ◄────StepDone─────┘
 """
@@ -17,7 +17,7 @@ import msgspec
 
 from melld.config import HealthConfig
 from melld.engine.fleet.calls import Calls
-from melld.engine.fleet.dispatch import Dispatch
+from melld.engine.fleet.delivery import Delivery
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.owned import OwnedBlocks
@@ -76,7 +76,7 @@ class Fleet:
         self.lending = Lending(self.send)
         self.grant = self.lending.grant
         self.take = self.lending.take
-        self._dispatch = Dispatch(self.live, self.send)
+        self._delivery = Delivery(self.live, self.send)
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
         self.workers = self.reports.workers
@@ -164,7 +164,7 @@ class Fleet:
         """Make the worker the request's owner under this lease: the commit of a migration."""
         self.live[request].hand_over(worker, lease, cause)
         self._prefixes.placed(request, worker)
-        self._dispatch.acquit(request)
+        self._delivery.acquit(request)
 
     def place(self, request: RequestId, worker: WorkerId, cause: EventId = NO_EVENT) -> None:
         """Start the request on the worker, or resume it there from its known tokens."""
@@ -179,7 +179,7 @@ class Fleet:
 
     def _give(self, live: Live, worker: WorkerId) -> None:
         self._prefixes.placed(live.request, worker)
-        self._dispatch.give(live, worker)
+        self._delivery.give(live, worker)
 
     def is_ready(self, worker: WorkerId) -> bool:
         """Return True if the worker takes requests at once; otherwise requests placed on it are held until it does."""
@@ -225,7 +225,7 @@ class Fleet:
         with self._notices.at_once():
             self._notices.tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
-            self._dispatch.worker_lost(worker)
+            self._delivery.worker_lost(worker)
             for live in self.live.values():
                 if live.worker == worker:
                     live.leave_worker()
@@ -252,7 +252,7 @@ class Fleet:
             case wire.GranulesReturned():
                 self.lending.returned(slot.worker, message)
             case wire.RequestTaken():
-                self._dispatch.taken(message)
+                self._delivery.taken(message)
             case wire.RequestRejected():
                 rejected = slot.worker, message.request, message.cause, message.reason
                 log.error("%s rejected request %s, placed there on event #%d: %s", *rejected)
@@ -280,7 +280,7 @@ class Fleet:
             self.wake(worker)
 
     def _displace(self, worker: WorkerId, theirs: Sequence[Live], ended: WorkerEnded) -> None:
-        innocent = self._dispatch.worker_lost(worker)
+        innocent = self._delivery.worker_lost(worker)
         for live in theirs:
             live.lose_worker(not ended.expected and live.request not in innocent, ended.from_outside)
         for live in [live for live in theirs if live.kills_workers]:
@@ -318,7 +318,7 @@ class Fleet:
             cause = self.live[request].cause
             self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
-            self._dispatch.acquit(request)
+            self._delivery.acquit(request)
         for request in reported.finished:
             if (live := self._remove(request)) is not None:
                 self._tell_ended(live)
@@ -342,7 +342,7 @@ class Fleet:
     def _remove(self, request: RequestId) -> Live | None:
         live = self.live.pop(request, None)
         if live is not None:
-            self._dispatch.acquit(request)
+            self._delivery.acquit(request)
             self._prefixes.ended(request, live.worker, live.output_token_ids)
         return live
 

@@ -65,7 +65,7 @@ class Probation:
         return frozenset(list(line)[1:])
 
 
-class Dispatch:
+class Delivery:
     """Sends the requests of `live` to their workers."""
 
     def __init__(self, live: Mapping[RequestId, Live], send: Send) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from melld.engine.fleet.dispatch import Dispatch
+from melld.engine.fleet.delivery import Delivery
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
@@ -24,14 +24,14 @@ class Wire:
             for name in (A, B)
         }
         self.sent: list[tuple[msgspec.Struct, bytes]] = []
-        self.dispatch = Dispatch(self.live, self.send)
+        self.delivery = Delivery(self.live, self.send)
 
     def send(self, _worker: WorkerId, message: msgspec.Struct, payload: Sequence[Buffer]) -> None:
         self.sent.append((message, bytes(payload[0])))
 
     def give_both(self) -> None:
         for live in self.live.values():
-            self.dispatch.give(live, W0)
+            self.delivery.give(live, W0)
 
 
 def test_a_new_request_is_sent_as_it_came_and_another_with_its_tokens() -> None:
@@ -51,10 +51,10 @@ def test_one_that_has_left_a_worker_counts_as_taken_when_the_next_one_says_so() 
     both = Wire()
     live = both.live[A]
     live.lose_worker(is_suspect=False)
-    both.dispatch.give(live, W0)
-    both.dispatch.taken(wire.RequestTaken(A, live.lease - 1))
+    both.delivery.give(live, W0)
+    both.delivery.taken(wire.RequestTaken(A, live.lease - 1))
     assert not live.taken
-    both.dispatch.taken(wire.RequestTaken(A, live.lease))
+    both.delivery.taken(wire.RequestTaken(A, live.lease))
     assert live.taken
 
 
@@ -67,6 +67,6 @@ def test_of_those_that_were_there_when_a_worker_died_one_goes_on_at_a_time() -> 
     both.give_both()
     assert [message.request for message, _ in both.sent] == [A]  # type: ignore[attr-defined]
     both.live[B].worker = W0
-    both.dispatch.acquit(A)
+    both.delivery.acquit(A)
     assert [message.request for message, _ in both.sent] == [A, B]  # type: ignore[attr-defined]
-    assert both.dispatch.worker_lost(W0) == frozenset()
+    assert both.delivery.worker_lost(W0) == frozenset()
