@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from melld.engine.wire import messages as wire
+from melld.engine.wire.messages import ArenaSpec
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
 from melld.errors import MelldError
-from melld.migrate.transports import choose
+from melld.migrate.transports import choose, shared_memory
 from melld.migrate.transports.copies import Copies, CopyDone
 from melld.migrate.transports.layout import UnsupportedLayout
 from melld.migrate.transports.transport import Puller, TransportFailed
@@ -37,12 +38,14 @@ class Shared(NamedTuple):
     failure: str = ""
 
 
-def share_memory(engine: "EngineCore") -> Shared:
-    """Share the engine's KV memory with its siblings."""
+def share_memory(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
+    """Share the engine's KV memory with its siblings.  `arena`: where it is already; None: memory of its own."""
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)
         memory = KvMemory(engine)
+        if arena is not None:
+            return Shared(memory, shared_memory.export_arena(arena.path, arena.inode, memory.layout))
         return Shared(memory, choose.export(memory.tensors, memory.layout))
     except (UnsupportedLayout, TransportFailed) as error:
         log.warning("cannot share this worker's KV memory, so its requests move by recomputing tokens: %s", error)

@@ -11,6 +11,7 @@ so nothing is serialised on the step path, and a ping waits for nothing.  The wo
 Only this process imports vLLM's engine; loading this file does not, as the environment must be set first.
 """
 
+import contextlib
 import ctypes
 import os
 import queue
@@ -59,17 +60,23 @@ class EngineLoop:
 
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
         started = time.monotonic()
-        self._engine, response = build_engine(spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)))
+        from melld.engine.worker.residency.arena import ArenaMemory
+
+        arena = ArenaMemory(spec.arena) if spec.arena is not None else None
+        self._engine, response = build_engine(
+            spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)), arena
+        )
         from melld.engine.worker.parts import make_parts
 
-        self._parts = parts = make_parts(self._engine, spec, connection)
+        failure = arena.failure if arena is not None else ""
+        self._parts = parts = make_parts(self._engine, spec, connection, None if failure else arena)
         self._stopping = False
         self._handlers = self._handlers_of()
         write_frame(connection, wire.WorkerLoading("making its first token"))
-        with parts.budget.lifted():
+        with parts.budget.lifted(), parts.lent.borrowed() if parts.lent is not None else contextlib.nullcontext():
             warm_up(self._engine)
         load_s = time.monotonic() - started
-        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s))
+        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s, failure))
 
     def serve(self) -> None:
         """Step until told to stop, then return once all messages are written."""
@@ -81,7 +88,9 @@ class EngineLoop:
             while not inbox.empty():
                 self._handle(inbox.get())
             self._parts.moves.before_step()
-            if self._engine.scheduler.has_requests() or self._engine.batch_queue:
+            is_busy = self._engine.scheduler.has_requests() or bool(self._engine.batch_queue)
+            self._parts.lender.go_on(is_busy)
+            if is_busy:
                 self._step()
             else:
                 self._parts.reporter.report(None, 0.0)
@@ -113,6 +122,8 @@ class EngineLoop:
             ReadyToResume: requests.resume,
             wire.AbortRequests: self._abort,
             wire.CallUtility: self._call,
+            wire.GrantGranules: self._parts.lender.grant,
+            wire.TakeGranules: self._parts.lender.take,
             wire.StopWorker: self._stop,
             wire.MeasurePrefill: self._parts.profiler.measure_prefill,
             wire.MeasureLink: self._parts.profiler.measure_link,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.grammars import Grammars
+from melld.engine.worker.lending import Lender
 from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
@@ -18,8 +19,10 @@ from melld.engine.worker.profile import Profiler
 from melld.engine.worker.reader import Pulse, Reader, Received
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
+from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.block_tables import BlockReporter
 from melld.engine.worker.residency.budget import StepBudget
+from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.start import block_bytes_of
 from melld.engine.worker.writer import Writer
@@ -40,6 +43,8 @@ class Parts(NamedTuple):
     grammars: Grammars
     links: Links
     moves: Moves
+    lender: Lender
+    lent: LentBlocks | None
     requests: Requests
     profiler: Profiler
     reporter: StepReporter
@@ -48,17 +53,22 @@ class Parts(NamedTuple):
     shared: Shared
 
 
-def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket) -> Parts:
-    """Build the parts around this engine."""
+def make_parts(
+    engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket, arena: ArenaMemory | None
+) -> Parts:
+    """Build the parts around this engine.  `arena`: where its KV is; None: in memory of its own."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
-    shared = share_memory(engine)
+    shared = share_memory(engine, arena.spec if arena is not None else None)
     memory = shared.memory
+    assert arena is None or memory is not None, shared.failure
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
-    residency = Residency(engine, block_bytes)
+    lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
+    residency = Residency(engine, block_bytes, lent.map.scratch if lent is not None else ())
     budget = StepBudget(engine, spec.itl_target_s, lambda: len(residency.expected))
     links = Links(LinkOpener(memory, spec.copy_rules), residency, inbox.put, writer.say)
+    blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)
     return Parts(
         inbox=inbox,
@@ -69,9 +79,11 @@ def make_parts(engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.s
         grammars=Grammars(engine.structured_output_manager),
         links=links,
         moves=moves,
+        lender=Lender(lent, residency.epochs, writer.say),
+        lent=lent,
         requests=Requests(engine, residency, moves, book, writer.say),
         profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
-        reporter=StepReporter(BlockReporter(engine.scheduler), book, moves, writer.report),
+        reporter=StepReporter(blocks, book, moves, writer.report),
         budget=budget,
         block_bytes=block_bytes,
         shared=shared,

@@ -34,7 +34,7 @@ class StepReporter:
         self._moves = moves
         self._out = out
         self._reports = 0
-        self._last_sums = (-1, -1)
+        self._last_sums = (-1, -1, -1)
 
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float, counts: StepCounts = IDLE) -> None:
         """Report the changes of a step that computed `counts`, if there are any."""
@@ -45,7 +45,7 @@ class StepReporter:
             if output.finish_reason is not None:
                 book.left(output.request_id)
         blocks = self._blocks.collect()
-        sums = (blocks.used_blocks, blocks.shared_blocks)
+        sums = (blocks.used_blocks, blocks.shared_blocks, blocks.total_blocks)
         if outputs is None and not blocks.changed and not book.gone and sums == self._last_sums:
             return
         self._last_sums = sums

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.executor import Executor
 
     from melld.engine.worker.links import Shared
+    from melld.engine.worker.residency.arena import ArenaMemory
 
 PR_SET_PDEATHSIG = 1
 
@@ -50,10 +51,12 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[EngineCore, bytes]":
+def build_engine(
+    spec: wire.WorkerSpec, tell: Callable[[str], None], arena: "ArenaMemory | None" = None
+) -> "tuple[EngineCore, bytes]":
     """Build vLLM's engine core in this process, with its executor (`uni`); return it and its ready response.
 
-    `tell` gets each stage of the progress.
+    `tell` gets each stage of the progress.  `arena`: where its KV goes, if it can.
     """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
@@ -64,6 +67,8 @@ def build_engine(spec: wire.WorkerSpec, tell: Callable[[str], None]) -> "tuple[E
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
+    if arena is not None:
+        executor = arena.hold_kv_of(executor)
     tell("loading the model")
     engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
@@ -120,7 +125,7 @@ def warm_up(engine: "EngineCore") -> None:
 
 
 def ready_of(
-    engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float
+    engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
     config = engine.vllm_config
@@ -132,6 +137,8 @@ def ready_of(
         block_bytes=block_bytes,
         kv_handle=shared.handle,
         kv_failure=shared.failure,
+        arena_failure=arena_failure,
+        resident_bytes=_resident_bytes(engine),
         max_requests=config.scheduler_config.max_num_seqs,
         caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
@@ -139,6 +146,15 @@ def ready_of(
         load_s=load_s,
         ready_response=response,
     )
+
+
+def _resident_bytes(engine: "EngineCore") -> int:
+    """Return the memory that the worker takes beside its KV, on its device."""
+    if engine.vllm_config.device_config.device_type != "cpu":
+        return int(engine.model_executor.driver_worker.worker.model_runner.model_memory_usage)
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    facts = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in rollup)}
+    return facts["Pss_Anon"] * 1024  # files are the page cache's; KV is shared memory, or not yet written to
 
 
 def block_bytes_of(engine: "EngineCore") -> int:

@@ -9,7 +9,6 @@ import ctypes
 import itertools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -21,11 +20,12 @@ NAME = "shared_memory"
 
 
 class _Where(msgspec.Struct, frozen=True):
-    """A process and its file descriptor; the inode detects another process with the same PID."""
+    """A memory file: `/proc/PID/fd/N` of the process that has it; the inode detects another with the same PID."""
 
-    pid: int
-    file: int
+    path: str
     inode: int
+    is_arena: bool = False
+    """Only parts of it are used: the others must not be touched, or they would take memory."""
 
 
 _MADV_POPULATE_READ = 22
@@ -40,7 +40,7 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
     storage = tensors[0].untyped_storage()
     file = os.memfd_create("melld-kv", os.MFD_CLOEXEC)
     os.ftruncate(file, storage.nbytes())
-    shared = _map(f"/proc/self/fd/{file}", storage.nbytes())
+    shared = map_file(f"/proc/self/fd/{file}", storage.nbytes())
     shared.copy_(storage)
     for tensor in tensors:
         if tensor.untyped_storage().data_ptr() != storage.data_ptr():
@@ -48,8 +48,13 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
     with torch.no_grad():
         for tensor in tensors:
             tensor.set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
-    where = _Where(pid=os.getpid(), file=file, inode=os.fstat(file).st_ino)
+    where = _Where(f"/proc/{os.getpid()}/fd/{file}", os.fstat(file).st_ino)
     return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
+
+
+def export_arena(path: str, inode: int, layout: KvLayout) -> bytes:
+    """Return the handle of a KV cache in the arena at this path, of which the worker uses parts."""
+    return KvHandle(NAME, layout, msgspec.msgpack.encode(_Where(path, inode, is_arena=True))).encode()
 
 
 def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "SharedMemoryLink":
@@ -61,16 +66,17 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Shar
     require_fit(NAME, handle.layout, layout)
     where = msgspec.msgpack.decode(handle.where, type=_Where)
     try:
-        file = os.open(Path("/proc", str(where.pid), "fd", str(where.file)), os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(where.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise TransportFailed(NAME, f"cannot open the peer's memory: {error.strerror}") from error
     try:
         if os.fstat(file).st_ino != where.inode:
             raise TransportFailed(NAME, "the peer has ended, and another process has its PID")
-        storage = _map(f"/proc/self/fd/{file}", handle.layout.region_bytes)
+        storage = map_file(f"/proc/self/fd/{file}", handle.layout.region_bytes)
     finally:
         os.close(file)
-    _populate(storage)
+    if not where.is_arena:
+        _populate(storage)
     peer = torch.empty(0, dtype=torch.uint8).set_(storage)
     return SharedMemoryLink(peer, handle.layout, region, layout)
 
@@ -123,7 +129,8 @@ def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, 
     return list(itertools.pairwise(edges))
 
 
-def _map(path: str, nbytes: int) -> torch.UntypedStorage:
+def map_file(path: str, nbytes: int) -> torch.UntypedStorage:
+    """Return the file's first bytes, mapped into this process, and written to with it."""
     return torch.UntypedStorage.from_file(path, shared=True, nbytes=nbytes)
 
 

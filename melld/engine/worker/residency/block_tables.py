@@ -9,6 +9,7 @@ report: the daemon counts them in the outputs.
     shared blocks = sum of all block tables - used, with reservations and departing requests included.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,10 @@ RequestBlocks = tuple[int, int, int, int, Phase]
 
 
 class BlockReport(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a worker's KV blocks.  `total_blocks` excludes vLLM's null block, which no request can have."""
+    """The state of a worker's KV blocks.
+
+    `total_blocks` excludes vLLM's null block, which no request can have, and blocks that the worker may not use now.
+    """
 
     used_blocks: int
     total_blocks: int
@@ -33,10 +37,14 @@ class BlockReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockReporter:
-    """A reporter of changes in a scheduler's block tables since its last report (vllm.v1.core.sched.scheduler)."""
+    """A reporter of changes in a scheduler's block tables since its last report (vllm.v1.core.sched.scheduler).
 
-    def __init__(self, scheduler: "Scheduler") -> None:
+    `held` returns how many of vLLM's blocks the worker may not use now: they count neither as used nor in the total.
+    """
+
+    def __init__(self, scheduler: "Scheduler", held: Callable[[], int] = lambda: 0) -> None:
         self._scheduler = scheduler
+        self._held = held
         manager = scheduler.kv_cache_manager
         self._pool = manager.block_pool
         self._tables = [group.req_to_blocks for group in manager.coordinator.single_type_managers]
@@ -67,10 +75,11 @@ class BlockReporter:
                 last[request_id] = changed[request_id] = facts
         if len(last) > len(requests):
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
-        used_blocks = self._total_blocks - self._pool.get_num_free_blocks()
+        total_blocks = self._total_blocks - self._held()
+        used_blocks = total_blocks - self._pool.get_num_free_blocks()
         named_blocks = sum(sum(map(len, table.values())) for table in self._tables)
         # Blocks without a table may stay in use until a step in flight has ended.
-        return BlockReport(used_blocks, self._total_blocks, max(named_blocks - used_blocks, 0), changed)
+        return BlockReport(used_blocks, total_blocks, max(named_blocks - used_blocks, 0), changed)
 
     def forget(self) -> None:
         """Make the next report name every request: for a listener that has just connected."""

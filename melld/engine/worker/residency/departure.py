@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestSnapshot
 
@@ -39,8 +40,9 @@ class _Departure(msgspec.Struct):
 class Departures:
     """The frozen requests of one engine."""
 
-    def __init__(self, scheduler: "Scheduler", runner: Runner, engine: str) -> None:
+    def __init__(self, scheduler: "Scheduler", runner: Runner, engine: str, epochs: BlockEpochs) -> None:
         self._scheduler = scheduler
+        self._epochs = epochs
         self._runner = runner
         self._engine = engine
         self._frozen: dict[str, _Departure] = {}
@@ -92,7 +94,7 @@ class Departures:
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
             block_ids=tuple(tuple(group) for group in blocks),
-            block_epoch=request.num_preemptions,
+            block_epoch=self._epochs.of(request),
             num_preemptions=request.num_preemptions,
             generator_state=self._runner.generator_state(request_id),
             prefill_stats=None if stats is None else tuple(getattr(stats, name) for name in PREFILL_STATS),

@@ -14,13 +14,14 @@ Generated tokens stay output tokens.  A frozen request is on nobody's scheduler 
 scheduling a step of it may still be in flight when it is frozen; `stillness` says when that output is processed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
 from melld.engine.worker.residency.block_tables import phase_of
 from melld.engine.worker.residency.departure import Departures, Stillness
+from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.rules import (
     check_engine,
     engine_name,
@@ -44,8 +45,10 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 class Residency:
     """The requests that leave one engine, and those that arrive on it."""
 
-    def __init__(self, engine: "EngineCore", block_bytes: int) -> None:
+    def __init__(self, engine: "EngineCore", block_bytes: int, scratch: Sequence[int] = ()) -> None:
         """Take an engine of this process (uniproc executor, one device).  `block_bytes`: one block of all layers.
+
+        `scratch`: blocks for trials of links; empty: free ones are borrowed.
 
         Raises:
             WrongEngineVersion: vLLM is not the version that this code knows.
@@ -61,7 +64,9 @@ class Residency:
         # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
         runner = runner_of(engine)
-        self._departures = Departures(self._scheduler, runner, self.name)
+        self._scratch = scratch
+        self.epochs = BlockEpochs()
+        self._departures = Departures(self._scheduler, runner, self.name, self.epochs)
         self._arrivals = Arrivals(engine, runner, self.name)
         self._warmers = Warmers(engine)
 
@@ -87,7 +92,7 @@ class Residency:
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
             full_block_ids=tuple(tuple(group[:full]) for group in held),
-            block_epoch=request.num_preemptions,
+            block_epoch=self.epochs.of(request),
             blocks=blocks,
             kv_bytes=blocks * self._block_bytes,
         )
@@ -231,11 +236,15 @@ class Residency:
 
     def borrow_scratch(self, blocks: int) -> list[int]:
         """Take free blocks for the trial of a link (`transports.choose.open_best`), fewer if fewer are free."""
+        if self._scratch:
+            return list(self._scratch[:blocks])
         pool = self._scheduler.kv_cache_manager.block_pool
         return [block.block_id for block in pool.get_new_blocks(min(blocks, pool.get_num_free_blocks()))]
 
     def return_scratch(self, block_ids: list[int]) -> None:
         """Free those blocks without caching their content."""
+        if self._scratch:
+            return
         pool = self._scheduler.kv_cache_manager.block_pool
         pool.free_blocks([pool.blocks[block_id] for block_id in block_ids])
 

@@ -1,0 +1,184 @@
+"""Withholds from an engine the blocks of its arena that it was not granted, and empties granules that it gives back.
+
+Owns the granted granules.  For the engine thread, between two steps, none of which is in flight.
+
+    every block but the null block:  held here (one reference that no table has)  or  vLLM's, free or in tables
+    held = touches a granule that is not granted
+
+To give back a granule, its free blocks are held, and its live ones move: bytes, tables, prefix cache, and the runner's
+rows.  Only blocks whose every reference is in a running request's table can move; those of requests that arrive, leave
+or wait with their KV are pinned, as others know their ids.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.arena_file import punch
+from melld.engine.worker.residency.arena import ArenaMemory
+from melld.engine.worker.residency.epochs import BlockEpochs
+from melld.engine.worker.residency.memory import KvMemory
+from melld.engine.worker.residency.runner import runner_of
+from melld.landlord.blocks import BlockMap, choose_granules, lost_blocks
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+Places = dict[int, list[tuple[str, int, int]]]
+"""Places in tables of running requests by block: request, group, place."""
+
+
+class Emptied(msgspec.Struct, frozen=True):
+    """Granules that are no longer used and read as zeros; `pinned`: blocks that cannot move now."""
+
+    granules: tuple[int, ...] = ()
+    moved_blocks: int = 0
+    pinned: int = 0
+
+
+class LentBlocks:
+    """The blocks of one engine in an arena.  It begins without any."""
+
+    def __init__(self, engine: "EngineCore", arena: ArenaMemory, memory: KvMemory) -> None:
+        self.map: BlockMap = arena.blocks(memory.layout)
+        self.granted: set[int] = set()
+        self._scheduler: Any = engine.scheduler
+        manager = self._scheduler.kv_cache_manager
+        self._pool: Any = manager.block_pool
+        self._groups: list[Any] = manager.coordinator.single_type_managers
+        self._runner = runner_of(engine)
+        self._file = arena.file
+        self._bytes = memory.region.numpy()
+        self._usable: set[int] = set()
+        self._hold(range(1, self.map.blocks))
+        self._reset = self._pool.reset_prefix_cache
+        self._pool.reset_prefix_cache = self._reset_prefix_cache
+
+    @property
+    def held(self) -> int:
+        """Return how many blocks vLLM may not use."""
+        return self.map.blocks - 1 - len(self._usable)
+
+    def grant(self, granules: Iterable[int]) -> None:
+        """Let vLLM use these granules, whose bytes are all zero."""
+        self.granted.update(granules)
+        self._let_go(self.map.usable(self.granted) - self._usable)
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Let vLLM use what is nobody's meanwhile, for a request whose answer does not matter."""
+        assert not self.granted
+        self._let_go(self.map.scratch)
+        yield
+        self._hold(self.map.scratch)
+
+    def empty(self, count: int, epochs: BlockEpochs, *, preempts: bool) -> Emptied | None:
+        """Give back so many granules; return None, and change nothing, if that is not possible now.
+
+        `preempts`: rather have requests wait, the youngest first, and give back what is possible.
+        """
+        live, places = self._live()
+        granules, pinned = self._choose(count, live)
+        while not self._has_room(granules, live):
+            if not preempts:
+                return None
+            if self._preempt():
+                live, places = self._live()
+                granules, pinned = self._choose(count, live)
+            else:
+                granules.pop()
+        if len(granules) < min(count, len(self.granted)) and not preempts:
+            return None
+        moving = self._withdraw(granules, live, places, epochs)
+        for granule in granules:
+            punch(self._file, granule * self.map.granule_bytes, self.map.granule_bytes)
+        return Emptied(tuple(granules), moving, pinned)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _live(self) -> tuple[dict[int, bool], Places]:
+        """Return the blocks in use, whether each may be moved, and their places."""
+        running = {request.request_id for request in self._scheduler.running}
+        places: Places = {}
+        for group, manager in enumerate(self._groups):
+            for request_id in running & manager.req_to_blocks.keys():
+                for place, block in enumerate(manager.req_to_blocks[request_id]):
+                    places.setdefault(block.block_id, []).append((request_id, group, place))
+        blocks = self._pool.blocks
+        counts = {block: blocks[block].ref_cnt for block in self._usable if blocks[block].ref_cnt}
+        return {block: len(places.get(block, ())) == count for block, count in counts.items()}, places
+
+    def _choose(self, count: int, live: dict[int, bool]) -> tuple[list[int], int]:
+        blocks = self._pool.blocks
+        cached = [block for block in self._usable if block not in live and blocks[block].block_hash is not None]
+        return choose_granules(self.map, self.granted, count, live, cached)
+
+    def _has_room(self, granules: list[int], live: dict[int, bool]) -> bool:
+        """Return True if the live blocks of these granules fit into the others."""
+        lost = lost_blocks(self.map, self.granted, granules)
+        moving = sum(block in live for block in lost)
+        return bool(moving <= self._pool.get_num_free_blocks() - (len(lost) - moving))
+
+    def _withdraw(self, granules: list[int], live: dict[int, bool], places: Places, epochs: BlockEpochs) -> int:
+        """Hold all blocks of these granules; return how many had to be moved."""
+        lost = lost_blocks(self.map, self.granted, granules)
+        moving = sorted(block for block in lost if block in live)
+        self._hold(lost.difference(moving))
+        fresh = self._pool.get_new_blocks(len(moving))
+        moved: set[str] = set()
+        for block, new in zip(moving, fresh, strict=True):
+            self._move(self._pool.blocks[block], new, places[block])
+            moved.update(request_id for request_id, _, _ in places[block])
+        self._usable.difference_update(moving)  # each has one reference left, which is ours
+        self.granted.difference_update(granules)
+        for request_id in moved:
+            epochs.moved(self._scheduler.requests[request_id])
+        return len(moving)
+
+    def _move(self, old: Any, new: Any, places: list[tuple[str, int, int]]) -> None:
+        size = self.map.block_bytes
+        there, here = new.block_id * size, old.block_id * size
+        self._bytes[there : there + size] = self._bytes[here : here + size]
+        self._pool.move_block_hashes(old, new)
+        for request_id, group, place in places:
+            self._groups[group].req_to_blocks[request_id][place] = new
+            self._runner.replace_block(request_id, group, place, new.block_id)
+        others = len(places) - 1
+        self._pool.touch([new] * others)
+        self._pool.free_blocks([old] * others)
+
+    def _preempt(self) -> bool:
+        """Have the youngest running request wait, as vLLM does where memory is short; return False if none runs."""
+        scheduler = self._scheduler
+        if not scheduler.running:
+            return False
+        youngest = max(scheduler.running, key=lambda request: (request.priority, request.arrival_time))
+        scheduler.running.remove(youngest)
+        scheduler._preempt_request(youngest, time.monotonic())  # noqa: SLF001
+        # As in Scheduler.reset_prefix_cache: it may come back in the next step.
+        scheduler.prev_step_scheduled_req_ids.discard(youngest.request_id)
+        return True
+
+    def _hold(self, block_ids: Iterable[int]) -> None:
+        """Take free blocks from vLLM, with what its prefix cache has in them."""
+        ids = sorted(block_ids)
+        self._pool.evict_blocks(set(ids))
+        self._pool.touch([self._pool.blocks[block] for block in ids])
+        self._usable.difference_update(ids)
+
+    def _let_go(self, block_ids: Iterable[int]) -> None:
+        """Return held blocks to vLLM, which uses low numbers first."""
+        ids = sorted(block_ids)
+        self._pool.free_blocks([self._pool.blocks[block] for block in ids])
+        self._usable.update(ids)
+
+    def _reset_prefix_cache(self) -> bool:
+        """Empty vLLM's prefix cache if no request has a block, which vLLM knows by no block having a reference."""
+        held = [block for block in self._pool.blocks[1:] if block.block_id not in self._usable]
+        self._pool.free_blocks(held)
+        done = bool(self._reset())
+        self._pool.touch(held)
+        return done
