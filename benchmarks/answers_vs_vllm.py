@@ -1,10 +1,11 @@
 """The same questions to `vllm serve` and to melld: is every answer the same?
 
-    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py
+    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py [KIND...]
 
-One worker each, the same model and arguments, greedy or seeded.  Whole answers are compared field by field; ids, times
-and the like are made by chance and left out.  Of a stream the pieces are joined first: how many tokens share a chunk is
-a matter of pace.  Of an error only the status is compared: melld's have the fields of OpenAI's, vLLM's their own.
+For each kind of model, by default the demo model alone: one worker each, the same model and arguments, greedy or
+seeded.  Whole answers are compared field by field; ids, times and the like are made by chance and left out.  Of a
+stream the pieces are joined first: how many tokens share a chunk is a matter of pace.  Of an error only the status is
+compared: melld's have the fields of OpenAI's, vLLM's their own.
 Prints both answers where they differ, and ends with 1 when any do.
 """
 
@@ -15,14 +16,15 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.serve.daemon_process import DaemonProcess
+from tests.tiny_models import make_reranker
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
@@ -115,6 +117,58 @@ QUESTIONS = (
     chat("top log-probabilities without log-probabilities", top_logprobs=2),
 )
 
+DOCUMENTS = ["a block table", "another text", "what is a block table?"]
+Questions = tuple[tuple[str, str, dict[str, Any]], ...]
+COMPARED: Questions = (
+    ("scores", "/score", {"model": "demo", "queries": "a table", "documents": DOCUMENTS}),
+    ("pairs", "/v1/score", {"model": "demo", "text_1": DOCUMENTS, "text_2": DOCUMENTS}),
+    ("scores of short documents", "/score", {"data_1": "a table", "data_2": DOCUMENTS, "max_tokens_per_doc": 2}),
+    ("the best two", "/rerank", {"model": "demo", "query": "a table", "documents": DOCUMENTS, "top_n": 2}),
+    ("all, in Cohere's form", "/v2/rerank", {"query": "a table", "documents": DOCUMENTS}),
+    ("documents that are none", "/rerank", {"query": "a table", "documents": 5}),
+    ("three queries, two documents", "/score", {"queries": DOCUMENTS, "documents": DOCUMENTS[:2]}),
+    ("pooled", "/pooling", {"model": "demo", "input": DOCUMENTS}),
+    ("pooled, as base64", "/pooling", {"model": "demo", "input": DOCUMENTS, "encoding_format": "base64"}),
+    ("a pooled chat", "/pooling", {"model": "demo", "messages": HELLO}),
+)
+CLASSES: Questions = (
+    ("classes", "/classify", {"model": "demo", "input": DOCUMENTS}),
+    ("logits", "/classify", {"model": "demo", "input": DOCUMENTS, "use_activation": False}),
+)
+EMBEDDINGS: Questions = (
+    ("embeddings", "/v1/embeddings", {"model": "demo", "input": DOCUMENTS}),
+    ("embeddings of tokens", "/v1/embeddings", {"input": [[5, 6, 7], [8, 9]], "encoding_format": "base64"}),
+)
+
+
+class Kind(NamedTuple):
+    """A model, the options that both servers get, and what is asked."""
+
+    make: Callable[[Path], None]
+    options: dict[str, Any]
+    questions: Questions
+
+
+KINDS = {
+    "chat": Kind(make_demo_model, {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}, QUESTIONS),
+    "scores": Kind(make_reranker, {}, COMPARED + CLASSES),
+    "embeddings": Kind(make_demo_model, {"runner": "pooling"}, COMPARED + EMBEDDINGS),
+}
+
+
+def flags_for_vllm(options: dict[str, Any]) -> list[str]:
+    """Return the words of `vllm serve` for these options."""
+    words: list[str] = []
+    for key, value in options.items():
+        words.append("--" + key.replace("_", "-"))
+        words += [] if value is True else [value if isinstance(value, str) else json.dumps(value)]
+    return words
+
+
+def flags_for_melld(options: dict[str, Any]) -> list[str]:
+    """Return the words of `melld serve` for these options."""
+    return [w for key, value in options.items() for w in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+
 
 def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     """Status, and what of the answer is compared."""
@@ -175,30 +229,34 @@ def difference(theirs: tuple[int, Any], ours: tuple[int, Any]) -> str:
 def main() -> int:
     """Ask both servers all questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; chat by default")
     parser.add_argument("--show", action="store_true", help="print every answer")
     arguments = parser.parse_args()
-    tools_too = ("model.vllm.enable_auto_tool_choice=true", 'model.vllm.tool_call_parser="hermes"')
-    flags = [*CPU.serve_flags(1), *(word for key in tools_too for word in ("--set", key))]
+    different = sum([compare(KINDS[name], arguments.show) for name in arguments.kinds or ["chat"]])
+    return int(different > 0)
+
+
+def compare(kind: Kind, show: bool) -> int:
+    """Ask both; return how many answers differ."""
     different = 0
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = directory / "demo"
-        make_demo_model(model)
-        tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+        kind.make(model)
         with (
-            vllm_serve(model, 18_312, directory, *tools) as theirs,
-            DaemonProcess(model, *flags) as daemon,
+            vllm_serve(model, 18_312, directory, *flags_for_vllm(kind.options)) as theirs,
+            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(kind.options)) as daemon,
         ):
             ours = daemon.wait_ready().url
-            for question, path, body in QUESTIONS:
+            for question, path, body in kind.questions:
                 answers = ask(theirs, path, body), ask(ours, path, body)
                 found = difference(*answers)
                 different += bool(found)
                 print(f"{'DIFFERENT' if found else 'same':9} {answers[1][0]} {question}", flush=True)
-                if found or arguments.show:
+                if found or show:
                     print(found or json.dumps(answers[1][1], ensure_ascii=False)[:2000], flush=True)
-    print(f"{len(QUESTIONS) - different} of {len(QUESTIONS)} answers are the same")
-    return int(different > 0)
+    print(f"{len(kind.questions) - different} of {len(kind.questions)} answers are the same")
+    return different
 
 
 if __name__ == "__main__":

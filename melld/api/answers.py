@@ -12,6 +12,8 @@ import msgspec
 
 from melld.errors import MelldError
 
+JSON = "application/json"
+
 
 class Dialect(Enum):
     """The API whose error bodies and event streams an endpoint uses."""

@@ -21,11 +21,12 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
-from melld.api.answers import Answer, Dialect, Refusal
+from melld.api.answers import JSON, Answer, Dialect, Refusal
 from melld.api.calls import (
     CALLS,
     Call,
     Result,
+    cut_texts_off_loop,
     forwarded,
     give_up,
     handler_of,
@@ -45,7 +46,7 @@ from melld.api.keys import Keys, presented_key
 from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
-from melld.api.pages import JSON, PAGES, WITHOUT_KEY
+from melld.api.pages import PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
 from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.config import ServerConfig
@@ -141,6 +142,7 @@ class Api:
             if model.serving is not None:
                 make_streams_raise(model.serving)
                 make_messages_honest(model.serving)
+                cut_texts_off_loop(model.serving)
                 make_logprobs_late(model.serving)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -254,8 +256,8 @@ class Api:
         work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns))
         if is_stream(parsed):
             return await self._stream(exchange, work)
-        headers = {"Content-Type": JSON, "x-request-id": exchange.request_id}
-        return web.Response(body=(await work).body, headers=headers)
+        result = await work
+        return web.Response(body=result.body, headers=result.headers | {"x-request-id": exchange.request_id})
 
     async def _stream(self, exchange: Exchange, work: Coroutine[Any, Any, Result]) -> web.StreamResponse:
         request, config = exchange.request, self._context.config()

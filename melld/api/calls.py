@@ -13,34 +13,36 @@ from typing import Any
 
 import msgspec
 from multidict import CIMultiDict
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from starlette.datastructures import State
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.pooling.classify.protocol import ClassificationCompletionRequest, ClassificationRequest
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest, EmbeddingRequest
+from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
+from vllm.utils.async_utils import make_async
 
-from melld.api.answers import Dialect, Refusal
+from melld.api.answers import JSON, Dialect, Refusal
 from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
 from melld.api.long_answers import LongAnswer
-from melld.api.parsing import check_bites, patient
+from melld.api.parsing import patient, trying
 from melld.api.streams import begun
 from melld.config import ServerConfig
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
 # clients.
 FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
-MAX_EMBEDDED_MESSAGES = 256
-_EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
 _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)
 
 
@@ -74,17 +76,8 @@ def _tokenize(body: dict[str, Any]) -> BaseModel:
     return _TOKENIZE_CHAT(body) if "messages" in body else _TOKENIZE_TEXT(body)
 
 
-def _embed(body: dict[str, Any]) -> BaseModel:
-    """Parse a body by trying five models, with few enough messages that this is quick."""
-    check_bites(body)
-    for name in ("messages", "input"):
-        value = body.get(name)
-        if isinstance(value, list) and value and isinstance(value[0], dict) and len(value) > MAX_EMBEDDED_MESSAGES:
-            raise Refusal(400, f"{name} holds at most {MAX_EMBEDDED_MESSAGES} messages", param=name)
-    parsed: BaseModel = _EMBEDDING.validate_python(body)
-    return parsed
-
-
+_SCORE = Call(serving="serving_scores", method="", parse=trying(ScoreRequest), api="Score")
+_RERANK = Call(serving="serving_scores", method="", parse=trying(RerankRequest), api="Rerank")
 CALLS = {
     "/v1/chat/completions": Call(
         serving="openai_serving_chat",
@@ -126,8 +119,25 @@ CALLS = {
     "/v1/embeddings": Call(
         serving="serving_embedding",
         method="",
-        parse=_embed,
+        parse=trying(EmbeddingRequest, plain=EmbeddingCompletionRequest),
         api="Embeddings",
+    ),
+    "/score": _SCORE,
+    "/v1/score": _SCORE,
+    "/rerank": _RERANK,
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/classify": Call(
+        serving="serving_classification",
+        method="",
+        parse=trying(ClassificationRequest, plain=ClassificationCompletionRequest),
+        api="Classification",
+    ),
+    "/pooling": Call(
+        serving="serving_pooling",
+        method="",
+        parse=trying(PoolingRequest, plain=PoolingCompletionRequest),
+        api="Pooling",
     ),
     "/tokenize": Call(
         serving="serving_tokenization",
@@ -164,9 +174,10 @@ def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A call's result: a whole JSON body, or a started stream."""
+    """A call's result: a whole body, or a started stream."""
 
     body: bytes = b""
+    headers: dict[str, str] = msgspec.field(default_factory=lambda: {"Content-Type": JSON})
     stream: AsyncGenerator[str, None] | None = None
 
 
@@ -201,6 +212,10 @@ async def perform(call: Call, serving: State, parsed: BaseModel, request: Forwar
         raise ServingFault(result)
     if isinstance(result, BaseModel):
         return Result(await long.encode(result, call.dump))
+    if isinstance(result, StreamingResponse):  # vectors as bytes, whole; the header says where each begins
+        headers = {name: result.headers[name] for name in ("content-type", "metadata") if name in result.headers}
+        pieces: list[Any] = [piece async for piece in result.body_iterator]
+        return Result(b"".join(pieces), headers)
     if isinstance(result, Response):
         return Result(bytes(result.body))
     return Result(stream=await begun(result, call.dialect))
@@ -234,6 +249,19 @@ def make_messages_honest(serving: State) -> None:
 
     honest.create_chat_completion = create_chat_completion
     serving.anthropic_serving_messages = honest
+
+
+def cut_texts_off_loop(serving: State) -> None:
+    """Have a thread tokenize and cut the texts to compare, which vLLM does on the event loop if the model embeds."""
+    scores = getattr(serving, "serving_scores", None)
+    if scores is None:
+        return
+    make = make_async(scores.io_processor.get_request_factory_online, executor=scores.renderer._executor)  # noqa: SLF001
+
+    async def preprocess(processor: Any, context: Any) -> None:
+        context.engine_inputs = await asyncio.gather(*map(processor.render_async, await make(context)))
+
+    scores._preprocessing = preprocess  # noqa: SLF001
 
 
 async def give_up(work: asyncio.Task[Result]) -> None:

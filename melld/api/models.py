@@ -34,9 +34,9 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> tuple[AskedModel, St
     """Return the model called `name`, without a name the first, and its serving classes.
 
     Raises:
-        Refusal: 404, several models are served and none has that name; 503, the model cannot be served.
+        Refusal: 404, none has that name; 503, the model cannot be served.
     """
-    is_named = isinstance(name, str) and name and len(models) > 1  # else vLLM says what is wrong
+    is_named = isinstance(name, str) and name  # else vLLM says what is wrong
     found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
     if found is None:
         known = ", ".join(name for one in models for name in one.names)

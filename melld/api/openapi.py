@@ -19,7 +19,10 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingBytesResponse, EmbeddingRequest, EmbeddingResponse
+from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest, ClassificationResponse
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest, EmbeddingResponse
+from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest, PoolingResponse
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
@@ -100,6 +103,8 @@ class Described(NamedTuple):
     streams: bool = False
 
 
+_SCORE = Described(ScoreRequest, ScoreResponse, "Score pairs of texts, with a model that scores or embeds")
+_RERANK = Described(RerankRequest, RerankResponse, "Sort texts by their relevance (Cohere's and Jina's form)")
 CALLED: dict[str, Described] = {
     "/v1/chat/completions": Described(
         ChatCompletionRequest, ChatCompletionResponse, "Answer a conversation (OpenAI Chat Completions)", True
@@ -112,9 +117,14 @@ CALLED: dict[str, Described] = {
     "/v1/messages/count_tokens": Described(
         AnthropicCountTokensRequest, AnthropicCountTokensResponse, "Count a conversation's tokens (Anthropic)"
     ),
-    "/v1/embeddings": Described(
-        EmbeddingRequest, EmbeddingResponse | EmbeddingBytesResponse, "Embed texts, with an embedding model"
-    ),
+    "/v1/embeddings": Described(EmbeddingRequest, EmbeddingResponse, "Embed texts, with an embedding model"),
+    "/score": _SCORE,
+    "/v1/score": _SCORE,
+    "/rerank": _RERANK,
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/classify": Described(ClassificationRequest, ClassificationResponse, "Classify texts, with a model that does"),
+    "/pooling": Described(PoolingRequest, PoolingResponse, "A pooling model's vectors: of texts, or of their tokens"),
     "/tokenize": Described(TokenizeChatRequest | TokenizeCompletionRequest, TokenizeResponse, "Text into tokens"),
     "/detokenize": Described(DetokenizeRequest, DetokenizeResponse, "Tokens into text"),
 }

@@ -10,13 +10,11 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from vllm import __version__ as vllm_version
 
-from melld.api.answers import Refusal
+from melld.api.answers import JSON, Refusal
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import openapi_document
 from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
 from melld.control.status import DaemonStatus
-
-JSON = "application/json"
 
 
 class Facts(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, WrapValidator, create_model
+from pydantic import BaseModel, TypeAdapter, WrapValidator, create_model
 from pydantic_core import PydanticCustomError, ValidationError
 from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
@@ -22,6 +22,9 @@ MAX_INNER_VALUES = 512
 """Objects and lists in one message or similar entry, which is validated in one go."""
 SMALL = 1000
 """Entries of any list that may be validated in one go."""
+SCORED = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2")
+"""The fields for texts that are compared."""
+MAX_TRIED_OBJECTS = 256
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
 _OF_TOKENS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
@@ -45,6 +48,43 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
         return made.model_validate(body, context={})
 
     return parse
+
+
+def trying(kind: Any, plain: Any = None) -> Callable[[dict[str, Any]], BaseModel]:
+    """Return a function that parses a body by trying one model after the other, and then raises as `patient`'s does.
+
+    `plain`: the one model to try where neither `messages` nor `input` holds objects.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter_of_plain: TypeAdapter[Any] = adapter if plain is None else TypeAdapter(plain)
+
+    def parse(body: dict[str, Any]) -> BaseModel:
+        check_bites(body)
+        for name in ("messages", "input", *SCORED):
+            _check_tried(body.get(name), name)
+        tried = adapter if "messages" in body or _begins_with_object(body.get("input")) else adapter_of_plain
+        parsed: BaseModel = tried.validate_python(body)
+        return parsed
+
+    return parse
+
+
+def _check_tried(value: Any, name: str) -> None:
+    """Refuse what several models would take long to validate."""
+    values = value if isinstance(value, list) else []
+    if name in SCORED and len(values) > SMALL:
+        raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
+    if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
+        raise _bad(name, f"{name} holds at most {MAX_TRIED_OBJECTS} objects")
+    if _holds_more_than(value, 4 * MAX_TRIED_OBJECTS):
+        raise _bad(name, f"{name} holds at most {4 * MAX_TRIED_OBJECTS} objects and lists")
+
+
+def _begins_with_object(value: Any) -> bool:
+    """Return True for messages, and for lists of messages."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, dict)
 
 
 def check_bites(body: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from melld.control.server import Operation, serve_control
 from melld.control.status import SERVING, DaemonState, workers_ready
 from melld.daemon.hub import check_hub
 from melld.daemon.loop_probe import LoopProbe
-from melld.daemon.preflight import check_model, check_policy, ready_text, url_of
+from melld.daemon.preflight import check_model, check_policy, example_of, ready_text, url_of
 from melld.daemon.progress import StartProgress
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
@@ -190,10 +190,10 @@ class Daemon:
             self._condition.state = DaemonState.READY
             self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
             first = served[0][0]
-            generates = "generate" in await first.frontend.get_supported_tasks()
+            example = example_of(first.serving)
             directory, status = self.config.server.runtime_directory, self.watch.status()
             missing = [one for one in status.workers if one.state not in SERVING]
-            self._say(ready_text(status.url, first.name, bool(self.settings.keys), generates, directory, missing))
+            self._say(ready_text(status.url, first.name, bool(self.settings.keys), example, directory, missing))
             try:
                 yield
             finally:

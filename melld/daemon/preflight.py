@@ -102,25 +102,44 @@ def url_of(listeners: Sequence[socket.socket]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def ready_text(
-    url: str, model: str, needs_key: bool, generates: bool, directory: str | None, missing: Sequence[WorkerStatus] = ()
-) -> str:
-    """Return the message of a ready daemon, with lines to paste for a generating or an embedding model.
+CHAT = ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64')
+_EXAMPLES = {
+    "openai_serving_chat": CHAT,
+    "serving_embedding": ("/v1/embeddings", '"input": "Hello"'),
+    "serving_scores": ("/rerank", '"query": "Hello", "documents": ["Good morning", "A table"]'),
+    "serving_classification": ("/classify", '"input": "Hello"'),
+}
 
-    `directory`: the configured runtime directory.  `missing`: the workers that do not serve.
+
+def example_of(serving: object) -> tuple[str, str]:
+    """Return a call that this state of vLLM's serving classes answers: its path and a part of its body."""
+    served = (call for name, call in _EXAMPLES.items() if getattr(serving, name, None) is not None)
+    return next(served, ("/pooling", '"input": "Hello"'))
+
+
+def ready_text(
+    url: str,
+    model: str,
+    needs_key: bool,
+    example: tuple[str, str],
+    directory: str | None,
+    missing: Sequence[WorkerStatus] = (),
+) -> str:
+    """Return the message of a ready daemon, with lines to paste.
+
+    `example`: a call that the model answers: its path and a part of its body.  `directory`: the configured runtime
+    directory.  `missing`: the workers that do not serve.
     """
     program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
     where = f" --runtime-directory {shlex.quote(directory)}" if directory else ""
-    route, question = "embeddings", '"input": "Hello"'
-    if generates:
-        route, question = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64'
+    path, question = example
     at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
     without = "".join(f"\n  without {one.worker} on {one.device}, {one.state}: {one.reason}" for one in missing)
     return f"""melld: ready{without}
 
   API     {url}/v1
-  try     curl -s {at}/v1/{route} -H 'Content-Type: application/json'{key} \\
+  try     curl -s {at}{path} -H 'Content-Type: application/json'{key} \\
             -d '{{"model": "{model}", {question}}}'
   status  {program} status --watch{where}
 """

@@ -90,9 +90,10 @@ _REASONS = {
     "use /status and the metric melld_http_calls_in_flight": "enable_server_load_tracking",
     "/tokenizer_info is not served: use /tokenize and /detokenize": "enable_tokenizer_info_endpoint",
     "the endpoints that it concerns are not served": (
-        "tokens_only enable_scale_out cohere_is_reasoning_model enable_flash_late_interaction io_processor_plugin "
-        "weight_transfer_config profiler_config"
+        "tokens_only enable_scale_out cohere_is_reasoning_model weight_transfer_config profiler_config"
     ),
+    "melld loads no plugin for /pooling": "io_processor_plugin",
+    "a query's vectors would be on one worker, its documents on others": "enable_flash_late_interaction",
     "a worker is one device: nothing is computed in parallel by several": (
         "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size "
         "data_parallel_size data_parallel_size_local data_parallel_rank data_parallel_start_rank "

@@ -8,7 +8,7 @@ import pytest
 
 from melld.cli import main
 from melld.config import Config, IdleConfig, ModelConfig, SchedulerConfig, TargetsConfig
-from melld.daemon.preflight import check_model, check_policy, ready_text, scheduler_settings
+from melld.daemon.preflight import CHAT, check_model, check_policy, ready_text, scheduler_settings
 from melld.errors import ConfigError
 from melld.scheduler.targets import Targets, promised
 
@@ -16,7 +16,7 @@ from melld.scheduler.targets import Targets, promised
 def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Pasted as it stands it asks the daemon that printed it, also one with a runtime directory of its own."""
     directory = str(tmp_path / "of my own")
-    line = ready_text("http://127.0.0.1:1", "demo", False, True, directory).splitlines()[-1]
+    line = ready_text("http://127.0.0.1:1", "demo", False, CHAT, directory).splitlines()[-1]
     command = shlex.split(line.removesuffix("\n"))[2:]
     command.remove("--watch")
     assert main(command) == 3
@@ -25,7 +25,7 @@ def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsy
 
 def test_without_a_directory_of_its_own_the_command_is_short() -> None:
     """Most have one daemon."""
-    assert ready_text("http://127.0.0.1:1", "demo", False, True, None).rstrip().endswith("status --watch")
+    assert ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).rstrip().endswith("status --watch")
 
 
 def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from melld.api.answers import Refusal
+from melld.api.parsing import SCORED
 from melld.config import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
 
@@ -55,7 +56,8 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     if "messages" in body:
         _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
     if not trust.local_media:
-        _check_media(body.get("messages", body.get("input")), budget)
+        for name in ("messages", "input", *SCORED):
+            _check_media(body.get(name), name, budget)
     for name in ("messages", "input"):
         _check_history(body.get(name), name, limits)
     _check_tool_choice(body)
@@ -130,20 +132,21 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _check_media(messages: object, budget: Budget) -> None:
+def _check_media(messages: object, name: str, budget: Budget) -> None:
     """Refuse messages whose parts name a file of this machine."""
+    messages = [messages] if isinstance(messages, dict) else messages
     if not isinstance(messages, list) or not messages or isinstance(messages[0], int):  # numbers: a prompt's tokens
         return
-    budget.spend(len(messages), "messages")
+    budget.spend(len(messages), name)
     for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         waiting: list[Any] = [content] if isinstance(content, list) else []
         while waiting:
             part = waiting.pop()
-            budget.spend(1 + len(part), "messages")
+            budget.spend(1 + len(part), name)
             inner = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and _names_files(part):
-                raise _bad(f"messages.{index}.content", "files of the server are not for clients")
+                raise _bad(f"{name}.{index}.content", "files of the server are not for clients")
             waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 

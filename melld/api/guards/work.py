@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from melld.api.answers import Refusal
+from melld.api.parsing import SCORED
 from melld.config import ServerConfig
 
 _INTEGER = TypeAdapter(int)
@@ -60,7 +61,7 @@ def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
     choices = _field(request, "n") or 1
     if choices > limits.max_choices:
         raise _bad("n", f"n is at most {limits.max_choices}")
-    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input")}
+    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *SCORED)}
     prompts = max(1, sum(counts.values()))
     if prompts > limits.max_prompts_per_call:
         name = max(counts, key=counts.__getitem__)

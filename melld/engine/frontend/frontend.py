@@ -316,6 +316,7 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Names
     ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
+    arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents anywhere
     validate_parsed_serve_args(arguments)
     return arguments
 

@@ -28,6 +28,13 @@ class Completion(BaseModel):
     bad_words: list[str] = []
 
 
+class Rerank(BaseModel):
+    """The fields of vLLM's RerankRequest that are counted."""
+
+    query: str
+    documents: list[str]
+
+
 class Response(BaseModel):
     """vLLM's ResponsesRequest knows no `n`: it takes the field, and does nothing with it."""
 
@@ -85,6 +92,12 @@ def test_a_field_that_the_route_does_not_know_is_let_be(value: Any) -> None:
     assert refused(Response(n=value, priority=value, prompt=value, stop=value), 0) is None
 
 
+def test_texts_to_compare_are_counted() -> None:
+    """Each is computed."""
+    assert refused(Rerank(query="x", documents=["x"] * 8)) == "documents"
+    assert refused(Rerank(query="x", documents=["x"] * 7)) is None
+
+
 MESSAGES = chat()["messages"]
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat(),
@@ -93,6 +106,11 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/messages": chat(),
     "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
     "/v1/embeddings": {"input": "x"},
+    "/score": {"queries": "x", "documents": "y"},
+    "/v1/score": {"text_1": "x", "text_2": "y"},
+    **{key: {"query": "x", "documents": ["y"]} for key in ("/rerank", "/v1/rerank", "/v2/rerank")},
+    "/classify": {"input": "x"},
+    "/pooling": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }

@@ -1,0 +1,188 @@
+"""Models that embed and models that score: what clients of their routes rely on."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.api.http_client import request
+from tests.serve.daemon_process import DaemonProcess
+from tests.tiny_models import make_reranker
+
+DOCUMENTS = ["a block table", "another text", "what is a block table?"]
+QUERY = "a block table"
+PAIR = {"model": "embedder", "queries": "x", "documents": "y"}
+
+
+@pytest.fixture(scope="module")
+def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """The demo model twice: its last hidden state is the answer, or a score made of it."""
+    directory = tmp_path_factory.mktemp("pooling")
+    make_reranker(directory / "reranker")
+    config = directory / "melld.toml"
+    config.write_text(f"""
+        models = [
+            {{path = "{demo_model}", name = "embedder", vllm = {{runner = "pooling"}}}},
+            {{path = "{directory}/reranker", name = ["reranker", "rerank-v3.5"]}},
+        ]
+        [devices]
+        cpu = {{count = 1, kv_bytes = "64MiB"}}
+    """)
+    with DaemonProcess(None, "--config", str(config)) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(daemon: DaemonProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(daemon: DaemonProcess, path: str, **fields: Any) -> Any:
+    answered = request(daemon.url, "POST", path, fields)
+    assert answered.status == 200, answered.body
+    return answered.json()
+
+
+def embeddings(daemon: DaemonProcess, texts: list[str]) -> list[list[float]]:
+    return [one["embedding"] for one in ask(daemon, "/v1/embeddings", model="embedder", input=texts)["data"]]
+
+
+def scores(daemon: DaemonProcess, model: str, path: str = "/score") -> list[float]:
+    answer = ask(daemon, path, model=model, queries=QUERY, documents=DOCUMENTS)
+    return [one["score"] for one in answer["data"]]
+
+
+def test_equal_texts_have_equal_embeddings_and_others_have_not(client: openai.OpenAI) -> None:
+    """The vectors mean something: of unit length, in the order of the texts, and told apart."""
+    answer = client.embeddings.create(model="embedder", input=["a block table", "another text", "a block table"])
+    first, other, again = (entry.embedding for entry in answer.data)
+    assert math.isclose(math.hypot(*first), 1.0, rel_tol=1e-3)
+    assert math.isclose(sum(a * b for a, b in zip(first, again, strict=True)), 1.0, rel_tol=1e-3)
+    assert sum(a * b for a, b in zip(first, other, strict=True)) < 0.9
+    assert answer.usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("encoding", ["base64", "bytes"])
+def test_embeddings_come_as_bytes_too(daemon: DaemonProcess, encoding: str) -> None:
+    """Many vectors are read sooner so; raw bytes come with a header that says where each begins."""
+    asked = {"model": "embedder", "input": DOCUMENTS, "encoding_format": encoding}
+    answered = request(daemon.url, "POST", "/v1/embeddings", asked)
+    assert answered.status == 200, answered.body
+    if encoding == "base64":
+        found = [base64.b64decode(one["embedding"]) for one in answered.json()["data"]]
+    else:
+        headers = {name.lower(): value for name, value in answered.headers.items()}
+        assert headers["content-type"] == "application/octet-stream"
+        found = [answered.body[one["start"] : one["end"]] for one in json.loads(headers["metadata"])["data"]]
+    for raw, floats in zip(found, embeddings(daemon, DOCUMENTS), strict=True):
+        assert np.allclose(np.frombuffer(raw, np.float32), floats, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_a_model_that_embeds_scores_by_its_embeddings(daemon: DaemonProcess, path: str) -> None:
+    """A score is the cosine of two embeddings: the same text scores one."""
+    query, *documents = embeddings(daemon, [QUERY, *DOCUMENTS])
+    expected = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
+    assert np.allclose(scores(daemon, "embedder", path), expected, atol=1e-4)
+    assert math.isclose(expected[0], 1.0, rel_tol=1e-3)
+
+
+def test_only_the_beginning_of_long_documents_is_compared(daemon: DaemonProcess) -> None:
+    """What is cut off makes no difference."""
+    cut = {"model": "embedder", "queries": QUERY, "max_tokens_per_doc": 4}
+    texts = [QUERY, f"{QUERY} and much more of it"]
+    one, other = ask(daemon, "/score", **cut, documents=texts)["data"]
+    assert one["score"] == pytest.approx(other["score"])
+    assert scores(daemon, "embedder")[0] == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("model", ["embedder", "reranker", "rerank-v3.5"])
+def test_documents_are_sorted_by_their_scores(daemon: DaemonProcess, model: str, path: str) -> None:
+    """Each result names its document by place and text; `top_n` cuts the list."""
+    answer = ask(daemon, path, model=model, query=QUERY, documents=DOCUMENTS, top_n=2)
+    by_score = sorted(enumerate(scores(daemon, model)), key=lambda pair: -pair[1])[:2]
+    assert [one["index"] for one in answer["results"]] == [index for index, _ in by_score]
+    assert np.allclose([one["relevance_score"] for one in answer["results"]], [score for _, score in by_score])
+    assert all(one["document"]["text"] == DOCUMENTS[one["index"]] for one in answer["results"])
+    assert answer["usage"]["total_tokens"] > 0
+
+
+def test_a_model_that_scores_classifies_and_pools_alike(daemon: DaemonProcess) -> None:
+    """The score of a pair is the class of both texts together; without activation it is the logit."""
+    pair = QUERY + DOCUMENTS[1]
+    assert scores(daemon, "reranker")[1] == pytest.approx(
+        ask(daemon, "/classify", model="reranker", input=pair)["data"][0]["probs"][0]
+    )
+    (one,) = ask(daemon, "/classify", model="reranker", input=pair)["data"]
+    (logit,) = ask(daemon, "/pooling", model="reranker", input=pair, use_activation=False)["data"][0]["data"]
+    assert one["num_classes"] == 1
+    assert math.isclose(one["probs"][0], 1 / (1 + math.exp(-logit)), rel_tol=1e-4)
+
+
+def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
+    """What has no route of its own is asked for here."""
+    (answer,) = ask(daemon, "/pooling", model="embedder", input="a block table")["data"]
+    assert np.allclose(answer["data"], embeddings(daemon, ["a block table"])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/rerank", {"model": "reranker", "query": "x"}, "documents"),
+        ("/rerank", {"model": "reranker", "documents": ["x"]}, "query"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": []}, None),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 1001}, "documents"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 257}, "documents"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"], "top_n": -1}, "top_n"),
+        ("/score", {"model": "reranker", "queries": ["x", "y"], "documents": ["x", "y", "z"]}, None),
+        (
+            "/score",
+            {
+                "model": "reranker",
+                "queries": "x",
+                "documents": {"content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+            },
+            "documents.0.content",
+        ),
+        ("/score", PAIR | {"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+        ("/classify", {"model": "embedder", "input": "x"}, "model"),
+        ("/v1/embeddings", {"model": "reranker", "input": "x"}, "model"),
+        ("/v1/chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]}, "model"),
+        ("/pooling", {"model": "embedder", "input": "x", "task": "classify"}, "task"),
+        ("/pooling", {"model": "embedder", "data": {}}, "input"),
+        ("/v1/embeddings", {"model": "embedder", "input": [{"role": "user"}] * 257}, "input"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_scored_is_refused(
+    daemon: DaemonProcess, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    """A client learns which field to mend; the daemon serves on."""
+    answered = request(daemon.url, "POST", path, fields)
+    error = answered.json()["error"]
+    assert answered.status == 400, answered.body
+    assert error["param"] == param
+    assert len(scores(daemon, "embedder")) == 3
+
+
+def test_an_unknown_model_is_refused(daemon: DaemonProcess) -> None:
+    """Also where vLLM would answer with the model that it has."""
+    answered = request(daemon.url, "POST", "/rerank", {"model": "other", "query": "x", "documents": ["x"]})
+    assert (answered.status, answered.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_nothing_is_printed_but_what_concerns_the_user(daemon: DaemonProcess) -> None:
+    """The line to paste is one that the first model answers, and no library warns into the log."""
+    assert len(embeddings(daemon, ["x"])) == 1
+    daemon.stop()
+    printed = "\n".join(daemon.lines)
+    assert "/v1/embeddings" in printed
+    assert "Warning" not in printed
