@@ -20,12 +20,11 @@ import hashlib
 import pathlib
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from cells import ROOT, machine_settings, source_of
+from cells import ROOT, kept, machine_settings, source_of
 from tables import record
 
 from melld.ids import RequestId
@@ -93,8 +92,14 @@ class Watched:
         return commands
 
 
+def result_of(cell: Cell) -> Result:
+    """Return the cell's result, from its file if the source that made it is the present one."""
+    name = f"{cell.load}-{cell.link_gib_s:g}GiB-{cell.compute}-{cell.mode}-s{cell.seed}-{source()}"
+    return kept(OUT / f"{name}.json", Result, lambda: simulate(cell))
+
+
 def simulate(cell: Cell) -> Result:
-    """Run one cell and keep its result."""
+    """Run one cell."""
     settings = machine_settings(
         *MACHINES,
         epoch_s=EPOCH_S,
@@ -107,17 +112,7 @@ def simulate(cell: Cell) -> Result:
     measures = Simulation(settings, load, watched).run()  # type: ignore[arg-type]
     took_s = np.array(watched.took_s)
     report = measures.report(cell.mode)
-    result = Result(report, Spread.of(took_s), took_s.size, watched.by_tokens, float(took_s.sum()))
-    path = path_of(cell)
-    path.with_suffix(".part").write_bytes(msgspec.json.encode(result))
-    path.with_suffix(".part").rename(path)
-    return result
-
-
-def path_of(cell: Cell) -> pathlib.Path:
-    """Return where the cell's result is kept."""
-    name = f"{cell.load}-{cell.link_gib_s:g}GiB-{cell.compute}-{cell.mode}-s{cell.seed}-{source()}"
-    return OUT / f"{name}.json"
+    return Result(report, Spread.of(took_s), took_s.size, watched.by_tokens, float(took_s.sum()))
 
 
 def source() -> str:
@@ -131,16 +126,11 @@ def source() -> str:
 
 def compute(cells: Sequence[Cell], processes: int) -> dict[Cell, Result]:
     """Return all results, from files where there are any."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    found = {c: msgspec.json.decode(path_of(c).read_bytes(), type=Result) for c in cells if path_of(c).exists()}
-    missing = [cell for cell in cells if cell not in found]
-    print(f"{len(found)} runs kept, {len(missing)} to make", file=sys.stderr)
     with concurrent.futures.ProcessPoolExecutor(processes) as pool:
-        found.update(zip(missing, pool.map(simulate, missing), strict=True))
-    return found
+        return dict(zip(cells, pool.map(result_of, cells), strict=True))
 
 
-# ---- tables
+# ---- the table
 
 Runs = dict[str, list[Result]]
 
@@ -156,57 +146,39 @@ def ratio(runs: Runs) -> float:
 
 
 def costs(name: str, runs: Runs) -> str:
-    """Return a line of the first table."""
+    """Return a line of the table."""
     shown = [f"{cost_s(runs[m]):.2f} ({statistics.mean(r.moves.p99 for r in runs[m]):.1f})" for m in MODES]
     tokens = sum(one.by_tokens for one in runs["both"]) / max(sum(one.report.migrations for one in runs["both"]), 1)
     worse = "" if ratio(runs) <= WITHIN else " **above**"
     return f"| {name} | {' | '.join(shown)} | {tokens:.0%} | {ratio(runs):.2f}{worse} |"
 
 
-def effects(name: str, runs: Runs) -> str:
-    """Return a line of the second table."""
-    shown = []
-    for mode in MODES:
-        reports = [one.report for one in runs[mode]]
-        itl_ms = statistics.mean(report.itl_s.mean for report in reports) * 1e3
-        itl99_ms = statistics.mean(report.itl_s.p99 for report in reports) * 1e3
-        gpu_s = statistics.mean(report.gpu_seconds for report in reports)
-        moves = statistics.mean(report.migrations_per_request for report in reports)
-        off = statistics.mean(report.migrations_aborted for report in reports)
-        preempted = statistics.mean(report.preemptions for report in reports)
-        shown.append(f"{gpu_s:,.0f} / {moves:.2f} / {off:.0f} / {preempted:.0f} / {itl_ms:.1f} ({itl99_ms:.1f})")
-    return f"| {name} | {' | '.join(shown)} |"
-
-
-def tables(results: dict[Cell, Result], loads: Sequence[str], seeds: int) -> dict[str, str]:
-    """Lay out both tables in Markdown."""
-    first = ["| length, link, compute load | kv | tokens | both | of these by tokens | ratio |", "|---" * 6 + "|"]
-    second = ["| length, link, compute load | kv | tokens | both |", "|---" * 4 + "|"]
+def table(results: dict[Cell, Result], loads: Sequence[str], seeds: int) -> str:
+    """Lay out the costs in Markdown, and print how many are near the better way's."""
+    lines = ["| length, link, compute load | kv | tokens | both | of these by tokens | ratio |", "|---" * 6 + "|"]
     ratios = []
     for load in loads:
         for link_gib_s in LINKS_GIB_S:
             for share in SHARES:
                 cells = {m: [Cell(load, link_gib_s, share, m, seed) for seed in range(seeds)] for m in MODES}
                 runs = {mode: [results[cell] for cell in some] for mode, some in cells.items()}
-                name = f"{load}, {link_gib_s:g} GiB/s, {share}"
-                first.append(costs(name, runs))
-                second.append(effects(name, runs))
+                lines.append(costs(f"{load}, {link_gib_s:g} GiB/s, {share}", runs))
                 ratios.append(ratio(runs))
     within = sum(one <= WITHIN for one in ratios)
-    summary = (
+    print(
         f"Within 10 % of the better single way in {within} of {len(ratios)} cells; "
         f"largest ratio {max(ratios):.2f}, mean {statistics.mean(ratios):.2f}."
     )
-    return {"costs": "\n".join(first), "summary": summary, "effects": "\n".join(second)}
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Make what is missing, print the tables, write what is asked for."""
+    """Make what is missing, print the table, write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", action="append", choices=tuple(LOADS), help="lengths (default: all)")
-    parser.add_argument("--write", type=pathlib.Path, help="a folder for the tables, as JSON")
+    parser.add_argument("--write", type=pathlib.Path, help="a folder for the table, as JSON")
     arguments = parser.parse_args()
     loads = arguments.only or list(LOADS)
     cells = [
@@ -217,10 +189,10 @@ def main() -> None:
         for share in SHARES
         for mode in MODES
     ]
-    for name, text in tables(compute(cells, arguments.processes), loads, arguments.seeds).items():
-        print(f"{text}\n")
-        if arguments.write and name != "summary":
-            record(arguments.write, f"adaptive-{name}", text)
+    text = table(compute(cells, arguments.processes), loads, arguments.seeds)
+    print(text)
+    if arguments.write:
+        record(arguments.write, "adaptive-costs", text)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
     python benchmarks/evaluation.py ../shared/traces --seeds 2 --write benchmarks/results
 
 bound     GPU-seconds of each policy over a bound from the load and the machine alone (`packing_cells` runs the cells)
-serving   with so many GPUs and no more: the part of the requests that is placed on arrival (the paper's Fig. 6)
 optimum   GPUs against the fewest that could hold the requests, at peak and at each instant, on small random instances
           (Theorem 2)
 """
@@ -16,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from fractions import Fraction
 
-import msgspec
 from packing import LOADS, PAPER_LOADS
 from packing_cells import MACHINES, Cell, compute, load_of, settings_of
 from tables import record
@@ -24,13 +22,10 @@ from tables import record
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.service import bound_gpu_s
 
 POLICIES_SHOWN = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")
-SERVING_GPUS = (8, 10, 12, 14)
-SERVING_S = 900.0
 CAPACITY, TRIALS, STEPS, MOST_LIVE = 1000, 100, 60, 13
 
 
@@ -38,14 +33,13 @@ def main() -> None:
     """Print the tables, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=pathlib.Path)
-    parser.add_argument("--only", choices=("bound", "serving", "optimum"))
+    parser.add_argument("--only", choices=("bound", "optimum"))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--write", type=pathlib.Path)
     asked = parser.parse_args()
     tables = {
         "optimum": optimum_table,
-        "serving": lambda: serving_table(asked.traces),
         "bound": lambda: bound_table(asked.traces, range(asked.seeds), asked.processes),
     }
     for name, make in tables.items():
@@ -76,22 +70,6 @@ def bound_table(traces: pathlib.Path, seeds: Sequence[int], processes: int) -> s
             used = {seed: results[Cell(machines, load, policy, seed)].report.gpu_seconds for seed in seeds}
             shown.append(f"{statistics.mean(used[seed] / bounds[seed] for seed in seeds):.2f}")
         lines.append(f"| {machines}, {LOADS[load]} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
-# ---- the serving ratio
-
-
-def serving_table(traces: pathlib.Path) -> str:
-    """Return the part of the requests that is placed on arrival, with so many GPUs (preemptions per request)."""
-    base = Cell("13B", "lmsys-0.5", "best-fit", 0)
-    load = load_of(base, traces).until(SERVING_S)
-    lines = [f"| GPUs | {' | '.join(POLICIES_SHOWN)} |", "|---" * (len(POLICIES_SHOWN) + 1) + "|"]
-    for gpus in SERVING_GPUS:
-        settings = msgspec.structs.replace(settings_of(base), gpus=gpus)
-        reports = [run_policy(policy, settings, load, SchedulerChoices()).report for policy in POLICIES_SHOWN]
-        shown = [f"{1 - one.queued / one.requests:.1%} ({one.preemptions_per_request:.2f})" for one in reports]
-        lines.append(f"| {gpus} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 

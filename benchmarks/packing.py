@@ -4,9 +4,8 @@
     python benchmarks/packing.py ../shared/traces --only table:paper --seeds 1
 
 Each cell (machines, load, policy, links, seed) is kept under benchmarks/out/packing and computed anew only when the
-source that it depends on has changed, so an interrupted run goes on where it stopped.  With --adopt, a policy whose
-source has changed is tried on one cell first; if that gives the same report to the last digit, its other cells are
-taken as they are.  Tables go as JSON to the folder that --write names (see tables.py).
+source that it depends on has changed, so an interrupted run goes on where it stopped.  Tables go as JSON to the folder
+that --write names (see tables.py).
 """
 
 import argparse
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from cells import source_of
-from packing_cells import Cell, Result, adopt, compute
+from packing_cells import Cell, Result, compute
 from tables import record
 
 from melld.simulator.measures import Report
@@ -47,23 +46,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", action="append", help="names of tables (default: all)")
-    parser.add_argument("--warm", metavar="P[,P...]", help="only compute these policies' cells; no tables")
-    parser.add_argument("--adopt", action="store_true", help="keep a policy's older cells if a probe agrees with them")
     parser.add_argument("--write", type=pathlib.Path, help="a folder for the tables, as JSON")
     parser.add_argument("--plot", type=pathlib.Path, help="a folder for the figures")
     arguments = parser.parse_args()
     wanted = {name: table for name, table in TABLES.items() if not arguments.only or name in arguments.only}
     cells = {cell for table in wanted.values() for cell in table.cells(range(arguments.seeds))}
-    if arguments.warm:
-        cells = {cell for cell in cells if cell.policy in arguments.warm.split(",")}
-    if arguments.adopt:
-        for policy in sorted({cell.policy for cell in cells}):
-            adopt(policy, arguments.traces)
     for cell in cells:
         source_of(cell.policy)
     results = compute(sorted(cells, key=msgspec.structs.astuple), arguments.traces, arguments.processes)
-    if arguments.warm:
-        return
     for name, table in wanted.items():
         text = table.text(results, range(arguments.seeds))
         print(f"\n{name}\n\n{text}")

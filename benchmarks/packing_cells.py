@@ -4,11 +4,9 @@ Owns loads, machines and the cache under benchmarks/out/packing.  Never judges a
 """
 
 import concurrent.futures
+import itertools
 import pathlib
 import random
-import re
-import sys
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -47,47 +45,8 @@ class Result(msgspec.Struct, frozen=True):
 
 def compute(cells: Sequence[Cell], traces: pathlib.Path, processes: int) -> dict[Cell, Result]:
     """Return all results, from files where they are fresh."""
-    found: dict[Cell, Result] = {}
-    missing = []
-    for cell in cells:
-        path = path_of(cell)
-        if path.exists():
-            found[cell] = msgspec.json.decode(path.read_bytes(), type=Result)
-        else:
-            missing.append(cell)
-    print(f"{len(found)} cells kept, {len(missing)} to compute", file=sys.stderr)
-    began_s = time.monotonic()
     with concurrent.futures.ProcessPoolExecutor(processes) as pool:
-        futures = {pool.submit(simulate, cell, traces): cell for cell in missing}
-        for count, future in enumerate(concurrent.futures.as_completed(futures), 1):
-            found[futures[future]] = future.result()
-            if count % 10 == 0:
-                print(f"{count}/{len(missing)} cells, {time.monotonic() - began_s:.0f} s", file=sys.stderr)
-    return found
-
-
-def adopt(policy: str, traces: pathlib.Path) -> None:
-    """Rename the policy's latest older cells to the present source if its probes give what they hold."""
-    probes = [Cell("13B", "lmsys-1.1", policy, 0), Cell("7B", "conv", policy, 0)]
-    fresh = source_of(policy)
-    older: dict[str, list[pathlib.Path]] = {}
-    for path in OUT.glob(f"*-{policy}-*.json"):
-        name, _, source = path.stem.rpartition("-")
-        if source != fresh and re.search(rf"-{re.escape(policy)}(-[0-9.]+GiB)?-e[0-9.]+-s[0-9]+$", name):
-            older.setdefault(source, []).append(path)
-    for source, paths in sorted(older.items(), key=lambda item: -max(path.stat().st_mtime for path in item[1])):
-        held = {probe: _older(probe, source) for probe in probes if _older(probe, source).exists()}
-        kept = [msgspec.json.decode(path.read_bytes(), type=Result).report for path in held.values()]
-        if kept and kept == [simulate(probe, traces).report for probe in held]:
-            print(f"{policy}: {len(paths)} cells of {source} kept as {fresh}", file=sys.stderr)
-            for path in paths:
-                path.rename(path.with_name(path.name.replace(source, fresh)))
-            return
-
-
-def _older(cell: Cell, source: str) -> pathlib.Path:
-    """Return where the cell would be if the given source had made it."""
-    return path_of(cell).with_name(path_of(cell).name.replace(source_of(cell.policy), source))
+        return dict(zip(cells, pool.map(simulate, cells, itertools.repeat(traces)), strict=True))
 
 
 def simulate(cell: Cell, traces: pathlib.Path) -> Result:
