@@ -54,21 +54,20 @@ def load(name: str) -> Table:
     return table
 
 
-def laid_out(table: Table, prefix: str, numbers: str) -> str:
-    """Return the chosen rows and columns in Markdown, and under them how they were made."""
+def laid_out(name: str, prefix: str, numbers: str) -> str:
+    """Return the chosen rows and columns in Markdown, and under them where the rest and the command are."""
+    table = load(name)
     chosen = [int(number) - 1 for number in numbers.split()] or range(len(table["columns"]))
     rows = [table["columns"], *(row for row in table["rows"] if row[0].startswith(prefix))]
     lines = [f"| {' | '.join(row[column] for column in chosen)} |" for row in rows]
     lines.insert(1, "|---" * len(chosen) + "|")
-    return "\n".join([*lines, "", f"`{table['command']}`, {table['date']}, {table['machine']}."])
+    return "\n".join([*lines, "", f"`{name}.json`, {table['date']}, {table['machine']}."])
 
 
 def page_text(page: str) -> str:
     """Return the page with each of its tables written anew."""
     return PLACE.sub(
-        lambda place: (
-            f"{place[0].splitlines()[0]}\n{laid_out(load(place[1]), place[2] or '', place[3] or '')}\n<!-- end -->"
-        ),
+        lambda place: f"{place[0].splitlines()[0]}\n{laid_out(place[1], place[2] or '', place[3] or '')}\n<!-- end -->",
         page,
     )
 

@@ -55,7 +55,8 @@ def _struct(kind: type[msgspec.Struct]) -> str:
     rows = [
         f"- `{field.name}`{_type_text(field.type)}: {described[field.name]}" for field in msgspec.structs.fields(kind)
     ]
-    return "\n".join([f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", *rows, ""])
+    about = inspect.getdoc(kind) or ""
+    return "\n".join([f"## {kind.__name__}\n", *([f"{about}\n"] if len(about.split()) > 4 else []), *rows, ""])
 
 
 def _type_text(kind: object) -> str:
@@ -73,7 +74,7 @@ def _words(kind: EnumMeta) -> str:
     """An enumeration with the comment behind each of its words."""
     comments = dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
     rows = [f"- `{word.value}`: {comments[word.value]}" for word in kind]
-    return "\n".join([f"## {kind.__name__}\n", f"{inspect.getdoc(kind)}\n", *rows, ""])
+    return "\n".join([f"## {kind.__name__}\n", *rows, ""])
 
 
 if __name__ == "__main__":
