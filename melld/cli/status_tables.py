@@ -5,18 +5,16 @@ first; in a pipe every row is one line with all columns, however long.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from melld.cli.render import duration_text, share_text, size_text
-from melld.cli.status_bars import STYLES, class_letter, worker_bar
+from melld.cli.render import duration_text, size_text
+from melld.cli.status_bars import STYLES, class_letter
+from melld.cli.worker_table import STATE_STYLES, UNBOUNDED_WIDTH, UNKNOWN, plain_table, worker_table
 from melld.control.status import (
-    DaemonState,
     DaemonStatus,
     LinkStatus,
     MoveStatus,
@@ -26,48 +24,9 @@ from melld.control.status import (
     workers_ready,
 )
 
-UNBOUNDED_WIDTH = 10_000
-UNKNOWN = "-"
 MOST_MOVES = 8
 
-STATE_STYLES: dict[str, str] = {
-    DaemonState.READY: "green",
-    DaemonState.STARTING: "yellow",
-    DaemonState.DRAINING: "cyan",
-    DaemonState.STOPPING: "cyan",
-    WorkerState.DRAINED: "dim",
-    WorkerState.WAKING: "yellow",
-    WorkerState.ASLEEP: "dim",
-    WorkerState.STOPPED: "dim",
-    WorkerState.FAILED: "bold red",
-}
 PHASE_STYLES = {"queued": "yellow", "waiting": "yellow", "prefilling": "cyan", "decoding": ""}
-
-
-class Detail(NamedTuple):
-    """The level of detail of a table of workers."""
-
-    bar_cells: int
-    gap: int
-    totals: bool = True
-    """Show the device's total memory beside the used."""
-    timing: bool = False
-    names: bool = False
-    climate: bool = False
-    """Show temperature and utilisation."""
-
-
-# From the most to the least detail: the first that fits is used.
-DETAILS = (
-    Detail(bar_cells=40, gap=2, timing=True, names=True, climate=True),
-    Detail(bar_cells=20, gap=2, timing=True, names=True, climate=True),
-    Detail(bar_cells=14, gap=2, timing=True, climate=True),
-    Detail(bar_cells=12, gap=2, timing=True),
-    Detail(bar_cells=10, gap=2),
-    Detail(bar_cells=10, gap=2, totals=False),
-    Detail(bar_cells=8, gap=1, totals=False),
-    Detail(bar_cells=5, gap=1, totals=False),
-)
 
 
 class _OwnConsole(Console):
@@ -85,7 +44,7 @@ def plain_console() -> Console:
 
 def status_view(status: DaemonStatus, console: Console, height: int | None = None) -> RenderableType:
     """Lay out the whole status; with a `height`, only as many requests as fit into that many lines."""
-    parts = [_heading(status), _workers(status, console), *_remarks(status)]
+    parts = [_heading(status), worker_table(status, console), *_remarks(status)]
     used = 1 + sum(len(console.render_lines(part)) for part in parts)
     return Group(*parts, Text(), *_requests(status, None if height is None else height - used))
 
@@ -170,103 +129,6 @@ def _move(move: MoveStatus) -> Text:
     return Text.assemble((f"{move.request} ", "bold"), (f"{what}{waits}", "yellow" if waits else "dim"))
 
 
-# -- workers ---------------------------------------------------------------------------------------------------------
-
-
-class Column(NamedTuple):
-    """A column of the table of workers; left out if it is empty for every worker."""
-
-    title: str
-    cell: Callable[[WorkerStatus], Text | str | None]
-    right: bool = True
-
-
-def _workers(status: DaemonStatus, console: Console) -> RenderableType:
-    if not status.workers:
-        return Text("No workers yet.", "dim")
-    for detail in DETAILS:
-        table = _worker_table(status, detail, ascii_only=console.options.ascii_only)
-        if Measurement.get(console, console.options.update(width=UNBOUNDED_WIDTH), table).maximum <= console.width:
-            break
-    return table
-
-
-def _worker_table(status: DaemonStatus, detail: Detail, *, ascii_only: bool) -> Table:
-    table = _table(detail.gap)
-    shown: list[list[Text | str]] = []
-    columns = _worker_columns(status.requests, detail, ascii_only=ascii_only)
-    if len(status.served) > 1:
-        columns.insert(1, Column("Model", lambda worker: worker.model, right=False))
-    for column in columns:
-        cells = [column.cell(worker) for worker in status.workers]
-        if any(cell is not None for cell in cells):
-            table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
-            shown.append([UNKNOWN if cell is None else cell for cell in cells])
-    for row in zip(*shown, strict=True):
-        table.add_row(*row)
-    return table
-
-
-def _worker_columns(requests: tuple[RequestStatus, ...], detail: Detail, *, ascii_only: bool) -> list[Column]:
-    held: dict[str | None, list[RequestStatus]] = {}
-    for request in requests:
-        held.setdefault(request.worker, []).append(request)
-
-    def bar(worker: WorkerStatus) -> Text:
-        return worker_bar(worker, held.get(worker.worker, ()), detail.bar_cells, ascii_only=ascii_only)
-
-    columns = [
-        Column("Worker", lambda worker: worker.worker, right=False),
-        Column("Device", lambda worker: _device(worker, named=detail.names), right=False),
-        Column("State", lambda worker: Text(worker.state.value, STATE_STYLES[worker.state]), right=False),
-        Column("KV", bar, right=False),
-        Column("", _kv_share),
-        Column("Reqs", _request_counts),
-        Column("Tok/s", lambda worker: f"{worker.tokens_per_s:,.0f}"),
-    ]
-    if detail.timing:
-        columns.append(Column("Step", lambda worker: _with_unit(worker.step_ms, ".1f", "ms")))
-    columns.append(Column("Memory", lambda worker: _memory(worker, total=detail.totals)))
-    columns.append(Column("Power", lambda worker: _with_unit(worker.power_w, ",.0f", "W")))
-    if detail.climate:
-        columns.append(Column("Temp", lambda worker: _with_unit(worker.temperature_c, "d", "C")))
-        columns.append(Column("Util", lambda worker: _percent(worker.utilisation)))
-    return columns
-
-
-def _device(worker: WorkerStatus, *, named: bool) -> str:
-    return f"{worker.device} {worker.device_name}" if named and worker.device_name else worker.device
-
-
-def _kv_share(worker: WorkerStatus) -> str | None:
-    """Return used and total KV, or None until the worker has been ready and its capacity is known."""
-    return share_text(worker.used_bytes, worker.capacity_bytes) if worker.capacity_bytes else None
-
-
-def _request_counts(worker: WorkerStatus) -> str | None:
-    """Return `12/64`, or `12+3/64` if three requests wait on the worker itself."""
-    if not worker.max_requests:
-        return None
-    waiting = f"+{worker.waiting_requests}" if worker.waiting_requests else ""
-    return f"{worker.running_requests}{waiting}/{worker.max_requests}"
-
-
-def _memory(worker: WorkerStatus, *, total: bool) -> str | None:
-    if worker.memory_bytes is None:
-        return None
-    if total and worker.memory_total_bytes is not None:
-        return share_text(worker.memory_bytes, worker.memory_total_bytes)
-    return size_text(worker.memory_bytes)
-
-
-def _with_unit(value: float | None, form: str, unit: str) -> str | None:
-    return None if value is None else f"{value:{form}} {unit}"
-
-
-def _percent(part: float | None) -> str | None:
-    return None if part is None else f"{part:.0%}"
-
-
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -284,7 +146,7 @@ def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
 
 
 def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, int]) -> Table:
-    table = _table(gap=2)
+    table = plain_table(gap=2)
     # The one column that shrinks on a narrow terminal: the beginning of an id tells it from others.
     table.add_column("Request", overflow="ellipsis", min_width=12)
     for title in ("Worker", "Class", "Phase"):
@@ -310,7 +172,7 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
 
 def model_table(status: DaemonStatus) -> Table:
     """Return the served models, one a row."""
-    table = _table(gap=2)
+    table = plain_table(gap=2)
     for title in ("Model", "State", "Workers", "Requests", "Also called"):
         table.add_column(title, no_wrap=title != "Also called")
     for model in status.served:
@@ -319,7 +181,3 @@ def model_table(status: DaemonStatus) -> Table:
         said = "; ".join(filter(None, (", ".join(model.names[1:]), model.reason)))
         table.add_row(model.model, model.state.value, workers or UNKNOWN, str(requests), said)
     return table
-
-
-def _table(gap: int) -> Table:
-    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", show_edge=False)

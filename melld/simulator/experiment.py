@@ -18,13 +18,10 @@ from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
 
-UNBATCHED_SUFFIX = "-unbatched"
-
 
 class SchedulerChoices(msgspec.Struct, frozen=True):
     """Scheduler settings of a run.  None: `horizon_s` by the machines' times, `retire_after_s` by the policy."""
 
-    batching: bool = True
     horizon_s: float | None = None
     retire_after_s: float | None = None
 
@@ -34,12 +31,6 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 
     report: Report
     samples: Samples
-
-
-def unbatched(policy: str) -> str:
-    """Return the name of the policy's unbatched form, or its own name if it has none."""
-    name = policy + UNBATCHED_SUFFIX
-    return name if name in ALL_POLICIES else policy
 
 
 def horizon_s(settings: SimulatorSettings) -> float:
@@ -71,8 +62,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         targets=settings.targets,
         retire_after_s=choices.retire_after_s,
     )
-    factory = ALL_POLICIES[policy if choices.batching else unbatched(policy)]
-    return Scheduler(factory, SchedulerSettings(cluster=cluster))
+    return Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster=cluster))
 
 
 def run_policy(

@@ -21,7 +21,7 @@ WIDE, HIGH = 7.5, 4.2
 
 
 def draw_run(
-    directory: pathlib.Path, outcomes: Sequence[PolicyOutcome], unbatched: Sequence[Report]
+    directory: pathlib.Path, outcomes: Sequence[PolicyOutcome], unbatched: Mapping[str, Report]
 ) -> list[pathlib.Path]:
     """Draw the figures of one run of `melld simulate`; figure 13 only if a policy has an unbatched form.
 
@@ -31,7 +31,7 @@ def draw_run(
     first = outcomes[0].report
     workload = f"{first.requests} requests in {first.window_s:.0f} s, seed {first.seed}"
     groups = {workload: {outcome.report.policy: [outcome.report] for outcome in outcomes}}
-    batching = {report.policy: (groups[workload][report.policy], [report]) for report in unbatched}
+    batching = {policy: (groups[workload][policy], [report]) for policy, report in unbatched.items()}
     samples = {outcome.report.policy: outcome.samples for outcome in outcomes}
     drawn = draw_groups(directory, groups)
     if batching:

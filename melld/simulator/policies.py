@@ -13,7 +13,6 @@ from melld.scheduler.policies.plus.settings import LEAN, TIGHT
 ALL_POLICIES: Policies = {
     **POLICIES,
     "mell-unbatched": mell(MellSettings(batching=False)),
-    "mell-eager": mell(MellSettings(eager=True)),
     "mell-literal": mell(MellSettings(literal=True)),
     "mell-literal-unbatched": mell(MellSettings(literal=True, batching=False)),
     "mell-plus-lean": lambda cluster: MellPlus(cluster, LEAN),

@@ -17,7 +17,7 @@ def outcome_of(policy: str, seed: int = 1) -> PolicyOutcome:
 def draw(folder: pathlib.Path) -> dict[str, bytes]:
     """All figures of two policies; another policy's report stands for an unbatched form."""
     outcomes = [outcome_of("best-fit"), outcome_of("load-balance-eager")]
-    paths = draw_run(folder, outcomes, [outcome_of("load-balance-eager", seed=2).report])
+    paths = draw_run(folder, outcomes, {"load-balance-eager": outcome_of("load-balance-eager", seed=2).report})
     assert sorted(paths) == sorted(folder.iterdir())
     return {path.name: path.read_bytes() for path in paths}
 

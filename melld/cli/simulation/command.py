@@ -26,7 +26,7 @@ from melld.migrate.snapshot import Via
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
-from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy, unbatched
+from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.policies import ALL_POLICIES
@@ -154,7 +154,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
 def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
-    choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
+    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
     with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
         return run_policy(policy, settings, workload, choices, log, progress)
 
@@ -165,7 +165,7 @@ def _replay(arguments: argparse.Namespace, policies: list[str], settings: Simula
         raise ConfigError(
             "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
         )
-    choices = SchedulerChoices(not arguments.no_batching, arguments.horizon_s, arguments.retire_after_s)
+    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
     asked = policies[0] if arguments.policy else None
     choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES)
     with arguments.replay.open("rb") as file:
@@ -193,12 +193,13 @@ def _plot(
 ) -> None:
     from melld.simulator.plots import draw_run
 
-    plain = SchedulerChoices(False, arguments.horizon_s, arguments.retire_after_s)
-    one_by_one = [
-        run_policy(outcome.report.policy, settings, workload, plain).report
-        for outcome in outcomes
-        if unbatched(outcome.report.policy) != outcome.report.policy and not arguments.no_batching
-    ]
+    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
+    names = [outcome.report.policy for outcome in outcomes]
+    one_by_one = {
+        name: run_policy(f"{name}-unbatched", settings, workload, choices).report
+        for name in names
+        if f"{name}-unbatched" in ALL_POLICIES
+    }
     for path in draw_run(arguments.plot, outcomes, one_by_one):
         print(path, file=sys.stderr)
 

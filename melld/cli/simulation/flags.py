@@ -143,7 +143,6 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         help="with --models: lending (melld), fixed (without lending), split and even (once), fifo and collated "
         "(swapping whole models) (default: lending,split,collated)",
     )
-    group.add_argument("--no-batching", action="store_true", help="carry out each operation at once (mell)")
     group.add_argument(
         "--epoch-ms", metavar="MS", type=_positive, default=100.0, help="period of re-planning (default: 100)"
     )

@@ -20,15 +20,12 @@ class MellSettings(msgspec.Struct, frozen=True):
     """Settings of MELL.
 
     `literal`: follow the paper's text as printed, for comparison.  `batching`: moves wait for the epoch.
-    `eager`: a T-bin takes from the latest T-bin whenever something fits, not only below 75 % full: fuller workers for
-    more moves.  (The printed text always does so.)
     The priority of a GPU is `workload_weight` x (its idle share of bytes - its share of slots taken) +
     `distance_weight` x (1 if it is on the request's machine).
     """
 
     batching: bool = True
     literal: bool = False
-    eager: bool = False
     workload_weight: float = 1.0
     distance_weight: float = 0.1
 

@@ -39,8 +39,6 @@ def settle(plan: MellPlan, bin_: Bin) -> None:
         _complete(plan, bin_)
     if bin_.klass is T:
         _settle_t(plan)
-        if plan.settings.eager:
-            _top_up(plan, bin_)
     elif bin_.klass is not TINY and not bin_.is_open:
         fill(plan, bin_)
 
@@ -67,19 +65,6 @@ def _settle_t(plan: MellPlan) -> None:
         if not pull(plan, taker, giver, (T,), book.free_bytes(taker)):
             return
         plan.note_hole(giver, T)
-
-
-def _top_up(plan: MellPlan, bin_: Bin) -> None:
-    """Depart T as printed: take what fits from the latest T-bin, filled or not."""
-    book = plan.book
-    while bin_.klass is T and bin_ not in book.open[T]:
-        giver = t_source(plan, bin_)
-        if giver is None or (giver not in book.open[T] and giver.order < bin_.order):
-            return
-        if not pull(plan, bin_, giver, (T,), book.free_bytes(bin_)):
-            return
-        plan.note_hole(giver, T)
-        book.settle_orders()
 
 
 def _mate(plan: MellPlan) -> None:

@@ -20,11 +20,9 @@ SIZES = st.one_of(st.sampled_from([*EDGES, CAPACITY]), st.integers(1, CAPACITY /
 class TheoremMachine(RuleBasedStateMachine):
     """One operation at a time, as the paper's proof has it: arrivals, ends, and growth of one request."""
 
-    eager = False
-
     def __init__(self) -> None:
         super().__init__()
-        self.packing = Packing(MellSettings(batching=False, eager=self.eager), workers=SPARE_WORKERS)
+        self.packing = Packing(MellSettings(batching=False), workers=SPARE_WORKERS)
         self.living: list[str] = []
         self.most = 0
 
@@ -73,21 +71,8 @@ class TheoremMachine(RuleBasedStateMachine):
         assert self.most <= ITEM_MOVES_PER_OPERATION, self.most
 
 
-class EagerTheoremMachine(TheoremMachine):
-    """The same with T-bins topped up whenever something fits."""
-
-    eager = True
-
-    @invariant()
-    def few_items_move_per_operation(self) -> None:
-        """Topping up costs at most as many again."""
-        assert self.most <= 2 * ITEM_MOVES_PER_OPERATION, self.most
-
-
 TestTheorem = TheoremMachine.TestCase
 TestTheorem.settings = hypothesis_settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
-TestEagerTheorem = EagerTheoremMachine.TestCase
-TestEagerTheorem.settings = hypothesis_settings(max_examples=examples(12), stateful_step_count=40, deadline=None)
 
 
 def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:
