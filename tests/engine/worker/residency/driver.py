@@ -149,6 +149,12 @@ class Worker:
         from vllm.v1.engine.input_processor import InputProcessor
         from vllm.v1.executor import Executor
 
+        from melld.engine.wire.messages import ArenaSpec
+        from melld.engine.worker.residency.arena import ArenaMemory
+
+        options = dict(options)
+        spec = options.pop("arena", None)
+        arena = ArenaMemory(ArenaSpec(**spec)) if spec else None
         arguments = {
             "model": model,
             "dtype": "float32",
@@ -164,19 +170,28 @@ class Worker:
         self.config = EngineArgs(**arguments).create_engine_config()
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
-        self.engine = EngineCore(self.config, Executor.get_class(self.config), log_stats=True)
+        executor = Executor.get_class(self.config)
+        self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
+        self.arena_failure = arena.failure if arena else ""
+        arena = None if self.arena_failure else arena
         self.processor = InputProcessor(self.config)
 
+        from melld.engine.worker.lending import Lender
+        from melld.engine.worker.links import share_memory
         from melld.engine.worker.residency.block_tables import BlockReporter
         from melld.engine.worker.residency.budget import StepBudget
-        from melld.engine.worker.residency.memory import KvMemory
+        from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
-        from melld.migrate.transports import choose
 
-        self.memory = KvMemory(self.engine)
-        self.handle_bytes = choose.export(self.memory.tensors, self.memory.layout)
-        self.residency = Residency(self.engine, self.memory.layout.block_bytes)
-        self.reporter = BlockReporter(self.engine.scheduler)
+        shared = share_memory(self.engine, arena.spec if arena else None)
+        assert shared.memory is not None, shared.failure
+        self.memory, self.handle_bytes = shared.memory, shared.handle
+        self.lent = lent = LentBlocks(self.engine, arena, self.memory) if arena else None
+        self.residency = Residency(self.engine, self.memory.layout.block_bytes, lent.map.scratch if lent else ())
+        self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
+        self.said: list[Any] = []
+        self.lender = Lender(lent, self.residency.epochs, self.said.append)
+        self.takes = 0
         self.budget = StepBudget(self.engine, None, lambda: len(self.residency.expected))
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
@@ -208,7 +223,9 @@ class Worker:
         outputs = []
         for _ in range(count):
             self.residency.warm_on()
-            if not self.engine.scheduler.has_requests() and not self.engine.batch_queue:
+            is_busy = self.engine.scheduler.has_requests() or bool(self.engine.batch_queue)
+            self.lender.go_on(is_busy)
+            if not is_busy:
                 break
             result, executed = self.engine.step_fn()
             self.engine.post_step(model_executed=executed)
@@ -250,7 +267,7 @@ class Worker:
         pool = scheduler.kv_cache_manager.block_pool
         return {
             "free_blocks": pool.get_num_free_blocks(),
-            "total_blocks": pool.num_gpu_blocks - 1,
+            "total_blocks": pool.num_gpu_blocks - 1 - (self.lent.held if self.lent else 0),
             "requests": sorted(scheduler.requests),
             "runner_requests": sorted(
                 runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index
@@ -373,6 +390,89 @@ class Worker:
 
     def cancel(self, request_id: str) -> None:
         self.residency.cancel(request_id)
+
+    # -- lending ----------------------------------------------------------------------------------------------------
+
+    def why_no_arena(self) -> str:
+        return self.arena_failure
+
+    def grant(self, granules: list[int]) -> None:
+        from melld.engine.wire.messages import GrantGranules
+
+        self.lender.grant(GrantGranules(tuple(granules)))
+
+    def take(self, count: int, deadline_s: float) -> int:
+        """Ask for granules; the next steps answer.  Returns the take's number."""
+        from melld.engine.wire.messages import TakeGranules
+
+        self.takes += 1
+        self.lender.take(TakeGranules(self.takes, count, deadline_s))
+        return self.takes
+
+    def returned(self) -> list[Any]:
+        """What was given back since the last call."""
+        said, self.said[:] = list(self.said), []
+        return said
+
+    def use_scratch(self, request_id: str, prompt: list[int]) -> list[int]:
+        """A request's answer before anything is granted."""
+        assert self.lent is not None
+        with self.lent.borrowed():
+            self.add(request_id, prompt, {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}, {})
+            return [token for output in self.step(20) for token in output["tokens"]]
+
+    def blocks_in_tables(self) -> set[int]:
+        """Every block that a request has."""
+        managers = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return {block.block_id for m in managers for blocks in m.req_to_blocks.values() for block in blocks}
+
+    def usable_blocks(self) -> set[int]:
+        """The blocks that all lie in granted granules, by the bytes' addresses alone."""
+        assert self.lent is not None
+        size, granule = self.lent.map.block_bytes, self.lent.map.granule_bytes
+        return {
+            block
+            for block in range(self.lent.map.blocks)
+            if {block * size // granule, ((block + 1) * size - 1) // granule} <= self.lent.granted
+        }
+
+    def check_pool(self) -> None:
+        """Every reference is a table's, or the one by which a block is withheld; what is withheld is not free."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        managers = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+        named = [block.block_id for m in managers for blocks in m.req_to_blocks.values() for block in blocks]
+        usable = self.usable_blocks()
+        counts = {block.block_id: block.ref_cnt for block in pool.blocks[1:]}
+        assert counts == {block: named.count(block) if block in usable else 1 for block in counts}
+        free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
+        assert free == {block for block in usable if not counts[block]}
+        assert set(named) <= usable
+
+    def die_at(self, point: str) -> None:
+        """Have the process killed at this step of the next take."""
+        import signal
+
+        import melld.engine.worker.residency.lent_blocks as module
+
+        def die(*_: Any, **__: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert self.lent is not None
+        lent, punch = self.lent, module.punch
+        if point == "asked":
+            lent.empty = die  # type: ignore[method-assign,assignment]
+        elif point == "withheld":
+            lent._pool.get_new_blocks = die
+        elif point == "half moved":
+            move, times = lent._move, iter(range(2))
+            lent._move = lambda *given: move(*given) if next(times, None) == 0 else die()  # type: ignore[method-assign]
+        elif point == "moved":
+            module.punch = die
+        elif point == "half scrubbed":
+            module.punch = lambda *given: (punch(*given), die())  # type: ignore[assignment]
+        else:
+            assert point == "scrubbed", point
+            self.lender._say = die
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,406 @@
+"""Engines that share the memory of a device: nobody can tell from what they say that granules come and go."""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.demo_model import make_demo_model
+from melld.engine.arena_file import open_arena_file
+from melld.engine.fleet.arena import Arena
+from melld.ids import WorkerId
+from melld.landlord.granules import Ledger
+from melld.migrate.snapshot import CopyPlan
+from tests.engine.worker.residency.driver import WorkerFailed, WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair, Running
+from tests.engine.worker.residency.test_residency import CASES, GREEDY, LONG_PROMPT, PENALTIES, PROMPT, SAMPLED, SEEDED
+
+GRANULE_BYTES = 4 << 20
+ARENA_BYTES = 17 * GRANULE_BYTES + (1 << 20)
+ZEROS = bytes(GRANULE_BYTES)
+SHARED = {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True}
+
+
+@dataclass
+class Device:
+    """An arena, its ledger, and the workers that it is lent to."""
+
+    arena: Arena
+    ledger: Ledger = field(default_factory=lambda: Ledger(ARENA_BYTES, GRANULE_BYTES))
+    held: dict[WorkerProxy, set[int]] = field(default_factory=dict)
+
+    def grant(self, worker: WorkerProxy, count: int) -> None:
+        granules = self.ledger.grant(_name(worker), min(count, self.ledger.free))
+        self.check_zero(granules)
+        worker("grant", list(granules))
+
+    def give_back(self, worker: WorkerProxy) -> list[Any]:
+        """Note what the worker has returned by now."""
+        answers = worker("returned")
+        for answer in answers:
+            self.check_zero(answer.granules)
+            assert self.ledger.give_back(_name(worker), answer.granules) == len(answer.granules)
+        self.ledger.check()
+        return list(answers)
+
+    def check_zero(self, granules: tuple[int, ...]) -> None:
+        """Reads the file, which backs nothing with memory."""
+        file = open_arena_file(self.arena.spec())
+        for granule in granules:
+            assert os.pread(file, GRANULE_BYTES, granule * GRANULE_BYTES) == ZEROS, granule
+        os.close(file)
+
+    def settle(self, worker: WorkerProxy, granted: int) -> None:
+        """Give the idle worker exactly so many granules."""
+        worker("take", self.ledger.granted(_name(worker)), 0.0)
+        worker("step")
+        self.give_back(worker)
+        assert self.ledger.granted(_name(worker)) == 0
+        self.grant(worker, granted)
+        assert self.ledger.granted(_name(worker)) == granted
+
+
+def _name(worker: WorkerProxy) -> WorkerId:
+    return WorkerId(str(id(worker)))
+
+
+@dataclass
+class House:
+    """Two engines with blocks of two sizes on one device, and a third on another."""
+
+    near: Device
+    far: Device
+    small: WorkerProxy
+    large: WorkerProxy
+    away: WorkerProxy
+    model: Path
+
+    def start(self, **options: Any) -> WorkerProxy:
+        worker = begin(self.model, self.near.arena, **options)
+        worker.receive()
+        return worker
+
+
+def begin(model: Path, arena: Arena, **options: Any) -> WorkerProxy:
+    return WorkerProxy(str(model), {"arena": msgspec.to_builtins(arena.spec())} | options)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    model = tmp_path_factory.mktemp("model") / "demo"
+    make_demo_model(model)
+    near, far = (Device(Arena(name, ARENA_BYTES, GRANULE_BYTES)) for name in ("near", "far"))
+    workers = [begin(model, near.arena), begin(model, near.arena, block_size=96), begin(model, far.arena)]
+    try:
+        for worker in workers:
+            worker.receive()
+        yield House(near, far, *workers, model)
+    finally:
+        for worker in workers:
+            worker.close()
+        near.arena.close()
+        far.arena.close()
+
+
+@pytest.fixture
+def pair(house: House) -> Iterator[Pair]:
+    """Both engines of the near device, idle and with half of it each; idle again when the test is over."""
+    for worker in (house.small, house.large):
+        house.near.settle(worker, 0)
+    for worker in (house.small, house.large):
+        house.near.settle(worker, 8)
+    pair = Pair(house.small, house.large)
+    yield pair
+    try:
+        pair.assert_idle()
+        for worker in (house.small, house.large):
+            worker("check_pool")
+    finally:
+        pair.clear()
+
+
+class Load:
+    """Requests on the two engines of a pair, each with what it says in a quiet run."""
+
+    def __init__(self, pair: Pair, cases: list[Case]) -> None:
+        self.pair = pair
+        self.cases = [(case, worker) for case in cases for worker in (pair.here, pair.there)]
+        quiet = [pair.start(case, worker) for case, worker in self.cases]
+        self.quiet = dict(zip(self.cases, pair.finish(*quiet), strict=True))
+        self.running: list[Running] = []
+
+    def keep_up(self, count: int, chance: random.Random) -> None:
+        """Start so many that so many run; half of them begin like others and share their blocks."""
+        under_way = sum(one.answer.finish is None for one in self.running)
+        for _ in range(under_way, count):
+            case, worker = chance.choice(self.cases)
+            self.running.append(self.pair.start(case, worker, salt=chance.choice(("shared", None))))
+
+    def check(self) -> None:
+        """Step to the end, and compare."""
+        said = self.pair.finish(*self.running)
+        for one, answer in zip(self.running, said, strict=True):
+            expected = self.quiet[one.case, one.home]
+            assert answer.tokens == expected.tokens, one.case.name
+            assert answer.finish == expected.finish
+
+
+def test_an_engine_in_an_arena_says_what_it_says_in_memory_of_its_own(
+    pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy]
+) -> None:
+    """Where a model's KV lies, and in which order its layers do, changes no token and no log-probability."""
+    alone = Pair(*residency_workers)
+    assert [alone.unmoved(case) for case in CASES] == [pair.unmoved(case) for case in CASES]
+    alone.assert_idle()
+
+
+def test_before_anything_is_granted_a_request_waits_and_the_first_token_needs_no_grant(
+    house: House, pair: Pair
+) -> None:
+    """A worker proves that it works before it gets memory; what comes meanwhile is neither refused nor lost."""
+    expected = pair.unmoved(GREEDY)
+    house.near.settle(house.small, 0)
+    assert len(house.small("use_scratch", "first", list(PROMPT))) == 3
+    house.small("check_pool")
+    running = pair.start(GREEDY)
+    pair.step(5)
+    assert running.answer.tokens == []
+    house.near.grant(house.small, 2)
+    assert pair.finish(running) == [expected]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
+def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, pair: Pair, seed: int) -> None:
+    """Two models, sometimes so short that vLLM pushes requests out: every answer is that of a quiet run."""
+    chance = random.Random(seed)
+    device, workers = house.near, (house.small, house.large)
+    lengths = [Case(f"long {tokens}", LONG_PROMPT[:tokens], SEEDED | PENALTIES) for tokens in (150, 320, 500)]
+    load = Load(pair, [*CASES[:7], *lengths, Case("shared", LONG_PROMPT[:200], SHARED)])
+    for worker in workers:
+        device.settle(worker, 3)
+    moved = taken = 0
+    for _ in range(60):
+        load.keep_up(12, chance)
+        pair.step(chance.randint(0, 9))
+        giver, getter = chance.sample(workers, 2)
+        number = giver("take", chance.randint(1, 2), chance.choice((0.0, 0.02)))
+        answers: list[Any] = []
+        while not any(answer.take == number for answer in answers):
+            pair.step()
+            answers += device.give_back(giver)
+        moved += sum(answer.moved_blocks for answer in answers)
+        taken += sum(len(answer.granules) for answer in answers)
+        for worker in workers:
+            worker("check_pool")
+        lent = sum(device.ledger.granted(_name(worker)) for worker in workers)
+        device.grant(getter, chance.randint(0, 7 - lent))
+    for worker in workers:
+        device.grant(worker, device.ledger.free // 2)
+    load.check()
+    assert taken > 30
+    assert moved > 30
+    assert pair.preemptions > 0
+
+
+def test_live_blocks_move_when_there_is_room_and_nobody_waits(house: House, pair: Pair) -> None:
+    """What is lent comes back at once from an engine at work: its requests neither wait nor are computed again."""
+    cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:400], SEEDED)]
+    expected = [pair.unmoved(case) for case in cases]
+    running = [pair.start(case) for case in cases]
+    pair.step(8)
+    before = house.small("report")
+    house.small("take", 7, 60.0)
+    pair.step()
+    [answer] = house.near.give_back(house.small)
+    assert len(answer.granules) == 7
+    assert answer.moved_blocks > 0
+    after = house.small("report")
+    assert after.total_blocks == 32 == before.total_blocks // 8
+    assert before.used_blocks <= after.used_blocks <= 32
+    assert house.small("blocks_in_tables") <= house.small("usable_blocks")
+    assert pair.finish(*running) == expected
+    assert pair.preemptions == 0
+
+
+def test_a_take_without_room_waits_until_its_deadline_and_then_has_the_youngest_wait(house: House, pair: Pair) -> None:
+    """Memory that another model needs more comes in time, and the request that waits for it says the same."""
+    house.near.settle(house.small, 2)
+    old = Case("old", LONG_PROMPT[:600], SEEDED)
+    young = Case("young", tuple(reversed(LONG_PROMPT[:600])), SEEDED)
+    expected = [pair.unmoved(case) for case in (old, young)]
+    running = [pair.start(case) for case in (old, young)]
+    pair.step(6)
+    house.small("take", 1, 3600.0)
+    pair.step(3)
+    assert house.near.give_back(house.small) == []
+    house.small("take", 1, 0.0)
+    pair.step(2)
+    assert [len(answer.granules) for answer in house.near.give_back(house.small)] == [1]
+    assert house.small("state")["running"] == [running[0].request_id]
+    assert pair.finish(running[0]) == expected[:1]
+    house.near.grant(house.small, 2)
+    assert pair.finish(running[1]) == expected[1:]
+    assert [len(answer.granules) for answer in house.near.give_back(house.small)] == [1], "there is room for the other"
+
+
+def test_blocks_of_requests_that_arrive_or_leave_stay_where_they_are(house: House, pair: Pair) -> None:
+    """Another worker is about to write to them, or reads them, by their numbers."""
+    expected = pair.unmoved(GREEDY)
+    running = pair.start(GREEDY)
+    pair.step(5)
+    name = running.request_id
+    assert house.small("freeze", name, "kv") == "settled"
+    frozen = house.small("blocks_in_tables")
+    house.small("take", 8, 0.0)
+    house.small("step")
+    [answer] = house.near.give_back(house.small)
+    assert (len(answer.granules), answer.pinned) == (7, len(frozen))
+    assert house.small("blocks_in_tables") == frozen
+    house.small("thaw", name)
+    house.near.grant(house.small, 7)
+    assert pair.finish(running) == [expected]
+
+
+def test_the_prefix_cache_can_be_emptied_while_blocks_are_withheld(house: House, pair: Pair) -> None:
+    """vLLM refuses while any block is in use, and takes withheld ones for that."""
+    running = pair.start(GREEDY)
+    pair.step(2)
+    assert not house.small("reset_prefix_cache")
+    pair.finish(running)
+    pair.step(2)
+    assert house.small("reset_prefix_cache")
+    house.small("check_pool")
+
+
+class Mover:
+    """Moves of requests between two devices, each with its arena."""
+
+    def __init__(self, house: House) -> None:
+        for worker in (house.small, house.large):
+            house.near.settle(worker, 0)
+        house.near.settle(house.small, 16)
+        house.far.settle(house.away, 16)
+        self.house = house
+        self.pair = Pair(house.small, house.away)
+
+    def shuffle(self, chance: random.Random) -> int:
+        """Take granules from both and give them back; returns how many live blocks that moved."""
+        moved = 0
+        for device, worker in ((self.house.near, self.house.small), (self.house.far, self.house.away)):
+            worker("take", chance.randint(9, 14), 0.0)
+            self.pair.step()
+            moved += sum(answer.moved_blocks for answer in device.give_back(worker))
+            device.grant(worker, 16)
+            worker("check_pool")
+        return moved
+
+
+def test_requests_move_between_devices_while_granules_are_taken(house: House) -> None:
+    """Neither the copy of a request nor its blocks' new places can be mistaken for one another."""
+    mover, chance = Mover(house), random.Random(3)
+    pair = mover.pair
+    expected = [pair.unmoved(case) for case in CASES]
+    running = [pair.start(case) for case in CASES]
+    pair.step(3)
+    moved = 0
+    for number, one in enumerate(running * 3):
+        moved += mover.shuffle(chance)
+        if one.answer.finish is None:
+            pair.move(one, "tokens" if number % 4 == 3 else "kv", decode_meanwhile=chance.randint(0, 2))
+    assert pair.finish(*running) == expected
+    assert moved > 5
+    pair.assert_idle()
+
+
+def test_what_was_copied_before_a_blocks_move_is_copied_again(house: House) -> None:
+    """The copy may have read the block after it was scrubbed."""
+    pair = Mover(house).pair
+    case = Case("long and greedy", LONG_PROMPT, SHARED)
+    expected, running = pair.unmoved(case), pair.start(case)
+    pair.step(6)
+    name = running.request_id
+    reservation = house.away("reserve", *house.small("core_request", name), 0)
+    before = house.small("facts", name)
+    house.small("take", 15, 0.0)
+    house.small("step", 0)
+    while not (answers := house.near.give_back(house.small)):
+        pair.step()
+    assert answers[0].moved_blocks > 0
+    plan = CopyPlan(reservation)
+    pairs, places = plan.missing(before.full_block_ids, before.block_epoch, reservation)
+    house.away("pull", house.small("handle"), pairs.source, pairs.destination)  # zeros
+    plan.copied(places, before.block_epoch)
+    assert house.small("facts", name).block_epoch > before.block_epoch
+    pair.complete(running, plan)
+    assert pair.finish(running) == [expected]
+    pair.assert_idle()
+
+
+def test_a_link_takes_no_memory_of_the_sibling_that_it_does_not_copy(house: House) -> None:
+    """Looking at memory that nobody has written to would fill it with zeros, and the device with them."""
+    pair = Mover(house).pair
+    house.near.settle(house.small, 0)
+    before = house.near.arena.resident_bytes
+    assert before <= GRANULE_BYTES, "only granule 0 is nobody's"
+    house.near.grant(house.small, 16)
+    running = pair.start(GREEDY)
+    pair.step(4)
+    pair.move(running)
+    pair.finish(running)
+    assert house.near.arena.resident_bytes <= before + 6 * house.small("block_bytes")
+    pair.assert_idle()
+
+
+STEPS = ["asked", "withheld", "half moved", "moved", "half scrubbed", "scrubbed"]
+
+
+@pytest.mark.parametrize("point", STEPS)
+def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
+    house: House, pair: Pair, point: str
+) -> None:
+    """Whatever it had is scrubbed and lent on, and the sibling says what it says in a quiet run."""
+    house.near.settle(house.small, 0)
+    victim = house.start()
+    try:
+        house.near.grant(victim, 8)
+        cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:500], SEEDED)]
+        expected = [pair.finish(pair.start(case, house.large))[0] for case in cases]
+        running = [pair.start(case, house.large) for case in cases]
+        for number in range(6):
+            victim("add", f"lost-{number}", list(LONG_PROMPT[:200]), SEEDED, {"cache_salt": str(number)})
+        victim("step", 8)
+        pair.step(6)
+        victim("abort", ["lost-0", "lost-1"])
+        victim("die_at", point)
+        victim("take", 7, 60.0)
+        with pytest.raises(WorkerFailed, match="the process ended with -9"):
+            victim("step", 2)
+        house.near.ledger.give_back_all(_name(victim))
+        _scrub(house.near, house.near.ledger)
+        house.near.grant(house.large, 8)
+        assert pair.finish(*running) == expected
+    finally:
+        victim.close()
+
+
+def _scrub(device: Device, ledger: Ledger) -> None:
+    device.arena._scrub(list(ledger._free))
+
+
+def test_an_engine_that_cannot_lend_says_why_and_has_memory_of_its_own(house: House) -> None:
+    """Such a model is served as before."""
+    worker = house.start(num_gpu_blocks_override=80)
+    try:
+        assert worker("why_no_arena") == "the engine's options set where its KV lies, or how much it has"
+        worker("add", "one", list(PROMPT), {"max_tokens": 2, "ignore_eos": True}, {})
+        assert [output["tokens"] for output in worker("step", 2)]
+        worker("take", 3, 60.0)
+        worker("step")
+        assert [answer.granules for answer in worker("returned")] == [()]
+    finally:
+        worker.close()
