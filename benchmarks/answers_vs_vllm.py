@@ -24,7 +24,7 @@ from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.serve.daemon_process import DaemonProcess
-from tests.tiny_models import make_reranker
+from tests.tiny_models import make_drafter, make_reranker
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
@@ -146,6 +146,7 @@ class Kind(NamedTuple):
 
     make: Callable[[Path], None]
     options: dict[str, Any]
+    """`DIR` stands for the directory that the model is made in."""
     questions: Questions
 
 
@@ -153,6 +154,25 @@ KINDS = {
     "chat": Kind(make_demo_model, {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}, QUESTIONS),
     "scores": Kind(make_reranker, {}, COMPARED + CLASSES),
     "embeddings": Kind(make_demo_model, {"runner": "pooling"}, COMPARED + EMBEDDINGS),
+}
+
+
+def make_drafted(directory: Path) -> None:
+    """Make the demo model, and a drafter beside it."""
+    make_demo_model(directory)
+    make_drafter(directory.parent / "drafter")
+
+
+def greedy(questions: Questions) -> Questions:
+    """Return those without a seed: another draft changes its draws.  Log-probabilities differ in their last bits."""
+    return tuple(one for one in questions if not {"seed", "logprobs", "prompt_logprobs"} & one[2].keys())
+
+
+DRAFT_MODEL = {"method": "draft_model", "model": "DIR/drafter", "num_speculative_tokens": 3}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+KINDS |= {
+    "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL}, greedy(QUESTIONS)),
+    "ngram": Kind(make_demo_model, {"speculative_config": NGRAM}, greedy(QUESTIONS)),
 }
 
 
@@ -167,7 +187,14 @@ def flags_for_vllm(options: dict[str, Any]) -> list[str]:
 
 def flags_for_melld(options: dict[str, Any]) -> list[str]:
     """Return the words of `melld serve` for these options."""
-    return [w for key, value in options.items() for w in ("--set", f"model.vllm.{key}={json.dumps(value)}")]
+    return [w for key, value in options.items() for w in ("--set", f"model.vllm.{key}={toml(value)}")]
+
+
+def toml(value: Any) -> str:
+    """Return a value in TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -243,9 +270,10 @@ def compare(kind: Kind, show: bool) -> int:
         directory = Path(name)
         model = directory / "demo"
         kind.make(model)
+        options = json.loads(json.dumps(kind.options).replace("DIR", name))
         with (
-            vllm_serve(model, 18_312, directory, *flags_for_vllm(kind.options)) as theirs,
-            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(kind.options)) as daemon,
+            vllm_serve(model, 18_312, directory, *flags_for_vllm(options)) as theirs,
+            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(options)) as daemon,
         ):
             ours = daemon.wait_ready().url
             for question, path, body in kind.questions:

@@ -14,7 +14,20 @@ def make_reranker(directory: Path) -> None:
     make_demo_model(directory)
     change_config(directory, architectures=["LlamaForSequenceClassification"], num_labels=1)
     head = np.random.default_rng(2).standard_normal((1, HIDDEN), dtype=np.float32) * np.float32(HIDDEN**-0.5)
-    add_weights(directory, {"score.weight": head})
+    write_weights(directory, read_weights(directory) | {"score.weight": head})
+
+
+def make_drafter(directory: Path, layers: int = 3) -> None:
+    """A model that drafts for the demo model: its first layers, so that it is often right and often wrong."""
+    make_demo_model(directory)
+    change_config(directory, num_hidden_layers=layers)
+    weights = read_weights(directory)
+    write_weights(directory, {name: one for name, one in weights.items() if _layer_of(name) < layers})
+
+
+def _layer_of(name: str) -> int:
+    """Return the number of the layer that a weight is of; -1 for one of the whole model."""
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 
 def change_config(directory: Path, **fields: Any) -> None:
@@ -23,9 +36,15 @@ def change_config(directory: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def add_weights(directory: Path, weights: dict[str, Any]) -> None:
-    """Add these to the model's weights."""
-    from safetensors.numpy import load_file, save_file
+def read_weights(directory: Path) -> dict[str, Any]:
+    """Return the model's weights by name."""
+    from safetensors.numpy import load_file
 
-    path = directory / "model.safetensors"
-    save_file(load_file(path) | weights, path, metadata={"format": "pt"})
+    return load_file(directory / "model.safetensors")
+
+
+def write_weights(directory: Path, weights: dict[str, Any]) -> None:
+    """Give the model these weights."""
+    from safetensors.numpy import save_file
+
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

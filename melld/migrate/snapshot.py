@@ -42,7 +42,7 @@ class MoveRefusal(enum.StrEnum):
     PROMPT_EMBEDDINGS = "its prompt is embeddings, not tokens"
     STREAMING_INPUT = "its prompt is still being streamed in"
     KV_CONNECTOR = "the worker has a KV connector"
-    SPECULATIVE = "the worker decodes speculatively"
+    SPECULATIVE = "the worker drafts tokens from beyond the end of a part of its prompt"
     AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
     KV_LAYOUT = "the model's KV cache is not plain full attention"
     PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"

@@ -115,7 +115,9 @@ class StepBudget:
         sharing = max(1, prompts + len(holding) - len(arrived)) if holding else 1
         chunk = max(1, min(sharing if news else targeted or most, most - own))
         share = max(1, chunk // sharing)
-        self._limit(min(most, max(chunk, share * sharing) + own), min(share, self._own_chunk or share))
+        least = self._decode_tokens if self._decode_tokens > 1 else 0  # a request that arrives is padded with drafts
+        own_chunk = self._own_chunk or share
+        self._limit(min(most, max(chunk, share * sharing) + own), max(least, min(share, own_chunk)))
 
     def _limit(self, step_tokens: int, prompt_tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = step_tokens

@@ -58,6 +58,7 @@ class Departures:
         scheduler, request_id = self._scheduler, request.request_id
         self._frozen[request_id] = _Departure(request, _take_off(scheduler, request))
         scheduler._inflight_prefills.discard(request)  # noqa: SLF001
+        request.spec_token_ids = []  # as when it is preempted: others are drafted where it goes on
         # As in Scheduler.reset_prefix_cache, where vLLM forces a request to resume: if the request comes back before
         # the next step, the runner must get its tokens.
         scheduler.prev_step_scheduled_req_ids.discard(request_id)

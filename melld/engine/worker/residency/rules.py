@@ -46,7 +46,7 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why no request of this engine can move, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return MoveRefusal.KV_CONNECTOR
-    if scheduler.num_spec_tokens or scheduler.vllm_config.speculative_config is not None:
+    if scheduler.num_prefill_lookahead > 1:
         return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
         return MoveRefusal.AUXILIARY_OUTPUT
@@ -105,7 +105,15 @@ def engine_name(engine: "EngineCore") -> str:
         config.cache_config.cache_dtype,
         str(getattr(config.cache_config, "kv_cache_layout", "")),
         config.device_config.device_type,
+        _drafting(config.speculative_config),
         scheduler.use_v2_model_runner,
         scheduler.kv_cache_manager.coordinator.group_block_sizes,
     )
     return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+def _drafting(speculative: Any) -> tuple[Any, ...]:
+    """Return what drafts tokens beside the model, and keeps its KV in the same blocks."""
+    if speculative is None:
+        return ()
+    return speculative.method, speculative.model, speculative.revision, speculative.num_speculative_tokens

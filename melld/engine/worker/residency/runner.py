@@ -114,8 +114,9 @@ class RunnerV2:
 def skip_draws(generator: torch.Generator, draws: int) -> None:
     """Advance a fresh generator to its state after `draws` sampled tokens.
 
-    The CPU sampler draws one integer a token (vllm.v1.sample.ops.topk_topp_sampler, `forward_cpu`); a draw of a CUDA
-    generator is four steps of its offset (as the runner counts them when it takes one back).
+    Not for drafted tokens, each of which takes draws of its own.  The CPU sampler draws one integer a token
+    (vllm.v1.sample.ops.topk_topp_sampler, `forward_cpu`); a draw of a CUDA generator is four steps of its offset (as
+    the runner counts them when it takes one back).
     """
     if generator.device.type == "cuda":
         generator.set_offset(4 * draws)

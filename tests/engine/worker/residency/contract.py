@@ -15,10 +15,10 @@ CARRIED = {
     "num_computed_tokens", "cache_salt", "trace_headers", "session_id", "kv_hints", "num_preemptions", "prefill_stats",
     "skip_reading_prefix_cache", "kv_cache_report_mode", "mm_features",
 }  # fmt: skip
-REBUILT = {"structured_output_request", "status", "block_hashes", "_block_hasher", "is_prefill_chunk"}
+REBUILT = {"spec_token_ids", "structured_output_request", "status", "block_hashes", "_block_hasher", "is_prefill_chunk"}
 REFUSED = {
     "pooling_params", "prompt_embeds", "prompt_is_token_ids", "_prompt_embeds_per_block_hashes",
-    "kv_transfer_params", "ec_transfer_params", "resumable", "streaming_queue", "spec_token_ids", "spec_decode_metrics",
+    "kv_transfer_params", "ec_transfer_params", "resumable", "streaming_queue", "spec_decode_metrics",
     "shared_prefix_boundary", "replay_start", "abort_immediately",
 }  # fmt: skip
 SETTLED = {
@@ -60,10 +60,10 @@ def the_v1_runner_keeps_no_state_that_we_do_not_make(engine: Any) -> None:
 
     made = {
         "req_id", "prompt_token_ids", "mm_features", "sampling_params", "generator", "block_ids", "num_computed_tokens",
-        "output_token_ids", "mrope_positions", "mrope_position_delta", "lora_request",
+        "output_token_ids", "mrope_positions", "mrope_position_delta", "lora_request", "prev_num_draft_len",
     }  # fmt: skip
     refused = {
-        "prompt_embeds", "in_progress_prompt_logprobs_cpu", "prompt_is_token_ids", "prev_num_draft_len",
+        "prompt_embeds", "in_progress_prompt_logprobs_cpu", "prompt_is_token_ids",
         "pooling_params", "pooling_states",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(CachedRequestState)} == made | refused
@@ -92,6 +92,22 @@ def waiting_requests_with_kv_are_scheduled_first(engine: Any) -> None:
     source = inspect.getsource(type(engine.scheduler).schedule)
     assert source.index("request_queue = self.kv_holding_waiting") < source.index("request_queue = self.waiting")
     assert "num_computed_tokens > 0" in inspect.getsource(type(engine.scheduler)._holds_kv_blocks)
+
+
+def a_drafter_says_how_far_ahead_of_a_part_of_the_prompt_it_reads(engine: Any) -> None:
+    from melld.engine.worker.residency.rules import engine_refusal
+    from melld.migrate.snapshot import MoveRefusal
+
+    scheduler = engine.scheduler
+    assert (scheduler.num_prefill_lookahead, engine_refusal(scheduler)) == (0, None)
+    scheduler.num_prefill_lookahead = 2
+    assert engine_refusal(scheduler) is MoveRefusal.SPECULATIVE
+    scheduler.num_prefill_lookahead = 0
+
+
+def a_preempted_requests_drafts_are_dropped(engine: Any) -> None:
+    source = inspect.getsource(type(engine.scheduler)._preempt_request)
+    assert "request.spec_token_ids = []" in source
 
 
 def an_unknown_requests_output_is_dropped(engine: Any) -> None:

@@ -1,0 +1,168 @@
+"""Requests whose tokens are drafted, by a smaller model or from the prompt, move as others do.
+
+With greedy sampling, for which drafts change nothing but the pace.  vLLM itself gives a seeded request other tokens
+each time that other tokens are drafted.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from melld.migrate.snapshot import MoveRefusal, RequestSnapshot
+from tests.engine.worker.residency.driver import Refused, WorkerProxy
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
+from tests.tiny_models import make_drafter
+
+DRAFTED = 3
+CALM = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40}
+CASES = [
+    GREEDY,
+    Case("penalties", GREEDY.prompt, CALM | {"presence_penalty": 0.6, "repetition_penalty": 1.2}),
+    Case("json schema", GREEDY.prompt, {"temperature": 0.0, "max_tokens": 60, "json": SCHEMA}),
+    Case("what the prompt says", GREEDY.prompt[:12] * 6, CALM),
+]
+
+
+@pytest.fixture(scope="module", params=["draft_model", pytest.param("ngram", marks=pytest.mark.long)])
+def drafting(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
+    """Two workers that draft three tokens a step."""
+    config: dict[str, Any] = {"method": request.param, "num_speculative_tokens": DRAFTED}
+    if request.param == "draft_model":
+        directory = tmp_path_factory.mktemp("draft") / "draft"
+        make_drafter(directory)
+        config["model"] = str(directory)
+    else:
+        config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    with two_workers(demo_model, {"speculative_config": config}) as workers:
+        yield Pair(*workers)
+
+
+@pytest.fixture
+def pair(drafting: Pair) -> Iterator[Pair]:
+    """When all requests have ended, both workers are as empty as they began."""
+    yield drafting
+    try:
+        drafting.assert_idle()
+    finally:
+        drafting.clear()
+
+
+def test_drafts_change_the_pace_and_no_token(pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy]) -> None:
+    """Some drafts are accepted and some are not: fewer steps than tokens, and the tokens of a worker without drafts."""
+    plain = Pair(*residency_workers)
+    for case in CASES:
+        running = pair.start(case)
+        steps = 0
+        while running.answer.finish is None:
+            pair.step()
+            steps += 1
+        assert running.answer.tokens == plain.unmoved(case).tokens
+        tokens = len(running.answer.tokens)
+        assert tokens / (1 + DRAFTED) < steps
+        assert steps < tokens or case is not GREEDY
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+    """Whatever was drafted when it left is dropped, and drafted anew where it goes on."""
+    pair.check_move(case, via, 5, late=True)
+
+
+def test_log_probabilities_go_on(pair: Pair) -> None:
+    """Those of a token do not depend on whether it was drafted, but for the last bits."""
+    case = Case("log-probabilities", GREEDY.prompt, CALM | {"logprobs": 3})
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    pair.step(5)
+    pair.move(running, "kv")
+    (moved,) = pair.finish(running)
+    assert moved.tokens == expected.tokens
+    assert np.allclose(moved.logprobs, expected.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
+    """Drafts end within blocks, at their edges, and beyond them."""
+    pair.check_every_move(GREEDY, via, 9)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_half_prefilled_request_can_move(pair: Pair, via: str) -> None:
+    """The drafter has computed as much of the prompt as the model."""
+    pair.check_move(Case("long", LONG_PROMPT, CALM), via, 2)
+
+
+def test_drafts_are_as_good_after_a_move(pair: Pair) -> None:
+    """The drafter's KV came along in the same blocks."""
+    steps = []
+    for moves in (0, 2):
+        running = pair.start(GREEDY)
+        count = 0
+        while running.answer.finish is None:
+            if count in (6, 12)[:moves]:
+                pair.move(running, "kv", decode_meanwhile=0)
+            pair.step()
+            count += 1
+        steps.append(count)
+    unmoved, moved = steps
+    assert moved <= unmoved + 2 * 2  # each move costs what was drafted, and at most a step
+
+
+def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
+    """It goes on at home."""
+    expected = pair.unmoved(GREEDY)
+    running = pair.start(GREEDY)
+    pair.step(6)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    pair.there("reserve", core_request, tokens, 200)
+    assert pair.here("freeze", running.request_id, "kv") == "settled"
+    pair.there("cancel", running.request_id)
+    pair.here("thaw", running.request_id)
+    assert pair.finish(running) == [expected]
+
+
+def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough, several of a step included."""
+    expected = [pair.unmoved(case).tokens for case in CASES]
+    running = [pair.start(case) for case in CASES]
+    core = [pair.here("core_request", one.request_id)[0] for one in running]
+    pair.step(6)
+    pair.here("abort", [one.request_id for one in running])
+    for one, words in zip(running, core, strict=True):
+        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
+        one.home = pair.there
+        pair.there("attach_unreserved", log.encode())
+    assert [answer.tokens for answer in pair.finish(*running)] == expected
+
+
+def test_seeded_requests_end_wherever_they_are(pair: Pair) -> None:
+    """Their tokens may differ, their number not; nothing of them stays behind."""
+    case = Case("seeded", GREEDY.prompt, CALM | {"temperature": 0.9, "seed": 3})
+    running = [pair.start(case) for _ in range(4)]
+    pair.step(4)
+    for one, via in zip(running, ("kv", "tokens", "kv", "tokens"), strict=True):
+        pair.move(one, via, decode_meanwhile=1)
+    assert [len(answer.tokens) for answer in pair.finish(*running)] == [40] * 4
+
+
+def test_a_worker_that_drafts_otherwise_takes_no_kv(
+    pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy]
+) -> None:
+    """Blocks without the drafter's part do not fit; as tokens anything goes on anywhere."""
+    running = pair.start(GREEDY)
+    pair.step(4)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    plain = residency_workers[0]
+    plain("reserve", core_request, tokens, 0)
+    pair.here("freeze", running.request_id, "kv")
+    with pytest.raises(Refused) as refused:
+        plain("attach", pair.here("snapshot", running.request_id), "kv")
+    assert refused.value.reason is MoveRefusal.INCOMPATIBLE
+    plain("cancel", running.request_id)
+    pair.here("thaw", running.request_id)
+    pair.finish(running)
