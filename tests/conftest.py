@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from melld.demo_model import make_demo_model
 from tests.effort import LONG, SHORT
 from tests.forked import nursery
 from tests.serve.daemon_process import DaemonProcess
+from tests.small_model import make_small_model
 
 SHARING = ("faults", "api", "migrate", "residency")
 """Folders whose tests share daemons or workers; they go first, because they take longest."""
 FIRST = (*SHARING, "serve")
 """Files with daemons of their own come next, so that both processes end with short ones."""
+OF_VLLM = ("test_long_answers", "test_media", "test_prompt_logprobs")
+"""Files whose tests import vLLM, which takes seconds: in one process, and not before they run."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
 
@@ -62,6 +64,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByDaemon(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = PurePath(nodeid.split("::")[0])
+            if path.stem in OF_VLLM:
+                return "vllm"
             return path.parent.name if path.parent.name in SHARING else str(path)
 
     return ByDaemon(config, log)
@@ -78,9 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that `melld demo-model` makes."""
+    """A small model of the kind that `melld demo-model` makes."""
     directory = tmp_path_factory.mktemp("models") / "demo"
-    make_demo_model(directory)
+    make_small_model(directory)
     return directory
 
 

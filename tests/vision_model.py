@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HIDDEN, VOCABULARY, make_demo_model
+from melld.demo_model import HIDDEN, VOCABULARY
+from tests.small_model import make_small_model
 
 IMAGE_TOKEN = "<image>"  # noqa: S105  no password
 IMAGE_TOKENS = ("<fake_token_around_image>", IMAGE_TOKEN, "<end_of_utterance>", "<global-img>")
@@ -22,7 +23,7 @@ VISION_HIDDEN, VISION_INTERMEDIATE, VISION_LAYERS, VISION_HEADS = 64, 128, 2, 2
 
 def make_vision_model(directory: Path) -> None:
     """Write the model into `directory`."""
-    make_demo_model(directory)
+    make_small_model(directory)
     _add_tokens(directory / "tokenizer.json")
     _write_config(directory / "config.json")
     image_processor = {

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.driver import WorkerProxy
 from tests.engine.worker.residency.pair import two_workers
 
 
 @pytest.fixture(scope="session")
-def residency_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
+def residency_workers(demo_model: Path) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
     """Two vLLM workers on the demo model; whoever uses them leaves them empty."""
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(Path(model))
-    with two_workers(model, {}) as workers:
+    with two_workers(demo_model, {}) as workers:
         yield workers

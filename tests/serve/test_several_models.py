@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from melld.demo_model import make_demo_model
 from tests.api.http_client import COMPLETIONS, Answered, request
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
+from tests.small_model import make_small_model
 
 QUESTION = {"prompt": "The workers of a daemon", "max_tokens": 24, "temperature": 0}
 
@@ -22,7 +22,7 @@ QUESTION = {"prompt": "The workers of a daemon", "max_tokens": 24, "temperature"
 def several(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """Three models on one CPU device: one that stays, one that is stopped when idle, one whose weights are damaged."""
     directory = tmp_path_factory.mktemp("several")
-    make_demo_model(directory / "other", seed=1)
+    make_small_model(directory / "other", seed=1)
     shutil.copytree(demo_model, directory / "damaged")
     (weights,) = (directory / "damaged").glob("*.safetensors")
     os.truncate(weights, 1000)

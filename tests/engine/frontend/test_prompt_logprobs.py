@@ -1,46 +1,40 @@
 """Log-probabilities of prompts, taken in piece by piece: the same as vLLM's own way, in the same order of outputs."""
 
 import asyncio
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from melld.engine.frontend.turns import Turns
+from tests.late import Late
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's imports give several
-    from vllm.logprobs import create_prompt_logprobs
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-    from vllm.v1.engine.logprobs import LogprobsProcessor
-    from vllm.v1.outputs import LogprobsTensors
-
-    from melld.engine.frontend.prompt_logprobs import PromptLogprobs
+torch, engine, outputs = Late("torch"), Late("vllm.v1.engine"), Late("vllm.v1.outputs")
+logprobs, processors = Late("vllm.logprobs"), Late("vllm.v1.engine.logprobs")
+prompt_logprobs = Late("melld.engine.frontend.prompt_logprobs")
 
 ALTERNATIVES = 3
 POSITIONS = 50
 
 
-def processor() -> LogprobsProcessor:
-    return LogprobsProcessor(
+def processor() -> Any:
+    return processors.LogprobsProcessor(
         tokenizer=None,
         logprobs=None,
-        prompt_logprobs=create_prompt_logprobs(flat_logprobs=False),
+        prompt_logprobs=logprobs.create_prompt_logprobs(flat_logprobs=False),
         cumulative_logprob=None,
         num_logprobs=None,
         num_prompt_logprobs=ALTERNATIVES - 1,
     )
 
 
-def tensors(positions: int = POSITIONS) -> LogprobsTensors:
+def tensors(positions: int = POSITIONS) -> Any:
     values = torch.arange(positions * ALTERNATIVES).reshape(positions, ALTERNATIVES)
-    return LogprobsTensors(values, -values.float(), torch.arange(positions))
+    return outputs.LogprobsTensors(values, -values.float(), torch.arange(positions))
 
 
-def output(request: str, token: int, logprobs: LogprobsTensors | None = None) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id=request, new_token_ids=[token], new_prompt_logprobs_tensors=logprobs)
+def output(request: str, token: int, logprobs: Any = None) -> Any:
+    return engine.EngineCoreOutput(request_id=request, new_token_ids=[token], new_prompt_logprobs_tensors=logprobs)
 
 
 class Held:
@@ -48,14 +42,14 @@ class Held:
 
     def __init__(self) -> None:
         self.states: dict[str, Any] = {"long": SimpleNamespace(logprobs_processor=processor())}
-        self.back: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self.logprobs = PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
+        self.back: asyncio.Queue[Any] = asyncio.Queue()
+        self.logprobs = prompt_logprobs.PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
 
-    def sift(self, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
-        return told(self.logprobs.sift(EngineCoreOutputs(engine_index=3, outputs=list(outputs), timestamp=7.0)))
+    def sift(self, *given: Any) -> list[tuple[str, list[int]]]:
+        return told(self.logprobs.sift(engine.EngineCoreOutputs(engine_index=3, outputs=list(given), timestamp=7.0)))
 
 
-def told(step: EngineCoreOutputs) -> list[tuple[str, list[int]]]:
+def told(step: Any) -> list[tuple[str, list[int]]]:
     return [(one.request_id, one.new_token_ids) for one in step.outputs]
 
 
@@ -64,7 +58,7 @@ def test_pieces_are_what_the_whole_is() -> None:
     whole = processor()
     whole._update_prompt_logprobs(tensors())
 
-    async def main() -> EngineCoreOutputs:
+    async def main() -> Any:
         held = Held()
         assert held.sift(output("long", 1, tensors())) == []
         back = await held.back.get()

@@ -4,11 +4,11 @@ On the CPU: see `async_on_cpu` for what that shows and what it cannot.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.driver import WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import (
@@ -25,11 +25,9 @@ def name_of(value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def async_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def async_pair(demo_model: Path) -> Iterator[Pair]:
     """Two workers with two steps in flight each."""
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(model)
-    with two_workers(model, {"async_scheduling": True}) as workers:
+    with two_workers(demo_model, {"async_scheduling": True}) as workers:
         yield Pair(*workers)
 
 
