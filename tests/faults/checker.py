@@ -7,6 +7,7 @@ blocks              all are free once it is quiet
 processes           no process of ours is left ten seconds after the end
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -119,19 +120,12 @@ def held(status: Any) -> int:
 
 def descendants(pid: int) -> list[int]:
     """All processes below this one."""
-    below: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            below.setdefault(int(fields[1]), []).append(int(entry.name))
     found, waiting = [], [pid]
     while waiting:
-        children = below.get(waiting.pop(), [])
-        found += children
-        waiting += children
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += (children := [int(word) for word in task.read_text().split()])
+                waiting += children
     return found
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,12 +16,11 @@ import openai
 import pytest
 
 from melld.daemon.preflight import WHAT_A_MODEL_IS
-from tests.serve.daemon_process import START_DEADLINE_S, DaemonProcess
+from tests.serve.daemon_process import DaemonProcess
+from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.worker_faults import slowed
 
 SOON_STEADY = ("--set", "health.steady_after_s=0")
-SOON_STOPPED = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
-READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
@@ -44,14 +42,6 @@ async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
-
-
-def files_in(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob("*") if path.is_file()]
-
-
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -67,10 +57,18 @@ async def until(condition: Any, deadline_s: float = 60.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(demo_model: Path) -> Iterator[DaemonProcess]:
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]:
+    """The service manager of the daemon to be harmed."""
+    with manager_at(tmp_path_factory.mktemp("manager") / "notify") as manager:
+        yield manager
+
+
+@pytest.fixture(scope="module")
+def own(demo_model: Path, manager: socket.socket) -> Iterator[DaemonProcess]:
     """A daemon to be harmed."""
     flags = ("--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY)
-    with DaemonProcess(demo_model, *flags, harmable=True) as process:
+    told = {"NOTIFY_SOCKET": manager.getsockname()}
+    with DaemonProcess(demo_model, *flags, environment=told, harmable=True) as process:
         yield process.wait_ready()
 
 
@@ -140,102 +138,26 @@ class TestWorkersLives:
 
         await until(is_back, 150.0)
 
-    async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(self, own: DaemonProcess) -> None:
-        """SIGTERM drains to its deadline; a stream that is cut says so, and the exit code is 0."""
+    async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(
+        self, own: DaemonProcess, manager: socket.socket
+    ) -> None:
+        """SIGTERM drains to its deadline; a stream that is cut says so, the manager too; the exit code is 0."""
         async with client_of(own) as client:
             short = asyncio.create_task(answer(client, 1, 5))
             long = asyncio.create_task(answer(client, 2, 30_000))
             await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
             pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
+            forget_heard(manager)
             own.process.send_signal(signal.SIGTERM)
             assert await short
             with pytest.raises(openai.APIError):
                 await long
             assert await asyncio.to_thread(own.wait_end) == 0
+            hear_until(manager, "STOPPING=1")
             await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
-
-
-class TestUnderAServiceManager:
-    def test_it_is_ready_when_it_serves_on_the_socket_it_was_given_and_reloads(
-        self, demo_model: Path, tmp_path: Path
-    ) -> None:
-        """What depends on it starts at the right moment, a restart refuses nobody, and a bad reload harms nothing.
-
-        It imports all that it needs itself, which is no part of what a wake takes.
-        """
-        configuration = tmp_path / "melld.toml"
-        configuration.write_text("[server]\ndrain_s = 1\n")
-        keys = tmp_path / "keys"
-        keys.write_text("first-key\n")
-        with (
-            socket.create_server(("127.0.0.1", 0)) as api,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
-        ):
-            manager.bind(str(tmp_path / "notify"))
-            manager.settimeout(START_DEADLINE_S)
-            waiting = socket.create_connection(api.getsockname())  # it comes before the daemon is ready, and waits
-            flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys), *SOON_STOPPED)
-            told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000000"}
-            with DaemonProcess(demo_model, *flags, environment=told, handed=api) as process:
-                heard = [manager.recv(4096).decode() for _ in range(1)]
-                while "READY=1" not in heard[-1]:
-                    assert "READY=1" not in "".join(heard[:-1])
-                    heard.append(manager.recv(4096).decode())
-                assert any("WATCHDOG=1" in message for message in heard)
-                assert ask(waiting, "first-key").startswith("HTTP/1.1 200")
-                [ready_s] = READY.findall(process.wait_for("melld: w0 is ready"))
-                asyncio.run(until(lambda: process.status()["workers"][0]["state"] == "stopped"))
-                [wake_s] = WAKES.findall(process.status()["workers"][0]["why"])
-                assert float(wake_s) < float(ready_s) / 1.5, "the first start's imports are no wake"
-
-                keys.write_text("second-key\n")
-                process.process.send_signal(signal.SIGHUP)
-                hear_until(manager, "RELOADING=1")
-                hear_until(manager, "READY=1")
-                process.wait_for("reloaded: API keys (1 added, 1 removed)")
-                again = socket.create_connection(api.getsockname())
-                assert ask(again, "first-key").startswith("HTTP/1.1 401")
-
-                configuration.write_text("[server]\nprt = 1\n")
-                process.process.send_signal(signal.SIGHUP)
-                hear_until(manager, "RELOADING=1")
-                hear_until(manager, "READY=1")
-                assert "unknown key `prt`" in process.status()["warnings"][0]
-                again = socket.create_connection(api.getsockname())
-                assert ask(again, "second-key").startswith("HTTP/1.1 200")
-
-                process.process.send_signal(signal.SIGTERM)
-                hear_until(manager, "STOPPING=1")
-                assert process.wait_end() == 0
-
-
-def hear_until(manager: socket.socket, words: str) -> None:
-    while words not in manager.recv(4096).decode():
-        pass
-
-
-def ask(connection: socket.socket, key: str) -> str:
-    """The status line for /v1/models on this connection, which is closed after it."""
-    with connection:
-        connection.settimeout(60)
-        head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
-        connection.sendall(head.encode())
-        return connection.makefile().readline()
 
 
 class TestEnds:
-    async def test_workers_die_with_a_daemon_that_is_killed(self, demo_model: Path, tmp_path: Path) -> None:
-        """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
-        away = {"TMPDIR": str(tmp_path)}
-        with DaemonProcess(demo_model, "--device", "cpu:1", environment=away, genuine=True) as process:
-            process.wait_ready()
-            pids = [worker["pid"] for worker in process.status()["workers"]]
-            assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
-            process.process.kill()
-            process.wait_end()
-            await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
-        assert files_in(tmp_path) == []
-
     def test_a_bad_engine_argument_ends_it_with_one_clear_line(self, demo_model: Path) -> None:
         """A typing error is told in words, not in a traceback."""
         wrong = ("--set", "model.vllm.max_model_length=3")

@@ -1,0 +1,119 @@
+"""`melld serve` under a service manager, with all of its imports: its start, a reload, and what a kill leaves."""
+
+import asyncio
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.daemon_process import DaemonProcess
+from tests.serve.manager import forget_heard, hear_until, manager_at
+from tests.serve.test_serve import answer, is_gone, until
+
+SOON_STOPPED = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
+READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
+
+
+class Service(NamedTuple):
+    """A daemon as a service manager starts it, and the manager's ends: what it hears, the API's socket, the files."""
+
+    daemon: DaemonProcess
+    manager: socket.socket
+    api: socket.socket
+    waiting: socket.socket
+    """A client that came before the daemon was ready."""
+    configuration: Path
+    keys: Path
+    temporary: Path
+
+
+@pytest.fixture(scope="module")
+def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """It makes all of its imports itself, as a user's does: no fork of a process that has made them."""
+    directory = tmp_path_factory.mktemp("service")
+    configuration, keys, temporary = directory / "melld.toml", directory / "keys", directory / "tmp"
+    configuration.write_text("[server]\ndrain_s = 1\n")
+    keys.write_text("first-key\n")
+    temporary.mkdir()
+    flags = ("--device", "cpu:1", "--config", str(configuration), "--api-key-file", str(keys), *SOON_STOPPED)
+    told = {"WATCHDOG_USEC": "20000000", "TMPDIR": str(temporary)}
+    with socket.create_server(("127.0.0.1", 0)) as api, manager_at(directory / "notify") as manager:
+        waiting = socket.create_connection(api.getsockname())
+        told["NOTIFY_SOCKET"] = manager.getsockname()
+        with DaemonProcess(demo_model, *flags, environment=told, handed=api) as daemon:
+            yield Service(daemon, manager, api, waiting, configuration, keys, temporary)
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
+
+
+def files_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def ask(connection: socket.socket, key: str) -> str:
+    """The status line for /v1/models on this connection, which is closed after it."""
+    with connection:
+        connection.settimeout(60)
+        head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        return connection.makefile().readline()
+
+
+def reload(service: Service) -> None:
+    forget_heard(service.manager)
+    service.daemon.process.send_signal(signal.SIGHUP)
+    hear_until(service.manager, "RELOADING=1")
+    hear_until(service.manager, "READY=1")
+
+
+def test_it_is_ready_when_it_serves_on_the_socket_it_was_given(service: Service) -> None:
+    """What depends on it starts at the right moment, and a restart refuses nobody."""
+    heard = [service.manager.recv(4096).decode()]
+    while "READY=1" not in heard[-1]:
+        heard.append(service.manager.recv(4096).decode())
+    assert any("WATCHDOG=1" in message for message in heard)
+    assert ask(service.waiting, "first-key").startswith("HTTP/1.1 200")
+
+
+def test_the_first_starts_imports_are_no_part_of_a_wake(service: Service) -> None:
+    """What a wake takes decides who waits for it."""
+    [ready_s] = READY.findall(service.daemon.wait_for("melld: w0 is ready"))
+    asyncio.run(until(lambda: service.daemon.status()["workers"][0]["state"] == "stopped"))
+    [wake_s] = WAKES.findall(service.daemon.status()["workers"][0]["why"])
+    assert float(wake_s) < float(ready_s) / 1.5
+
+
+def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> None:
+    """The manager is told when it begins and when it is done."""
+    service.keys.write_text("second-key\n")
+    reload(service)
+    service.daemon.wait_for("reloaded: API keys (1 added, 1 removed)")
+    assert ask(socket.create_connection(service.api.getsockname()), "first-key").startswith("HTTP/1.1 401")
+    service.configuration.write_text("[server]\nprt = 1\n")
+    reload(service)
+    assert "unknown key `prt`" in service.daemon.status()["warnings"][0]
+    assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
+
+
+async def test_workers_die_with_a_daemon_that_is_killed(service: Service) -> None:
+    """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
+    base = f"http://127.0.0.1:{service.api.getsockname()[1]}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key=service.keys.read_text().strip(), max_retries=0) as client:
+        answering = asyncio.create_task(answer(client, 1, 30_000))
+        await until(lambda: any(request["output_tokens"] for request in service.daemon.status()["requests"]))
+        pids = [worker["pid"] for worker in service.daemon.status()["workers"]]
+        assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
+        service.daemon.process.kill()
+        with pytest.raises((httpx.HTTPError, openai.APIError)):
+            await answering
+    service.daemon.wait_end()
+    await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+    assert files_in(service.temporary) == []
