@@ -15,10 +15,12 @@ from tests.forked import nursery
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
 
-SHARING = ("faults", "api", "migrate", "residency")
-"""Folders whose tests share daemons or workers; they go first, because they take longest."""
-FIRST = (*SHARING, "serve")
-"""Files with daemons of their own come next, so that both processes end with short ones."""
+SHARING = ("migrate", "api", "faults", "residency", "decisions")
+"""Folders whose tests share daemons, workers or logs: each in one process."""
+OF_API = ("guards", "docs", "test_profile")
+"""What shares the daemons of `api`: folders and a file."""
+FIRST = (*SHARING[:4], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker")
+"""What takes longest goes first, so that both processes end with short files."""
 OF_VLLM = ("test_long_answers", "test_media", "test_prompt_logprobs")
 """Files whose tests import vLLM, which takes seconds: in one process, and not before they run."""
 OTHER_NAME = "gpt-4o"
@@ -66,7 +68,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = PurePath(nodeid.split("::")[0])
             if path.stem in OF_VLLM:
                 return "vllm"
-            return path.parent.name if path.parent.name in SHARING else str(path)
+            folder = path.parent.name
+            if folder in OF_API or path.stem in OF_API:
+                return "api"
+            return folder if folder in SHARING else str(path)
 
     return ByDaemon(config, log)
 

@@ -24,11 +24,13 @@ import tempfile
 import threading
 import traceback
 import types
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from melld.engine.fleet import template
+from melld.engine.option_kinds import option_kinds
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.template import has_one_thread, preload
 from tests import worker_faults
@@ -205,6 +207,16 @@ def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
         os._exit(code)
 
 
+def override_kernels() -> None:
+    """Do once what each worker does: vLLM looks at every name of every module for kernels to put its CPU's own over."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that a library will drop
+        CpuPlatform.register_triton_kernel_overrides()
+    CpuPlatform.register_triton_kernel_overrides = classmethod(lambda _: None)
+
+
 def main(listener: socket.socket) -> None:
     """Import, then serve those who wait on the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
@@ -213,6 +225,8 @@ def main(listener: socket.socket) -> None:
     preload("cpu")
     for name in IMPORTS:
         importlib.import_module(name)
+    override_kernels()
+    option_kinds()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -4,6 +4,7 @@ Reads vLLM's source, as an import would take seconds.
 """
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ SOURCES = (
 )
 
 
+@functools.cache
 def option_kinds() -> Mapping[str, str]:
     """Return the annotation of each option, such as `int | None`, by name; empty if vLLM is not installed."""
     if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:

@@ -4,7 +4,7 @@ from melld.kvstore.geometry import KvGeometry
 from tests.migrate.live import Bench, Stream
 
 SYSTEM_PROMPT = [5 + place * 7 % 1900 for place in range(3200)]
-CHATS = 14
+CHATS = 11
 
 
 def preemptions(bench: Bench) -> str:

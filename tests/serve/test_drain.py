@@ -18,7 +18,7 @@ from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
-STREAMS = 24
+STREAMS = 12
 BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 120}
 
 

@@ -83,7 +83,7 @@ class TestServing:
                 return len(seen) == 2
 
             with slowed(daemon.faults):
-                answers = asyncio.gather(*(answer(client, seed, 200) for seed in range(2)))
+                answers = asyncio.gather(*(answer(client, seed, 100) for seed in range(2)))
                 await until(both_at_work)
             await answers
             assert seen == {"w0", "w1"}
@@ -114,14 +114,14 @@ class TestWorkersLives:
     async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
         async with client_of(own) as client:
-            unharmed = await asyncio.gather(*(answer(client, seed, 200) for seed in range(4)))
+            unharmed = await asyncio.gather(*(answer(client, seed, 100) for seed in range(4)))
 
             def is_decoding() -> bool:
                 requests = own.status()["requests"]
                 return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
 
             with slowed(own.faults):
-                harmed = asyncio.gather(*(answer(client, seed, 200) for seed in range(4)))
+                harmed = asyncio.gather(*(answer(client, seed, 100) for seed in range(4)))
                 await until(is_decoding)
                 victim = own.status()["workers"][0]
                 os.kill(victim["pid"], signal.SIGKILL)

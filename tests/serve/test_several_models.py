@@ -14,6 +14,7 @@ from tests.api.http_client import COMPLETIONS, Answered, request
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
+from tests.worker_faults import slowed
 
 QUESTION = {"prompt": "The workers of a daemon", "max_tokens": 24, "temperature": 0}
 
@@ -36,7 +37,7 @@ def several(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         [devices]
         cpu = {{count = 1, kv_bytes = "64MiB"}}
     """)
-    with DaemonProcess(None, "--config", str(config)) as process:
+    with DaemonProcess(None, "--config", str(config), harmable=True) as process:
         yield process.wait_ready()
 
 
@@ -97,13 +98,14 @@ def test_an_idle_model_is_stopped_and_comes_back_with_the_same_answer(several: D
 
 def test_a_death_concerns_one_model(several: DaemonProcess) -> None:
     """The killed worker's stream goes on with the same tokens; the other model's worker and stream notice nothing."""
-    long = {**GREEDY, "max_tokens": 400, "ignore_eos": True}
+    long = {**GREEDY, "max_tokens": 60}
     expected = {name: Stream(several, {**long, "model": name}).result() for name in ("demo", "other")}
-    streams = {name: Stream(several, {**long, "model": name}) for name in ("demo", "other")}
-    for stream in streams.values():
-        stream.wait_chunks(20)
-    workers = {one["model"]: one for one in several.status()["workers"]}
-    os.kill(workers["other"]["pid"], signal.SIGKILL)
+    with slowed(several.faults):
+        streams = {name: Stream(several, {**long, "model": name}) for name in ("demo", "other")}
+        for stream in streams.values():
+            stream.wait_chunks(20)
+        workers = {one["model"]: one for one in several.status()["workers"]}
+        os.kill(workers["other"]["pid"], signal.SIGKILL)
     assert {name: stream.result() for name, stream in streams.items()} == expected
     after = {one["model"]: one for one in several.status()["workers"]}
     assert after["demo"]["pid"] == workers["demo"]["pid"]

@@ -64,8 +64,8 @@ MACHINES = {
 }
 
 
-def small_load(seed: int = 1, rate_per_s: float = 2.0, seconds: float = 60.0) -> Workload:
-    """About 120 requests of a tenth of a GPU in the mean, some of half of one."""
+def small_load(seed: int = 1, rate_per_s: float = 2.0, seconds: float = 45.0) -> Workload:
+    """About 90 requests of a tenth of a GPU in the mean, some of half of one."""
     return poisson(rate_per_s, seconds, LogNormal(60.0, 0.8, 200.0, 0.8), random.Random(seed))
 
 

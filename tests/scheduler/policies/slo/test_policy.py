@@ -18,8 +18,8 @@ ROOMY = msgspec.structs.replace(PROMISED, capacity_bytes=8 * SMALL.capacity_byte
 
 
 def steady(rate_per_s: float = 6.0) -> Workload:
-    """Six requests a second for three minutes, each of 20 to 30 s."""
-    return small_load(rate_per_s=rate_per_s, seconds=180.0)
+    """Six requests a second for two minutes, each of 20 to 30 s."""
+    return small_load(rate_per_s=rate_per_s, seconds=120.0)
 
 
 @pytest.mark.parametrize("settings", [SMALL, PAPER_SLOTS], ids=["instant moves", "paper slots"])
