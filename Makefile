@@ -7,6 +7,8 @@ BUILD ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/n
 # Where PyTorch's CPU build comes from when pip's own places do not have it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?= .demo-model
+# A configuration, in place of the one demo model: make serve CONFIG=examples/three-models.toml
+CONFIG ?=
 ARGS ?=
 
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
@@ -19,8 +21,14 @@ DEV := $(VENV)/.setup-dev
 setup: $(SETUP)
 
 serve: $(SETUP)
+ifneq ($(CONFIG),)
+	@$(RUN)/melld demo-model .demo-model >/dev/null
+	@for seed in 1 2; do $(RUN)/melld demo-model .demo-model-$$seed --seed $$seed >/dev/null; done
+	@exec $(RUN)/melld serve --config $(CONFIG) $(ARGS)
+else
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
+endif
 
 # Two processes, each with its own daemons; ARGS="-n 0" for one.
 PYTEST := $(RUN)/python -m pytest -n 2 --no-loadscope-reorder
@@ -63,7 +71,7 @@ lock: $(SETUP)
 	UV=$(RUN)/uv locks/update
 
 clean:
-	rm -rf $(VENV) .demo-model build dist
+	rm -rf $(VENV) .demo-model .demo-model-* build dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }

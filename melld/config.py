@@ -115,9 +115,12 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
     """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """Its part of each CPU device's KV memory, by the sum of all models' weights."""
+    """While KV memory is short, the next goes to the model that had the least for its weight and rate of requests."""
+    pinned: bool = False
+    """Of several models: loaded at the start, and never unloaded for another or when idle."""
     keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
-    """Seconds without requests after which its workers stop, in place of `[idle]`; the next request starts them."""
+    """Seconds without requests after which it is unloaded, in place of `[idle]`; the next request loads it.  0: at
+    once.  `inf`: never."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,12 +143,20 @@ class CpuDevices(_Table, frozen=True, kw_only=True):
     count: Positive = 2
     """How many workers."""
     kv_bytes: int | str = "128MiB"
-    """The KV cache of each."""
+    """The KV cache of each, for one model."""
+    memory_bytes: Annotated[int | str | None, msgspec.Meta(examples=["16GiB"])] = None
+    """What each may hold of several models, weights and KV together.  Default: nine tenths of the memory that is
+    available at the start, divided among them."""
 
     @property
     def kv_cache_bytes(self) -> int:
         """Return the KV cache of each worker, in bytes."""
         return parse_bytes(self.kv_bytes, "devices.cpu.kv_bytes")
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Return what each device may hold of several models, in bytes; None: as much as there is."""
+        return None if self.memory_bytes is None else parse_bytes(self.memory_bytes, "devices.cpu.memory_bytes")
 
 
 class DevicesConfig(_Table, frozen=True, kw_only=True):
@@ -264,15 +275,12 @@ class Config(_Table, frozen=True, kw_only=True):
         """Return all models, the one that requests without a model's name get first."""
         return self.models or (self.model,)
 
-    def alone(self, model: ModelConfig, device_kind: str) -> "Config":
-        """Return what one of the models, by itself, would be served with on devices of this kind."""
-        idle, devices = self.idle, self.devices
-        if model.keep_alive_s is not None:
+    def alone(self, model: ModelConfig) -> "Config":
+        """Return what one of the models, by itself, would be served with."""
+        idle = self.idle
+        if model.keep_alive_s is not None and len(self.served) == 1:
             idle = IdleConfig(sleep_after_s=model.keep_alive_s, stop_after_s=0.0)
-        if device_kind == "cpu" and self.models:
-            cpu, part = self.devices.cpu or CpuDevices(), model.weight / sum(one.weight for one in self.models)
-            devices = DevicesConfig(cpu=CpuDevices(count=cpu.count, kv_bytes=int(cpu.kv_cache_bytes * part)))
-        return msgspec.structs.replace(self, model=model, models=(), idle=idle, devices=devices)
+        return msgspec.structs.replace(self, model=model, models=(), idle=idle)
 
 
 def parse_bytes(size: int | str, where: str) -> int:
@@ -362,7 +370,7 @@ def _check_together(config: Config, where: str) -> None:
     if config.devices.cuda is not None and not config.devices.cuda:
         raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
     if config.devices.cpu is not None:
-        _ = config.devices.cpu.kv_cache_bytes
+        _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
     _ = config.migration.link_limit_bytes_per_s
     for digest in config.server.api_keys:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):

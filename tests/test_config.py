@@ -160,25 +160,26 @@ def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error() -> None
     assert "sk-secret" not in str(caught.value)
 
 
-def test_several_models_share_the_kv_memory_by_weight() -> None:
-    """Each is served as it would be by itself, with its part of the memory and its own idle time."""
+def test_each_of_several_models_is_served_as_it_would_be_alone() -> None:
+    """Nothing of the devices is divided among them in advance."""
     text = """
         models = ["/m/chat", {path = "/m/coder", name = ["coder", "gpt-4o"], weight = 3, keep_alive_s = 90}]
         devices = {cpu = {count = 4, kv_bytes = "64MiB"}}
     """
     config = parse_config(text, "melld.toml")
-    chat, coder = [config.alone(model, "cpu") for model in config.served]
+    chat, coder = [config.alone(model) for model in config.served]
     assert [chat.model.names, coder.model.names] == [("chat",), ("coder", "gpt-4o")]
-    cpus = [one.devices.cpu for one in (chat, coder)]
-    assert [(cpu.count, cpu.kv_cache_bytes) for cpu in cpus if cpu] == [(4, 16 << 20), (4, 48 << 20)]
-    assert chat.idle == config.idle
-    assert (coder.idle.sleep_after_s, coder.idle.stop_after_s) == (90, 0)
+    assert chat.devices == coder.devices == config.devices
+    assert chat.idle == coder.idle == config.idle
 
 
 def test_one_model_is_served_as_it_is_configured() -> None:
     """Whoever serves one model notices nothing of several."""
     config = parse_config('[model]\npath="m"\n[devices]\ncpu=3', "melld.toml")
-    assert config.alone(config.model, "cpu") == config
+    assert config.alone(config.model) == config
+    config = parse_config('[model]\npath="m"\nkeep_alive_s=90', "melld.toml")
+    idle = config.alone(config.model).idle
+    assert (idle.sleep_after_s, idle.stop_after_s) == (90, 0)
 
 
 def test_flags_go_before_the_file() -> None:

@@ -48,7 +48,7 @@ from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
-from melld.api.streams import HEADERS, KeepAlive, make_streams_raise, until_head
+from melld.api.streams import COMMENT, HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.config import ServerConfig
 from melld.control.status import DaemonStatus
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
@@ -57,6 +57,8 @@ from melld.engine.frontend.turns import Turns
 log = logging.getLogger("melld.api")
 
 SETTLE_S = 2.0
+LOADING_HEAD_AFTER_S = 5.0
+"""How long a stream for a model that is being loaded can still be answered with a status."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,14 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
         api.off_loop.close()
 
 
+def prepare_serving(serving: State) -> None:
+    """Fit vLLM's serving classes of a model to this API, once."""
+    make_streams_raise(serving)
+    make_messages_honest(serving)
+    cut_texts_off_loop(serving)
+    make_logprobs_late(serving)
+
+
 class Exchange:
     """One HTTP request while it is answered."""
 
@@ -119,6 +129,10 @@ class Exchange:
         self.response: web.StreamResponse | None = None
         """The stream after its head has been sent."""
         self.events = 0
+
+    def stream(self) -> web.StreamResponse:
+        """Return the stream, begun or to be begun."""
+        return self.response or web.StreamResponse(headers=HEADERS | {"x-request-id": self.request_id})
 
 
 class Api:
@@ -138,12 +152,6 @@ class Api:
         self._facts = dataclasses.replace(
             context, why_not_ready=lambda: self.admission.why_closed() or context.why_not_ready()
         )
-        for model in context.models:
-            if model.serving is not None:
-                make_streams_raise(model.serving)
-                make_messages_honest(model.serving)
-                cut_texts_off_loop(model.serving)
-                make_logprobs_late(model.serving)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes an answer, too."""
@@ -182,13 +190,36 @@ class Api:
         config = self._context.config()
         body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
-        model, serving = asked_model(self._context.models, fields.get("model"))
-        if call.engine:
+        model = asked_model(self._context.models, fields.get("model"))
+        if call.engine or model.serving is None:
             # First of all checks: under overload most requests get no further and must cost little.
             check_open(model)
             model.check_queue(exchange.client, asked_priority(fields))
         with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
-            return await self._serve(exchange, call, serving, fields, len(body))
+            wanted = request.headers.get("X-Request-Id")
+            check_request_id(wanted, "X-Request-Id")
+            exchange.request_id = wanted or exchange.request_id
+            if model.serving is None:
+                await self._until_loaded(exchange, model, is_stream=fields.get("stream") is True)
+            assert model.serving is not None
+            return await self._serve(exchange, call, model.serving, fields, len(body))
+
+    async def _until_loaded(self, exchange: Exchange, model: AskedModel, *, is_stream: bool) -> None:
+        """Wait for a model that has never been loaded; begin the stream if that takes long."""
+        loading = asyncio.ensure_future(model.until_loaded())
+        try:
+            if is_stream:
+                await asyncio.wait({loading}, timeout=LOADING_HEAD_AFTER_S)
+            if is_stream and not loading.done():
+                response = exchange.stream()
+                await response.prepare(exchange.request)
+                exchange.response = response
+                await response.write(COMMENT)
+                with KeepAlive(response, self._context.config().keep_alive_comment_s):
+                    await loading
+            await loading
+        finally:
+            loading.cancel()
 
     def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
         """Return the call, or None for a page, and the rest of the path."""
@@ -242,12 +273,11 @@ class Api:
     async def _serve(
         self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int
     ) -> web.StreamResponse:
-        wanted = exchange.request.headers.get("X-Request-Id")
-        check_request_id(wanted, "X-Request-Id")
         exchange.parameters = frozenset(fields)
         handler_of(call, serving)
         await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
-        exchange.request_id = wanted or fields.get("request_id") or exchange.request_id
+        if exchange.response is None and "X-Request-Id" not in exchange.request.headers:
+            exchange.request_id = fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
@@ -261,14 +291,16 @@ class Api:
 
     async def _stream(self, exchange: Exchange, work: Coroutine[Any, Any, Result]) -> web.StreamResponse:
         request, config = exchange.request, self._context.config()
-        response = web.StreamResponse(headers=HEADERS | {"x-request-id": exchange.request_id})
+        response = exchange.stream()
         performing = asyncio.create_task(work)
         watch = ReaderWatch(request, config.slow_reader_s)
         try:
-            await until_head(performing, caller().admitted)
+            if exchange.response is None:
+                await until_head(performing, caller().admitted)
             with watch, KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
-                await response.prepare(request)
-                exchange.response = response
+                if exchange.response is None:
+                    await response.prepare(request)
+                    exchange.response = response
                 stream = (await performing).stream
                 assert stream is not None, "a streaming call gave a body"
                 async for text in stream:

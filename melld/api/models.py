@@ -18,7 +18,10 @@ class AskedModel(Protocol):
 
     names: tuple[str, ...]
     serving: State | None
-    """vLLM's serving classes, as `init_app_state` leaves them; None if the model cannot be served."""
+    """vLLM's serving classes, as `init_app_state` leaves them; None until the model was loaded once."""
+
+    async def until_loaded(self) -> None:
+        """Have a model loaded that is not; raise if it cannot be, or not in time."""
 
     def check_queue(self, client: str, priority: int) -> None:
         """Raise if the full queue would send away a request of this client and priority on arrival."""
@@ -30,11 +33,11 @@ class AskedModel(Protocol):
         """Return what clients may know of the model."""
 
 
-def asked_model(models: Sequence[AskedModel], name: Any) -> tuple[AskedModel, State]:
-    """Return the model called `name`, without a name the first, and its serving classes.
+def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
+    """Return the model called `name`, without a name the first.
 
     Raises:
-        Refusal: 404, none has that name; 503, the model cannot be served.
+        Refusal: 404, none has that name.
     """
     is_named = isinstance(name, str) and name  # else vLLM says what is wrong
     found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
@@ -42,9 +45,7 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> tuple[AskedModel, St
         known = ", ".join(name for one in models for name in one.names)
         message = f"The model `{name[:200]}` does not exist; there are: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
-    if found.serving is None:
-        raise Refusal(503, f"the model {found.names[0]} cannot be served: {found.why_closed()}", code="unavailable")
-    return found, found.serving
+    return found
 
 
 def check_open(model: AskedModel) -> None:

@@ -29,6 +29,8 @@ COMMANDS: Mapping[str, SubCommand] = {
     "serve": SubCommand("melld.cli.serve", "serve models until told to stop"),
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live (also: ps)"),
     "models": SubCommand("melld.cli.models", "list the served models, loaded or not"),
+    "load": SubCommand("melld.cli.load", "load one of several models before it is asked"),
+    "unload": SubCommand("melld.cli.unload", "free the memory of one of several models"),
     "why": SubCommand("melld.cli.why", "tell what happened to a request, when, and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),

@@ -23,6 +23,7 @@ from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.preflight import check_model, check_policy
+from melld.daemon.sizes import check_sizes
 from melld.daemon.systemd import read_supervision
 from melld.daemon.units import remark_on_key_file
 from melld.engine.arguments import engine_arguments
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_model_files(config)
         check_keys(config, os.environ)
         gpus = find_gpus(config.devices, Nvml(), os.environ)
+        check_sizes(config, gpus)
         if not arguments.quick:
             check_with_vllm(config, gpus)
     except ConfigError as error:
@@ -87,7 +89,7 @@ def check_model_files(config: Config) -> None:
             raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-        engine_arguments(config.alone(model, "cpu"), "cpu")
+        engine_arguments(config.alone(model), "cpu")
 
 
 def check_with_vllm(config: Config, gpus: list[Device]) -> None:
@@ -100,14 +102,14 @@ def check_with_vllm(config: Config, gpus: list[Device]) -> None:
     if importlib.util.find_spec("vllm") is None or not local:
         return
     kind = kind_of(gpus)
-    slots = make_slots(config.alone(local[0], kind), gpus, os.environ, models=len(config.served))
+    slots = make_slots(config.alone(local[0]), gpus, os.environ, models=len(config.served))
     os.environ.update(slots[0].spec.environment)
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # our one line says it
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     from melld.engine.frontend.rehearsal import prepare
 
     for model in local:
-        prepare(config.alone(model, kind), kind)
+        prepare(config.alone(model), kind)
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:

@@ -127,6 +127,20 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """True if its process had to be started; `melld status` says when it is ready."""
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
+
+    model: str
+
+
+class Unload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Unload a model, and answer once its memory is free.  Answered by `melld.control.status.ModelStatus`."""
+
+    model: str
+    now: bool = False
+    """End its running requests with an error.  False: wait for their ends."""
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Report the boundaries of migrations, or measure them.  Answered by `Profiled`."""
 

@@ -23,13 +23,13 @@ from melld.control.server import Operation, serve_control
 from melld.control.status import SERVING, DaemonState, workers_ready
 from melld.daemon.hub import check_hub
 from melld.daemon.loop_probe import LoopProbe
+from melld.daemon.model import ServedModel
 from melld.daemon.preflight import check_model, check_policy, example_of, ready_text, url_of
 from melld.daemon.progress import StartProgress
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import make_parts, operations_of
-from melld.engine.fleet.supervisor import WorkerStartFailed
+from melld.daemon.wiring import let_devices, make_parts, operations_of
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
@@ -98,7 +98,7 @@ class Daemon:
             self._condition.warnings.append(remark)
         self._parts = make_parts(config, url_of(self.settings.listeners), self._condition)
         self.watch, self._models = self._parts.watch, self._parts.models
-        self.operations |= operations_of(self._models)
+        self.operations |= operations_of(self._models, self._parts.landlord)
         return control
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -130,7 +130,13 @@ class Daemon:
         kind = next(iter(self._models[0].parts.fleet.places.values())).slot.spec.device_kind
         configs = [model.parts.config for model in self._models]
         preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, kind))
-        workers = asyncio.ensure_future(self._start_workers(progress))
+        if (landlord := self._parts.landlord) is not None:
+            self._parts.template.start()  # its imports take as long
+            prepared = await preparing
+            let_devices(self._parts, self.config, prepared)
+            await landlord.start(progress.became_ready)
+            return prepared
+        workers = asyncio.ensure_future(self._models[0].start(progress.became_ready))
         try:
             prepared = await preparing
             await workers
@@ -138,35 +144,31 @@ class Daemon:
         finally:
             workers.cancel()
 
-    async def _start_workers(self, progress: StartProgress) -> None:
-        """Start every model's workers; a model that cannot be started does not keep the others from being served."""
-        started = [model.start(progress.became_ready) for model in self._models]
-        failures = await asyncio.gather(*started, return_exceptions=True)
-        unexpected = [one for one in failures if one is not None and not isinstance(one, WorkerStartFailed)]
-        if unexpected or None not in failures:
-            raise next(one for one in (*unexpected, *failures) if one is not None)
-        for model, failure in zip(self._models, failures, strict=True):
-            if failure is not None:
-                model.failure = str(failure)
-                log.error("%s cannot be served: %s", model.name, failure)
-                self._condition.warnings.append(f"{model.name} cannot be served until melld starts again: {failure}")
-
     # -- serve ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        from melld.api.app import ApiContext, start_api
+        from melld.api.app import ApiContext, prepare_serving, start_api
         from melld.api.guards.media import media_from_public_addresses
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         registry = prometheus_client.REGISTRY
         vllm_metrics = VllmMetrics(registry)
-        served = [pair for pair in zip(self._models, self._prepared, strict=True) if not pair[0].failure]
-        for model, prepared in served:
-            await model.open(self._parts.template, prepared)
+
+        async def open_model(model: ServedModel) -> None:
+            await model.open(self._parts.template, self._prepared[self._models.index(model)])
+            prepare_serving(model.serving)
             vllm_metrics.keep()
             for name, work in model.work().items():
                 self._watch_over(work, name if len(self._models) == 1 else f"{name} of {model.name}")
+            model.loaded()
+
+        for model in self._models:
+            if model.is_warm:
+                await open_model(model)
+        if (landlord := self._parts.landlord) is not None:
+            landlord.serve(open_model)
+            self._watch_over(landlord.run(), "landlord")
         registry.register(vllm_metrics)
         registry.register(self._parts.metrics)
         probe = LoopProbe(registry)
@@ -183,13 +185,13 @@ class Daemon:
         take_over_loggers()
         media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if not self.config.server.allow_internal_media_urls:
-            domains = [getattr(arguments, "allowed_media_domains", None) for _, (_, arguments) in served]
+            domains = [getattr(arguments, "allowed_media_domains", None) for _, arguments in self._prepared]
             media = media_from_public_addresses(has_domains=any(domains))
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self._condition.state = DaemonState.READY
             self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
-            first = served[0][0]
+            first = next(model for model in self._models if model.serving is not None)
             example = example_of(first.serving)
             directory, status = self.config.server.runtime_directory, self.watch.status()
             missing = [one for one in status.workers if one.state not in SERVING]

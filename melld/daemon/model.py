@@ -4,6 +4,7 @@ Owns whether the model can be asked, and why not.  Knows no other model: what th
 process, is the daemon's.
 """
 
+import asyncio
 from argparse import Namespace
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -25,8 +26,21 @@ from melld.engine.fleet.place import WARM, Place
 from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.vllm_options import option_behind
+from melld.errors import MelldError
+from melld.scheduler.view import ClusterView
 
-NOT_LOADED = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.DRAINED})
+LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
+
+
+class ModelNotLoaded(MelldError):
+    """The call's model is not loaded: it could not be, or not in time."""
+
+    status = 503
+    code = "model_not_loaded"
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
 
 
 class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +49,17 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     fleet: Fleet
     driver: Driver
+    cluster: ClusterView
     idle: IdleWorkers
     boundaries: BoundaryKeeper
     history: History
     stories: Stories
     why: Why
     decisions: DecisionLogFile | None = None
+
+
+def _nothing(_model: Any) -> None:
+    """Do nothing."""
 
 
 class ServedModel:
@@ -51,7 +70,12 @@ class ServedModel:
         self.names = parts.config.model.names
         self.name = self.names[0]
         self.failure = ""
-        """Why the model cannot be served until the daemon starts again; empty if it can."""
+        """Why its last load failed; empty if it did not."""
+        self.waiting: set[asyncio.Future[None]] = set()
+        """Calls that wait for its load."""
+        self.on_wanted: Callable[[ServedModel], None] = _nothing
+        """Has the model loaded; a lone model is loaded at the start."""
+        self._closed_until_s = 0.0
         self.frontend: Any = None
         """`Frontend`, once the first worker has been ready."""
         self.serving: Any = None
@@ -66,7 +90,11 @@ class ServedModel:
         try:
             await self.parts.fleet.supervisor.start(on_ready)
         except WorkerStartFailed as failed:
-            raise failed.because_of(option_behind(failed.reason, self.parts.config.model.vllm)) from failed
+            raise self.named(failed) from failed
+
+    def named(self, failed: WorkerStartFailed) -> WorkerStartFailed:
+        """Return the same failure with the option to look at, if one is to blame."""
+        return failed.because_of(option_behind(failed.reason, self.parts.config.model.vllm))
 
     async def open(self, template: TemplateProcess, prepared: tuple[Any, Namespace]) -> None:
         """Make the front end, of vLLM's configuration and serving arguments.  A worker has been ready."""
@@ -76,6 +104,53 @@ class ServedModel:
         budget_s = self.parts.config.server.constraint_cpu_s
         self.frontend = make_frontend(self.parts.fleet, template, vllm_config, budget_s)
         self.serving = await serving_state(self.frontend, arguments)
+
+    def loaded(self) -> None:
+        """Let those go on who wait for the model."""
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def failed(self, why: str, retry_s: float) -> None:
+        """Note that the model could not be loaded and is not tried again for `retry_s`; refuse whoever waits for it."""
+        self.failure = f"{self.name} could not be loaded: {why}"
+        self._closed_until_s = asyncio.get_running_loop().time() + retry_s
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_exception(ModelNotLoaded(self.failure, retry_s))
+        for live in list(self.parts.fleet.live.values()):
+            if live.worker is None and not live.output_token_ids:
+                self.parts.fleet.end(live.request, ModelNotLoaded(self.failure, retry_s))
+
+    def loads_again(self) -> None:
+        """Forget an earlier failure: a worker is ready."""
+        self.failure = ""
+
+    @property
+    def is_warm(self) -> bool:
+        """Return True if a worker has the model loaded."""
+        return any(place.is_ready for place in self.parts.fleet.places.values())
+
+    async def until_loaded(self) -> None:
+        """Have the model loaded; return once it can be asked.
+
+        Raises:
+            ModelNotLoaded: it cannot be loaded, or not within the queue's deadline.
+        """
+        if self.serving is not None and self.is_warm:
+            return
+        deadline_s = self.parts.config.server.queue_deadline_s
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiting.add(waiter)
+        try:
+            self.on_wanted(self)
+            async with asyncio.timeout(deadline_s):
+                await waiter
+        except TimeoutError:
+            why = f"{self.name} could not be loaded within {deadline_s:g} s: there is no room"
+            raise ModelNotLoaded(why, 1.0) from None
+        finally:
+            self.waiting.discard(waiter)
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs as long as the model is served, by name."""
@@ -125,7 +200,7 @@ class ServedModel:
         )
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
-        if self.failure:
+        if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
             return self.failure
         states = [(place, self.state_of(place)[0]) for place in self.parts.fleet.places.values()]
         if any(holds(place, state) for place, state in states):
@@ -137,8 +212,8 @@ class ServedModel:
         states = [place.state for place in self.parts.fleet.places.values()]
         if any(state in WARM for state in states):
             state = ModelState.LOADED
-        elif (reason := self.why_not_ready()) is not None:
+        elif (reason := self.failure or self.why_not_ready()) is not None and not LOADING.intersection(states):
             return ModelStatus(model=self.name, names=self.names, state=ModelState.FAILED, reason=reason)
         else:
-            state = ModelState.UNLOADED if all(one in NOT_LOADED for one in states) else ModelState.LOADING
+            state = ModelState.LOADING if LOADING.intersection(states) else ModelState.UNLOADED
         return ModelStatus(model=self.name, names=self.names, state=state)

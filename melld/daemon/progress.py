@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
+from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place
 
 INTERVAL_S = 5.0
@@ -31,7 +32,7 @@ class StartProgress:
         """Say what the workers do that are not ready, grouped by what they do."""
         by_doing: dict[str, list[str]] = {}
         for place in self._places:
-            if not place.is_ready:
+            if not place.is_ready and place.state is not WorkerState.STOPPED:
                 by_doing.setdefault(place.doing, []).append(place.slot.worker)
         parts = [f"{', '.join(workers)} {doing}" for doing, workers in by_doing.items()]
         return "; ".join(parts) or "preparing the API"

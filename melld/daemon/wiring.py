@@ -8,26 +8,43 @@ Owns the wiring and the operations of the control socket.  Starts nothing.
 
 import contextlib
 import logging
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import prometheus_client
 
 from melld import __version__
 from melld.config import Config, ModelConfig
-from melld.control.messages import AlreadyThere, AskStory, Drain, Drained, Migrate, Profile, Profiled, Resume, Resumed
+from melld.control.messages import (
+    AlreadyThere,
+    AskStory,
+    Drain,
+    Drained,
+    Load,
+    Migrate,
+    Profile,
+    Profiled,
+    Resume,
+    Resumed,
+    Unload,
+)
 from melld.control.server import Operation
+from melld.control.status import ModelStatus
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.history import History
+from melld.daemon.landlord import LandlordShell, NotUnloaded
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
+from melld.daemon.sizes import block_bytes_of, check_sizes, declarations
+from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
 from melld.decisions.file import DecisionLogFile
@@ -40,14 +57,18 @@ from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters, MoveReport
 from melld.engine.arguments import async_scheduling_told
+from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.codec import EngineCodec
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
-from melld.ids import RequestId, WorkerId
+from melld.ids import DeviceName, RequestId, WorkerId
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
+from melld.landlord.events import DeviceDeclared
+from melld.landlord.landlord import Landlord
+from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.scheduler.idle import SLEEP_AFTER_S, IdleSettings
@@ -65,6 +86,9 @@ class DaemonParts(NamedTuple):
     models: Sequence[ServedModel]
     watch: Watch
     metrics: Metrics
+    landlord: LandlordShell | None = None
+    """None with one model."""
+    gpus: Sequence[Device] = ()
 
 
 class Shared(NamedTuple):
@@ -81,12 +105,13 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     """Make all parts, for the configured or found devices.
 
     Raises:
-        ConfigError: a configured device is not there.
+        ConfigError: a configured device is not there, or a model is larger than any.
     """
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
+    check_sizes(config, gpus)
     kind, count = kind_of(gpus), len(config.served)
-    alone = [config.alone(model, kind) for model in config.served]
+    alone = [config.alone(model) for model in config.served]
     slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]
     environment = slots[0][0].spec.environment
     os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
@@ -100,8 +125,34 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         started_s=clock(),
         async_scheduling=async_scheduling_told(alone[0], kind),
     )
+    landlord = None
+    if count > 1:
+        landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
     watch = Watch(models, identity, condition, nvml if gpus else None)
-    return DaemonParts(template, models, watch, Metrics(watch, models))
+    return DaemonParts(template, models, watch, Metrics(watch, models), landlord, gpus)
+
+
+def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
+    """Give the workers of several models to the Landlord, now that vLLM has read what the models are like."""
+    assert parts.landlord is not None
+    slots = {one.name: [place.slot for place in one.parts.fleet.places.values()] for one in parts.models}
+    blocks = {one.name: block_bytes_of(pair[0]) for one, pair in zip(parts.models, prepared, strict=True)}
+    lends = not parts.gpus  # GPU memory is not lent yet: each worker there has its own
+    own = {
+        name: 0 if lends else int(of[0].spec.engine_arguments["kv_cache_memory_bytes"]) for name, of in slots.items()
+    }
+    declared = list(declarations(config, parts.gpus, slots, blocks, own, time.monotonic()))
+    arenas = {}
+    for one in declared if lends else ():
+        if isinstance(one, DeviceDeclared):
+            arenas[one.device] = Arena(one.device, one.memory_bytes, one.granule_bytes)
+    for model in parts.models:
+        for place in model.parts.fleet.places.values():
+            if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
+                spec = msgspec.structs.replace(place.slot.spec, arena=arena.spec())
+                place.slot = msgspec.structs.replace(place.slot, spec=spec)
+    tenants = [Tenant(one, blocks[one.name], lends=lends) for one in parts.models]
+    parts.landlord.take_over(declared, tenants, arenas)
 
 
 def make_model(
@@ -125,16 +176,19 @@ def make_model(
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)
 
     rest_s = config.idle.sleep_after_s
-    idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, config.idle.stop_after_s)
+    stop_after_s = config.idle.stop_after_s if models == 1 else math.inf  # of several the Landlord stops workers
+    idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, stop_after_s)
     idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
     links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
     limits = boundary_settings(config, slots, shared.gpus, links, os.environ)
     if models > 1:
-        limits = msgspec.structs.replace(limits, file=beside(limits.file, config.model))
+        # Beside other models' requests no figure would hold, and copying free blocks would take memory for them.
+        limits = msgspec.structs.replace(limits, file=beside(limits.file, config.model), measure_unasked=False)
     return ModelParts(
         config=config,
         fleet=fleet,
         driver=driver,
+        cluster=scheduler.cluster,
         idle=idle,
         boundaries=BoundaryKeeper(fleet, planner, limits, clock),
         history=history,
@@ -181,27 +235,27 @@ def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
     raise UnknownWorker(worker, [place for model in models for place in model.parts.fleet.places])
 
 
-def _of_model(models: Sequence[ServedModel], name: str) -> ModelParts:
-    """Return the parts of the model of that name; of the first for an empty name.
+def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
+    """Return the model of that name; the first for an empty name.
 
     Raises:
         UnknownModel: no model has that name.
     """
     for model in models:
         if not name or name in model.names:
-            return model.parts
+            return model
     raise UnknownModel(name, [known for model in models for known in model.names])
 
 
-def operations_of(models: Sequence[ServedModel]) -> Mapping[str, Operation]:
-    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume` and `why`."""
+def operations_of(models: Sequence[ServedModel], landlord: LandlordShell | None = None) -> Mapping[str, Operation]:
+    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         driver = _of_worker(models, asked.worker).driver
         return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
 
     async def profile(asked: Profile) -> Profiled:
-        boundaries = _of_model(models, asked.model).boundaries
+        boundaries = model_called(models, asked.model).parts.boundaries
         return await boundaries.measure() if asked.measure else boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
@@ -217,7 +271,21 @@ def operations_of(models: Sequence[ServedModel]) -> Mapping[str, Operation]:
                 return model.parts.stories.story(asked.request)
         return models[-1].parts.stories.story(asked.request)
 
+    async def load(asked: Load) -> ModelStatus:
+        model = model_called(models, asked.model)
+        await model.until_loaded()
+        return model.status()
+
+    async def unload(asked: Unload) -> ModelStatus:
+        model = model_called(models, asked.model)
+        if landlord is None:
+            raise NotUnloaded("one model is served alone, and stays: stop the daemon, or drain its workers")
+        await landlord.unload(model, asked.now)
+        return model.status()
+
     return {
+        "load": Operation(Load, load),
+        "unload": Operation(Unload, unload),
         "why": Operation(AskStory, why),
         "migrate": Operation(Migrate, migrate),
         "profile": Operation(Profile, profile),

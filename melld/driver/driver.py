@@ -34,6 +34,10 @@ PACES_EVERY_S = 0.5
 Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId, str]], None]
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class NoRoomAsked(MelldError):
     """The worker that an operator named cannot take the request now."""
 
@@ -73,6 +77,8 @@ class Driver:
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.preemptions = 0
+        self.on_rest: Callable[[], None] = _nothing
+        """Called after the last of the events at hand has been handled."""
         self._preempted: set[RequestId] = set()
         self._fleet = fleet
         self._clock = clock
@@ -85,7 +91,11 @@ class Driver:
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
         self.executor = executor
-        self._taps = taps
+        self._taps = list(taps)
+
+    def add_tap(self, tap: Tap) -> None:
+        """Have `tap` hear of every event from now on."""
+        self._taps.append(tap)
 
     def handle(self, event: events.AnyEvent) -> None:
         """Tell the scheduler of an event and carry out its commands; events that these cause are handled afterwards.
@@ -105,6 +115,12 @@ class Driver:
                 self._take(event)
         finally:
             self._handling = None
+        self.on_rest()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while an event is handled: one that comes now is handled after it."""
+        return self._handling is not None
 
     def _take(self, event: events.AnyEvent) -> None:
         """Handle one event to its end; a step that fails is logged and stops no other step."""

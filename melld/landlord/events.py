@@ -34,6 +34,7 @@ class Why(enum.StrEnum):
     PINNED = "pinned"
     TOO_LARGE = "larger than its device"
     BACK = "back"
+    OPERATOR = "operator"
 
 
 class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
@@ -47,7 +48,8 @@ class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
 class ModelDeclared(Event, frozen=True, tag=True, gc=False):
     """A model that may be loaded.
 
-    `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load.  `load_s`, `wake_s`:
+    `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
+    as `block_bytes` is.  `load_s`, `wake_s`:
     from nothing, and from dozing, to serving.  `weight`: its share when memory is short.  `dozes`: it can.
     `keep_alive_s`: idle time until it dozes; `stop_after_s`: dozing time until it stops.
     """
@@ -74,6 +76,12 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
     """The model's scheduler has activated this instance: requests are placed there, or will be at once."""
+
+    worker: WorkerId
+
+
+class UnloadAsked(Event, frozen=True, tag=True, gc=False):
+    """An operator wants the instance to leave once its requests have ended."""
 
     worker: WorkerId
 
@@ -109,10 +117,11 @@ class TakeTimedOut(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelLoaded(Event, frozen=True, tag=True, gc=False):
-    """The instance serves.  `resident_bytes`: measured; 0: as declared."""
+    """The instance serves.  `resident_bytes`, `block_bytes`: measured; 0: as declared."""
 
     worker: WorkerId
     resident_bytes: int = 0
+    block_bytes: int = 0
 
 
 class LoadFailed(Event, frozen=True, tag=True, gc=False):
@@ -215,6 +224,7 @@ AnyLandlordEvent = (
     | ModelDeclared
     | InstanceDeclared
     | ModelWanted
+    | UnloadAsked
     | KvNeeded
     | KvReturned
     | TakeTimedOut

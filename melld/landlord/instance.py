@@ -66,11 +66,12 @@ class Model:
     `waiting_since_s`: since when requests of it wait in vain; None: none do.  `first_bytes`: of the first of them.
     """
 
-    __slots__ = ("choice", "declared", "first_bytes", "instances", "resident_bytes", "waiting_since_s")
+    __slots__ = ("block_bytes", "choice", "declared", "first_bytes", "instances", "resident_bytes", "waiting_since_s")
 
     def __init__(self, declared: ModelDeclared) -> None:
         self.declared = declared
         self.resident_bytes = declared.resident_bytes
+        self.block_bytes = declared.block_bytes
         self.instances: list[Instance] = []
         self.waiting_since_s: float | None = None
         self.first_bytes = 0
@@ -178,7 +179,7 @@ class Instance:
     @property
     def usable_bytes(self) -> int:
         """Return the bytes of one granule that surely hold whole blocks of the model, wherever it begins."""
-        granule, block = self.house.ledger.granule_bytes, self.model.declared.block_bytes
+        granule, block = self.house.ledger.granule_bytes, max(self.model.block_bytes, 1)
         return granule if granule % block == 0 else (granule // block - 1) * block
 
     @property

@@ -53,6 +53,7 @@ class Landlord:
             events.ModelDeclared: self._model_declared,
             events.InstanceDeclared: self._instance_declared,
             events.ModelWanted: self._wanted,
+            events.UnloadAsked: self._unload_asked,
             events.KvNeeded: self._needed,
             events.KvReturned: self._returned,
             events.TakeTimedOut: self._timed_out,
@@ -111,6 +112,14 @@ class Landlord:
             self.tenure.want(self.instances[event.worker], self._now_s)
             self._settle_all()
 
+    def _unload_asked(self, event: events.UnloadAsked) -> None:
+        instance = self.instances[event.worker]
+        if instance.state is S.READY:
+            self.tenure.drain(instance, Why.OPERATOR, self._now_s)
+        elif instance.state is S.DOZING:
+            self.tenure.leave(instance, Why.OPERATOR, self._now_s)
+        self._settle_all()
+
     def _needed(self, event: events.KvNeeded) -> None:
         instance = self.instances[event.worker]
         instance.note_use(event.used_bytes, event.ahead_bytes, event.requests, event.at_s)
@@ -142,6 +151,7 @@ class Landlord:
         instance.idle_since_s = event.at_s
         model = instance.model
         model.resident_bytes = event.resident_bytes or model.resident_bytes
+        model.block_bytes = event.block_bytes or model.block_bytes
         instance.house.ledger.reside(instance.id, model.resident_bytes)
         if self.is_alone:
             self.lender.birth(instance)

@@ -30,5 +30,9 @@ class ClusterView(Protocol):
     def now_s(self) -> float:
         """Return the time of the last event."""
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Return what a request is expected to grow by within one horizon."""
+
     def could_hold(self, kv_bytes: int) -> bool:
         """Return True where some worker that takes requests would hold so much if it were empty."""

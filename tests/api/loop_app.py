@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from melld.api.app import ApiContext, start_api
+from melld.api.app import ApiContext, prepare_serving, start_api
 from melld.api.keys import Keys
 from melld.config import Config, DevicesConfig, ModelConfig, ServerConfig
 from melld.engine.arguments import engine_arguments
@@ -105,6 +105,9 @@ class Asked:
     def why_closed(self) -> str | None:
         return None
 
+    async def until_loaded(self) -> None:
+        """It is."""
+
     def status(self) -> Any:
         return None
 
@@ -156,8 +159,10 @@ async def main(model: str) -> None:
     frontend = frontend_over(cast("Fleet", Worker()), ("generate",), cast("Judges", None), vllm_config)
     await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
+    serving = await serving_state(frontend, arguments)
+    prepare_serving(serving)
     context = ApiContext(
-        models=[Asked(await serving_state(frontend, arguments))],
+        models=[Asked(serving)],
         config=ServerConfig,
         keys=Keys,
         why_not_ready=lambda: None,

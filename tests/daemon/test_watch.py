@@ -41,6 +41,7 @@ class Watched:
             config=Config(model=ModelConfig(path="m", name="demo")),
             fleet=daemon.fleet,
             driver=daemon.driver,
+            cluster=daemon.scheduler.cluster,
             idle=idle,
             boundaries=boundaries,
             history=history,

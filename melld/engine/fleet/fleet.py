@@ -234,6 +234,14 @@ class Fleet:
         """Tell the scheduler to plan with this capacity on the worker, until the next call."""
         self._notices.tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
 
+    def introduce(self, worker: WorkerId, offer: Offer) -> None:
+        """Tell the scheduler of an owned worker that it does not know."""
+        self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
+
+    def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
+        """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
+        self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
+
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
@@ -276,7 +284,8 @@ class Fleet:
             if not is_known:
                 self._displace(worker, theirs, ended)
         self.lending.worker_ended(worker, siblings)
-        if ended.expected and not is_known:  # the scheduler no longer knows it and so cannot have it woken
+        # The scheduler no longer knows a worker that was stopped while it had requests, and so cannot have it woken.
+        if ended.expected and not is_known and self.supervisor.owner is None:
             self.wake(worker)
 
     def _displace(self, worker: WorkerId, theirs: Sequence[Live], ended: WorkerEnded) -> None:
@@ -301,6 +310,10 @@ class Fleet:
         for request in self.places[worker].take_held():
             if (live := self.owned.owned(request, worker)) is not None:
                 self._give(live, worker)
+        if self.supervisor.owner is not None:
+            self.supervisor.owner.worker_ready(worker, ready)
+            self._listener().executor.worker_ready(worker, ready)
+            return
         steady = not self.places[worker].setbacks
         offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
         self._notices.tell_all(self.places[worker].announce(offer, self._clock()))

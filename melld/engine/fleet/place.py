@@ -101,6 +101,10 @@ class Place:
         self.has_been_ready = False
         self.detail = ""
         self.unanswered = 0
+        self.is_owned = False
+        """Somebody else decides when it starts and what it offers; it is never given up."""
+        self.rested_s = 0.0
+        """When it may be started again after its last death."""
         self.stays_out = False
         """An operator has stopped it: only an operator starts it again."""
         self.wake_s = 0.0
@@ -131,7 +135,7 @@ class Place:
     @property
     def given_up(self) -> bool:
         """Return whether it has died while loading too often to be restarted without an operator."""
-        return self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS
+        return not self.is_owned and self.state is WorkerState.FAILED and self.failed_starts >= MAX_FAILED_STARTS
 
     @property
     def back_off_s(self) -> float:
@@ -189,6 +193,29 @@ class Place:
             told.append(events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=0.0))
         return told
 
+    def introduce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
+        """Tell of an owned worker, ready or not: what it may hold at most, then nothing, until `lend` says more.
+
+        Meanwhile it has no slots, so that nothing is placed on a promise that nobody has made.
+        """
+        if self.offer is not None:
+            return []
+        worker, self.offer = self.slot.worker, msgspec.structs.replace(offer, capacity_bytes=0)
+        most, block_bytes, steady = offer.capacity_bytes, offer.block_bytes, not self.setbacks
+        return [
+            events.WorkerUp(now_s, worker, most, slots=0, block_bytes=block_bytes, steady=steady),
+            events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=0),
+            events.WorkerSlotsChanged(now_s, worker=worker, slots=offer.slots),
+        ]
+
+    def lend(self, capacity_bytes: int, wake_s: float, now_s: float) -> list[events.AnyEvent]:
+        """Note what an owned worker may hold now, and in what time it would serve."""
+        if self.offer is None:
+            return []
+        self.is_cold = wake_s > 0.0
+        woken = events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=wake_s)
+        return [woken, *self.resize(capacity_bytes, now_s)]
+
     def limit(self, slots: int, now_s: float) -> list[events.AnyEvent]:
         """Cap the worker at `slots` requests."""
         if self.offer is None or self.offer.slots == slots:
@@ -205,7 +232,7 @@ class Place:
 
     def rest(self, now_s: float) -> list[events.AnyEvent]:
         """Note that the process ends on purpose.  Held requests stay held."""
-        if self.offer is None or self.is_cold:
+        if self.offer is None or self.is_cold or self.is_owned:
             return []
         self.is_cold = True
         return [events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=self.wake_s)]

@@ -50,6 +50,19 @@ class FleetListener(Protocol):
         """Act on an event before returning."""
 
 
+class WorkerOwner(Protocol):
+    """Decides which workers have a process, where several models share devices.  Hears of each on the event loop."""
+
+    def wanted(self, worker: WorkerId) -> None:
+        """Note that a worker without a process has requests, or will have."""
+
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
+        """Note that the worker serves.  The scheduler hears of it from the owner."""
+
+    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
+        """Note that the process is gone, and that its requests have left it."""
+
+
 class WorkerListener(Protocol):
     """Hears of each worker, on the event loop.  The fleet is one."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
-from melld.engine.fleet.ports import WorkerListener
+from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
@@ -64,6 +64,8 @@ class Supervisor:
         self._first_start: asyncio.Future[None] | None = None
         self._first_failure: WorkerStartFailed | None = None
         self._stopping = False
+        self.owner: WorkerOwner | None = None
+        """Who says which workers run, if not this class."""
         self._on_ready: Callable[[Place], None] = _nothing
         self._template = template
 
@@ -88,6 +90,13 @@ class Supervisor:
             self._first_start = None
             self._on_ready = _nothing
 
+    def leave_to(self, owner: WorkerOwner) -> None:
+        """Start no worker unless `owner` says so with `load`.  To be called instead of `start`."""
+        self.owner = owner
+        for place in self.places.values():
+            place.is_owned = True
+            place.state = WorkerState.STOPPED
+
     async def stop(self) -> None:
         """End every worker; return when none is left."""
         self._stopping = True
@@ -107,6 +116,19 @@ class Supervisor:
         place = self.places[worker]
         place.stays_out = False
         self._begin(place, "start")
+
+    def load(self, worker: WorkerId) -> bool:
+        """Start a worker for its owner, after a death once it has rested; return False if an operator keeps it out."""
+        place = self.places[worker]
+        event = "retry" if place.state is WorkerState.FAILED else "wake"
+        if self._stopping or not place.may(event):
+            return place.state in (WorkerState.STARTING, WorkerState.WAKING)
+        if event == "retry":
+            place.restarts += 1
+        place.step(event)
+        if place.process is None:
+            self._own(self._spawn_rested(place), f"start {worker}")
+        return True
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
@@ -142,8 +164,11 @@ class Supervisor:
         return place.process if place.is_ready else None
 
     def _begin(self, place: Place, event: str) -> None:
-        """Bring a worker back if the table allows this event."""
+        """Bring a worker back if the table allows this event; one without a process only if it has no owner."""
         if not place.may(event) or (self._stopping and not place.is_ready):
+            return
+        if self.owner is not None and not place.is_ready:
+            self.owner.wanted(place.slot.worker)
             return
         was_given_up = place.given_up
         place.step(event)
@@ -208,7 +233,8 @@ class Supervisor:
             log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
             is_first = not self._anybody_was_ready
             place.has_been_ready = True
-            for failed in self.places.values() if is_first else ():  # now it is known that the model can be served
+            # Now it is known that the model can be served.
+            for failed in self.places.values() if is_first and self.owner is None else ():
                 if failed.state is WorkerState.FAILED:
                     self._restart(failed)
         self._listener.worker_said(place.slot, message, payload)
@@ -228,6 +254,7 @@ class Supervisor:
             place.step("ended")
         else:
             place.died(place.is_ready)
+            place.rested_s = asyncio.get_running_loop().time() + place.back_off_s
             place.detail = ended.reason
             self._first_failure = self._first_failure or WorkerStartFailed(
                 ended.worker, place.slot.device, ended.reason
@@ -235,9 +262,11 @@ class Supervisor:
             log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
         self._listener.worker_ended(place.slot, ended)
         self._check_first_start()
-        if not self._stopping and place.state is WorkerState.FAILED and self._anybody_was_ready:
+        if self.owner is not None:
+            self.owner.worker_ended(place.slot.worker, ended)
+        elif not self._stopping and place.state is WorkerState.FAILED and self._anybody_was_ready:
             self._restart(place)
-        elif not self._stopping and place.state is WorkerState.WAKING:
+        if not self._stopping and place.state is WorkerState.WAKING:
             self._own(self._spawn(place), f"start {ended.worker}")
 
     @property
@@ -268,6 +297,10 @@ class Supervisor:
         if place.may("retry"):
             place.step("retry")
             await self._spawn(place)
+
+    async def _spawn_rested(self, place: Place) -> None:
+        await asyncio.sleep(max(place.rested_s - asyncio.get_running_loop().time(), 0.0))
+        await self._spawn(place)
 
     # -- hung workers -----------------------------------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class VllmMetrics:
                 kept.register(collector)
         self._kept.append(kept)
 
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: names told here would be refused to vLLM's next front end in the same registry."""
+        return iter(())
+
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once, with the series of all front ends."""
         merged: dict[str, Metric] = {}

@@ -1,0 +1,376 @@
+"""The Landlord at work: tells it what happens to the models of one daemon, and carries out its commands.
+
+Only with several models.  Decides nothing: `melld.landlord` does.
+
+    schedulers, workers, calls ──event──► Landlord ──commands──► schedulers (what they may hold), fleets (granules),
+                                                                 supervisors (processes)
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from melld.daemon.model import ServedModel
+from melld.daemon.tenant import Tenant, of_workers
+from melld.engine.fleet.arena import Arena
+from melld.engine.fleet.lending import TakeFailed
+from melld.engine.fleet.place import Place
+from melld.engine.fleet.process import WorkerEnded
+from melld.engine.fleet.supervisor import WorkerStartFailed
+from melld.engine.wire import messages as wire
+from melld.errors import MelldError
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord import events as e
+from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
+from melld.landlord.instance import ABSENT, ON_DEVICE, InstanceState
+from melld.landlord.landlord import Landlord
+from melld.scheduler import events
+
+log = logging.getLogger("melld.landlord")
+TICK_S = 0.25
+NEVER_S = 1e9
+KEPT_OUT_S = 10.0
+"""So long a worker that an operator keeps out is not tried again."""
+
+
+class NotUnloaded(MelldError):
+    """The model cannot be unloaded now."""
+
+    status = 409
+    code = "not_unloaded"
+
+
+class NothingFits(MelldError):
+    """No model fits on any device."""
+
+    def __init__(self) -> None:
+        super().__init__("no model fits on any device beside the least KV memory: `melld check-config` has the sizes")
+
+
+class Unloaded(MelldError):
+    """An operator has unloaded the request's model at once."""
+
+    status = 503
+    code = "model_unloaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"an operator has unloaded {model}: try again later")
+
+
+class LandlordShell:
+    """The Landlord of one daemon, and the workers of its models, which it owns."""
+
+    def __init__(self, landlord: Landlord, clock: Callable[[], float]) -> None:
+        self.landlord = landlord
+        self._arenas: Mapping[DeviceName, Arena] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tenants: dict[ModelName, Tenant] = {}
+        self.loads = self.takes = self.moved_blocks = 0
+        self._open_model: Callable[[ServedModel], Awaitable[None]] | None = None
+        self._clock = clock
+        self._by_worker: Mapping[WorkerId, Tenant] = {}
+        self._granted: dict[WorkerId, set[int]] = {}
+        self._offers: dict[WorkerId, e.OfferCapacity] = {}
+        self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
+        self._starting: dict[WorkerId, WorkerStartFailed | None] = {}
+        self._started = asyncio.Event()
+        self._on_ready: Callable[[Place], None] = lambda _place: None
+        self._opening: set[ModelName] = set()
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def take_over(
+        self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, Arena]
+    ) -> None:
+        """Own all workers of these models from now on; `declared` says what there is."""
+        self.tenants = {tenant.name: tenant for tenant in tenants}
+        self._arenas = arenas
+        self._by_worker = of_workers(list(self.tenants.values()))
+        for tenant in self.tenants.values():
+            tenant.fleet.supervisor.leave_to(self)
+            tenant.fleet.lending.on_gone = self._worker_gone
+            tenant.fleet.lending.on_returned = self._returned
+            tenant.driver.add_tap(partial(self._heard, tenant))
+            tenant.driver.on_rest = self._tell_offers
+            tenant.model.on_wanted = self.want
+        for event in declared:
+            self.hear(event)
+
+    async def start(self, on_ready: Callable[[Place], None]) -> None:
+        """Load one instance of each model while there is room, pinned models first; return when each is there.
+
+        Raises:
+            WorkerStartFailed: none could be started; this is the first failure.
+        """
+        self._on_ready = on_ready
+        self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
+        for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
+            self.want(tenant.model)
+        if not self._starting:
+            raise NothingFits
+        await self._started.wait()
+        self._on_ready = lambda _place: None
+        failures = list(self._starting.values())
+        if failures and None not in failures:
+            raise next(failure for failure in failures if failure is not None)
+        self._starting.clear()
+
+    def _settled(self, worker: WorkerId) -> None:
+        """Note that a worker that was to be started first is ready, or has failed."""
+        places = (self._by_worker[name].fleet.places[name] for name in self._starting)
+        if worker in self._starting and all(
+            place.is_ready or self._starting[place.slot.worker] is not None for place in places
+        ):
+            self._started.set()
+
+    async def run(self) -> None:
+        """Report what the models do, several times a second, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            for tenant in self.tenants.values():
+                self._tell_needs(tenant)
+                if tenant.model.waiting and not tenant.model.is_warm:
+                    self.want(tenant.model)
+            loads = {name: tenant.take_load() for name, tenant in self.tenants.items()}
+            self.hear(e.ModelsMeasured(self._clock(), loads))
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def hear(self, event: AnyLandlordEvent) -> None:
+        """Let the Landlord decide, and carry that out."""
+        for command in self.landlord.handle(event):
+            if isinstance(command, e.OfferCapacity):
+                self._offers[command.worker] = self._last_offers[command.worker] = command
+            else:
+                self._carry_out(command)
+        self._tell_offers()
+
+    def _heard(self, tenant: Tenant, event: events.AnyEvent, *_: object) -> None:
+        """Note an event that the model's scheduler has handled, and what the scheduler counts now."""
+        tenant.heard(event)
+        self._tell_needs(tenant)
+
+    def _tell_needs(self, tenant: Tenant) -> None:
+        for need in tenant.take_needs(self._clock()):
+            self.hear(need)
+
+    def _tell_offers(self) -> None:
+        """Tell each scheduler that is at rest; one that handles an event is told afterwards, by then perhaps anew."""
+        for worker in list(self._offers):
+            tenant = self._by_worker[worker]
+            if not tenant.is_busy and (offer := self._offers.pop(worker, None)) is not None:
+                tenant.tell(offer)
+
+    def want(self, model: ServedModel) -> None:
+        """Have a model loaded that no worker has, if there is room now; else whoever waits for it is counted."""
+        tenant = self.tenants[ModelName(model.name)]
+        self._open(tenant)
+        workers = tenant.fleet.places
+        instances = [self.landlord.instances[worker] for worker in workers]
+        offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
+        there = any(one.state in ON_DEVICE for one in instances)
+        if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
+            self.wanted(min(room, key=lambda offer: offer.wake_s).worker)
+
+    # -- what happens to workers: the supervisor's and the fleet's owner ---------------------------------------------
+
+    def wanted(self, worker: WorkerId) -> None:
+        """See `WorkerOwner`."""
+        self.hear(e.ModelWanted(self._clock(), worker))
+
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
+        """See `WorkerOwner`."""
+        tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
+        tenant.model.loads_again()
+        self._on_ready(tenant.fleet.places[worker])
+        self.hear(e.ModelLoaded(self._clock(), worker, self._measured(tenant, ready), ready.block_bytes))
+        ledger = instance.house.ledger
+        most = (ledger.memory_bytes - instance.model.resident_bytes) // ledger.granule_bytes - 1
+        tenant.note_ready(ready, most * instance.usable_bytes)
+        self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
+        self._tell_offers()
+        self._settled(worker)
+        self._open(tenant)
+
+    def _measured(self, tenant: Tenant, ready: wire.WorkerReady) -> int:
+        """Return what the worker holds beside the arena; 0: not measured."""
+        if tenant.lends and ready.arena_failure:
+            log.warning("%s lends no memory: %s", tenant.name, ready.arena_failure)
+            tenant.lends = False
+        own_bytes = 0 if tenant.lends else ready.total_blocks * ready.block_bytes
+        return ready.resident_bytes + own_bytes if ready.resident_bytes else 0
+
+    def serve(self, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
+        """Have `open_model` make the front end of each model that is loaded for the first time from now on."""
+        self._open_model = open_model
+        for tenant in self.tenants.values():
+            self._open(tenant)
+
+    def _open(self, tenant: Tenant) -> None:
+        model = tenant.model
+        if model.serving is not None:
+            model.loaded()
+        elif self._open_model is not None and model.is_warm and tenant.name not in self._opening:
+            self._opening.add(tenant.name)
+            self._do(self._open_first(model, self._open_model))
+
+    async def _open_first(self, model: ServedModel, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
+        try:
+            await open_model(model)
+        except Exception as error:
+            model.failed(f"its front end could not be made: {error}", 0.0)
+            raise
+        finally:
+            self._opening.discard(ModelName(model.name))
+
+    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
+        """See `WorkerOwner`."""
+        tenant = self._by_worker[worker]
+        place = tenant.fleet.places[worker]
+        if not self._is_loading(worker):
+            return  # `_worker_gone` follows, or came before
+        if ended.expected:
+            self.hear(e.ModelGone(self._clock(), worker))
+            return
+        failure = WorkerStartFailed(worker, place.slot.device, ended.reason)
+        self.hear(e.LoadFailed(self._clock(), worker, place.back_off_s))
+        if worker in self._starting:
+            self._starting[worker] = tenant.model.named(failure)
+        if not ended.from_outside and not tenant.model.is_warm:
+            tenant.model.failed(str(tenant.model.named(failure)), place.back_off_s)
+        self._settled(worker)
+
+    def _is_loading(self, worker: WorkerId) -> bool:
+        return self.landlord.instances[worker].state is InstanceState.LOADING
+
+    def _worker_gone(self, worker: WorkerId) -> None:
+        """Have the memory of a worker freed that has ended, and from which nobody copies any longer."""
+        if not self._is_loading(worker):  # such a one has no granules, and `worker_ended` tells of it
+            self._do(self._scrub(worker))
+
+    async def _scrub(self, worker: WorkerId) -> None:
+        granules, arena = self._granted.pop(worker, set()), self._arena_of(worker)
+        if granules and arena is not None:
+            await arena.scrub(granules)
+        self.hear(e.ModelGone(self._clock(), worker))
+
+    def _arena_of(self, worker: WorkerId) -> Arena | None:
+        tenant = self._by_worker[worker]
+        return self._arenas.get(self.landlord.instances[worker].house.name) if tenant.lends else None
+
+    def _returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        self.moved_blocks += returned.moved_blocks
+        self._granted.get(worker, set()).difference_update(returned.granules)
+        counts = returned.granules, returned.moved_blocks, returned.pinned
+        self.hear(e.KvReturned(self._clock(), worker, *counts))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a command of the Landlord failed", exc_info=error)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: AnyLandlordCommand) -> None:
+        tenant, worker = self._by_worker[command.worker], command.worker
+        log.debug("%s", command)
+        match command:
+            case e.GrantKv():
+                self._granted.setdefault(worker, set()).update(command.granules)
+                if tenant.lends:
+                    tenant.fleet.grant(worker, command.granules, command.cause)
+            case e.TakeKv():
+                self.takes += 1
+                self._do(self._take(tenant, command))
+            case e.LoadModel():
+                self._load(tenant, worker)
+            case e.UnloadModel():
+                log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
+                if command.why is e.Why.TOO_LARGE:
+                    self._told_too_large(tenant, worker)
+                tenant.fleet.stop_worker(worker)
+                if tenant.fleet.places[worker].process is None:
+                    self._worker_gone(worker)
+            case e.DrainInstance() | e.ReopenInstance():
+                self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
+
+    def _told_too_large(self, tenant: Tenant, worker: WorkerId) -> None:
+        """Refuse whoever waits for a model that takes more memory than was thought, if it could never fit."""
+        instance = self.landlord.instances[worker]
+        ledger, resident_bytes = instance.house.ledger, instance.model.resident_bytes
+        why = (
+            f"{worker} takes {resident_bytes / 2**20:,.0f} MiB of the {ledger.memory_bytes / 2**20:,.0f} MiB that "
+            f"{instance.house.name} may hold, which leaves no room for KV memory"
+        )
+        if worker in self._starting:
+            self._starting[worker] = WorkerStartFailed(worker, str(instance.house.name), why)
+        if resident_bytes + 2 * ledger.granule_bytes > ledger.memory_bytes:
+            log.error("%s: %s", tenant.name, why)
+            tenant.model.failed(why, NEVER_S)
+
+    async def _take(self, tenant: Tenant, command: e.TakeKv) -> None:
+        worker = command.worker
+        if not tenant.lends:
+            granules = tuple(sorted(self._granted[worker])[: command.granules])
+            self._returned(worker, wire.GranulesReturned(take=0, granules=granules))
+            return
+        try:
+            returned = await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
+        except TakeFailed as failed:
+            log.warning("%s", failed)
+            self.hear(e.TakeTimedOut(self._clock(), worker))
+        else:
+            self._returned(worker, returned)
+
+    def _load(self, tenant: Tenant, worker: WorkerId) -> None:
+        self.loads += 1
+        if not self._started.is_set():
+            self._starting[worker] = None
+        log.info("%s: loading %s", worker, tenant.name)
+        if not tenant.fleet.supervisor.load(worker):
+            self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
+
+    def _drain(self, tenant: Tenant, worker: WorkerId, *, is_reopened: bool) -> None:
+        """Tell the scheduler, if it knows the worker and no operator drains it."""
+        if worker in tenant.model.parts.cluster.workers and worker not in tenant.driver.drains.by_worker:
+            kind = events.WorkerResumed if is_reopened else events.WorkerDraining
+            tenant.driver.handle(kind(self._clock(), worker=worker))
+
+    # -- for operators -----------------------------------------------------------------------------------------------
+
+    async def unload(self, model: ServedModel, now: bool) -> None:
+        """Unload the model once its requests have ended, or `now`, with an error for each of them.
+
+        Raises:
+            NotUnloaded: it is pinned, or is being loaded.
+        """
+        if model.parts.config.model.pinned:
+            raise NotUnloaded(f"{model.name} is pinned: it stays loaded")
+        tenant = self.tenants[ModelName(model.name)]
+        instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
+        if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
+            raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
+        for instance in instances:
+            if instance.state not in ABSENT:
+                self.hear(e.UnloadAsked(self._clock(), instance.id))
+        for request in list(tenant.fleet.live) if now else ():
+            tenant.fleet.end(request, Unloaded(model.name))
+        ends = [place.process.wait_ended() for place in tenant.fleet.places.values() if place.process is not None]
+        await asyncio.gather(*ends)
+
+    def memory_of(self, device: DeviceName) -> tuple[int, int, int, Mapping[ModelName, tuple[int, int]]]:
+        """Return a device's memory, granule and free bytes, and each model's weights and granted bytes there."""
+        house = self.landlord.houses[device]
+        ledger = house.ledger
+        parts = {
+            one.model.name: (ledger.resident(one.id), ledger.granted(one.id) * ledger.granule_bytes)
+            for one in house.instances
+        }
+        return ledger.memory_bytes, ledger.granule_bytes, ledger.free * ledger.granule_bytes, parts

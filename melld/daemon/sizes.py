@@ -1,0 +1,131 @@
+"""What models take and what devices hold, before anything is loaded: from files, settings and the machine.
+
+Owns the guesses that each load replaces by measured figures, and the refusal of models that can never fit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld.config import Config, CpuDevices, ModelConfig
+from melld.engine.arguments import engine_arguments
+from melld.engine.fleet.place import Slot
+from melld.errors import ConfigError
+from melld.ids import DeviceName, ModelName
+from melld.kvstore.device_reading import Device
+from melld.landlord import events as e
+from melld.landlord.granules import granule_bytes_for
+
+AVAILABLE_PART = 0.9
+"""The part of the machine's available memory that CPU devices may hold together, unless it is configured."""
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
+BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+LOAD_S, LOAD_BYTES_PER_S = 3.0, 1e9
+"""A first guess at how long a load takes: the start of an engine, and reading its weights."""
+BESIDE_WEIGHTS_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+"""A first guess at what a worker takes on its device beside weights and KV: 220 MiB with the demo model on a CPU."""
+UNKNOWN_BLOCK_BYTES = 1 << 18
+
+
+def weights_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return what the weights take when loaded as `dtype`, by the sizes of their files; 0 if those are not here."""
+    directory = Path(model.path)
+    sizes = [sum(file.stat().st_size for file in directory.glob(pattern)) for pattern in WEIGHT_FILES]
+    stored = next((size for size in sizes if size), 0)
+    try:
+        described = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return stored
+    kept = BYTES_OF.get(str(described.get("dtype") or described.get("torch_dtype")), 0)
+    if "quantization_config" in described or not kept:
+        return stored
+    return stored * BYTES_OF.get(dtype, kept) // kept
+
+
+def block_bytes_of(vllm_config: Any) -> int:
+    """Return the bytes of one block of KV in all layers, as vLLM's configuration describes them."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    width = model.get_num_kv_heads(parallel) * model.get_head_size() * (1 if model.use_mla else 2)
+    per_token = width * model.dtype.itemsize * model.get_num_layers(parallel)
+    return int(per_token * vllm_config.cache_config.block_size) or UNKNOWN_BLOCK_BYTES
+
+
+def device_memory_bytes(config: Config, gpus: Sequence[Device]) -> list[int]:
+    """Return what each device may hold for weights and KV together, in the order of the slots of a model."""
+    if not gpus:
+        cpu = config.devices.cpu or CpuDevices()
+        each = cpu.memory_limit_bytes or int(AVAILABLE_PART * available_bytes()) // cpu.count
+        return [each] * cpu.count
+    shares = [sum(other.uuid == gpu.uuid for other in gpus) for gpu in gpus]
+    part = max(float(model.vllm_option("gpu_memory_utilization") or 0.9) for model in config.served)
+    return [int(part * (gpu.memory_bytes or 0)) // share for gpu, share in zip(gpus, shares, strict=True)]
+
+
+def available_bytes() -> int:
+    """Return the machine's available memory, or what this process's group of processes may still take."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    try:
+        group = Path("/sys/fs/cgroup")
+        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or `max`
+        return available
+    return min(available, max(left, 0))
+
+
+def check_sizes(config: Config, gpus: Sequence[Device]) -> None:
+    """Refuse, of several models, one whose weights are larger than any device.
+
+    Raises:
+        ConfigError: with the arithmetic.
+    """
+    kind, memory = "cuda" if gpus else "cpu", max(device_memory_bytes(config, gpus), default=0)
+    for model in config.models if len(config.models) > 1 and memory else ():
+        dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
+        weights = weights_bytes(model, dtype)
+        if weights > memory:
+            loaded = f" as {dtype}" if dtype in BYTES_OF else ""
+            raise ConfigError(
+                f"[[models]] {model.names[0]}",
+                f"its weights take {weights / 2**20:,.0f} MiB{loaded}, but a device may hold {memory / 2**20:,.0f} MiB "
+                f"for weights and KV together: {(weights - memory) / 2**20:,.0f} MiB too much",
+            )
+
+
+def declarations(
+    config: Config,
+    gpus: Sequence[Device],
+    slots: Mapping[str, Sequence[Slot]],
+    block_bytes: Mapping[str, int],
+    own_bytes: Mapping[str, int],
+    now_s: float,
+) -> Iterator[e.AnyLandlordEvent]:
+    """Yield what the Landlord must know of the devices and models before anything is loaded.
+
+    `slots`, `block_bytes`, `own_bytes`: by model; its slots are in the order of the devices, and `own_bytes` is KV
+    memory that its workers have beside the arena.
+    """
+    kind = "cuda" if gpus else "cpu"
+    devices = [DeviceName(slot.device) for slot in next(iter(slots.values()))]
+    granule = granule_bytes_for(block_bytes.values())
+    for device, memory in zip(devices, device_memory_bytes(config, gpus), strict=True):
+        yield e.DeviceDeclared(now_s, device, memory, granule)
+    for model in config.models:
+        name = ModelName(model.names[0])
+        weights = weights_bytes(model, str(engine_arguments(config.alone(model), kind).get("dtype", "")))
+        kept_s = (config.idle.sleep_after_s or 0.0) + config.idle.stop_after_s
+        yield e.ModelDeclared(
+            now_s,
+            name,
+            weights + BESIDE_WEIGHTS_BYTES[kind] + own_bytes[name],
+            block_bytes[name],
+            load_s=LOAD_S + weights / LOAD_BYTES_PER_S,
+            weight=model.weight,
+            pinned=model.pinned,
+            dozes=False,
+            keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
+        )
+        for slot, device in zip(slots[name], devices, strict=True):
+            yield e.InstanceDeclared(now_s, slot.worker, name, device)

@@ -1,0 +1,112 @@
+"""One of several models as the Landlord sees it: what its scheduler counts and what its requests are like.
+
+Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from melld.daemon.model import ServedModel
+from melld.engine.fleet.place import Offer
+from melld.engine.wire import messages as wire
+from melld.ids import ModelName, RequestId, WorkerId
+from melld.landlord.events import KvNeeded, ModelLoad, OfferCapacity
+from melld.scheduler import events
+
+
+class Tenant:
+    """One model.  `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size."""
+
+    def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool) -> None:
+        self.model = model
+        self.name = ModelName(model.name)
+        self.fleet = model.parts.fleet
+        self.driver = model.parts.driver
+        self.lends = lends
+        self.block_bytes = block_bytes
+        self._offer: Offer | None = None
+        self._told: dict[WorkerId, tuple[int, int, int]] = {}
+        self._sizes: dict[RequestId, int] = {}
+        self._counts: dict[str, float] = {}
+
+    # -- what the model does -----------------------------------------------------------------------------------------
+
+    def heard(self, event: events.AnyEvent) -> None:
+        """Count what the event says about the model's requests."""
+        match event:
+            case events.RequestArrived():
+                self._count(arrivals=1)
+                self._sizes[event.request] = event.kv_bytes
+            case events.RequestsGrew():
+                self._sizes |= {name: size for name, size in event.kv_bytes.items() if name in self._sizes}
+            case events.RequestFinished():
+                held_bytes = self._sizes.pop(event.request, 0)
+                if event.output_tokens:
+                    self._count(ended=1, output_tokens=event.output_tokens, held_bytes=held_bytes)
+            case events.WorkersPaced():
+                for pace in event.paces.values():
+                    self._count(prompts=pace.prompts, prefill_s=pace.prefill_s)
+                    self._counts["step_s"] = pace.step_s or self._counts.get("step_s", 0.0)
+
+    def _count(self, **counts: float) -> None:
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def take_load(self) -> ModelLoad:
+        """Return what the model did since the last call."""
+        counts, self._counts = self._counts, {}
+        known = self.model.parts.cluster.requests
+        unplaced = [known[name].kv_bytes for name, live in self.fleet.live.items() if not live.worker and name in known]
+        first_bytes = unplaced[0] if unplaced and self.lends else 0
+        waiting = len(unplaced) + len(self.model.waiting)
+        return ModelLoad(waiting=waiting, first_bytes=first_bytes, **counts)  # type: ignore[arg-type]
+
+    def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
+        """Yield what the scheduler counts on each worker where that has changed since the last call.
+
+        Calls that wait for the front end will be requests on the worker that is there.
+        """
+        cluster = self.model.parts.cluster
+        ahead_bytes = max(cluster.ahead_bytes, self.block_bytes)
+        for name, place in self.fleet.places.items():
+            known = cluster.workers.get(name)
+            used_bytes, count = (known.used_bytes, known.count) if known is not None else (0, 0)
+            if place.is_ready:
+                count += len(self.model.waiting)
+            need = (used_bytes, count * ahead_bytes, count) if self.lends else (0, 0, count)
+            if need != self._told.get(name, (0, 0, 0)):
+                self._told[name] = need
+                yield KvNeeded(now_s, name, *need)
+
+    # -- what its scheduler is told ----------------------------------------------------------------------------------
+
+    def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
+        """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""
+        capacity_bytes = ready.total_blocks * ready.block_bytes
+        if self.lends:
+            capacity_bytes = min(capacity_bytes, most_bytes)
+        self._offer = Offer(capacity_bytes, ready.max_requests, ready.block_bytes)
+
+    def tell(self, offer: OfferCapacity) -> None:
+        """Tell the model's scheduler what a worker may hold, and in what time it would serve.
+
+        Before the model's first load there is no request to place, and what a worker offers is not known.
+        """
+        place = self.fleet.places[offer.worker]
+        if self._offer is None:
+            return
+        capacity_bytes = offer.capacity_bytes
+        if not self.lends:
+            capacity_bytes = self._offer.capacity_bytes if capacity_bytes else 0
+        if capacity_bytes and (place.is_ready or offer.wake_s):  # else it has just died, which is not told yet
+            self.fleet.introduce(offer.worker, self._offer)
+        self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while its scheduler handles an event: what is told now would be handled later."""
+        return self.driver.is_busy
+
+
+def of_workers(tenants: Sequence[Tenant]) -> Mapping[WorkerId, Tenant]:
+    """Return each worker's tenant."""
+    return {worker: tenant for tenant in tenants for worker in tenant.fleet.places}
