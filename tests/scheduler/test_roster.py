@@ -1,9 +1,19 @@
-"""Which sleeping worker is woken first."""
+"""Which sleeping worker is woken first, and which sizes there is a worker for."""
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from melld.errors import IllegalTransition
+from melld.ids import WorkerId
 from melld.scheduler import events as e
+from melld.scheduler.roster import Roster
+from melld.scheduler.state import Duty, Worker
+from tests.effort import examples
 from tests.scheduler.driving import arrive, finish, placed, scheduler_with
+
+SIZES = st.sampled_from([0, 1, 99, 100, 101, 200, 1000])
 
 
 def test_a_warm_worker_is_woken_before_one_whose_process_has_ended() -> None:
@@ -41,3 +51,79 @@ def test_a_negative_wake_time_is_refused() -> None:
     """Nonsense changes nothing."""
     with pytest.raises(ValueError, match="wakes in -1"):
         scheduler_with().handle(e.WorkerWakeTimeChanged(1.0, "w0", -1.0))
+
+
+class RosterMachine(RuleBasedStateMachine):
+    """Workers that come, go, wake, sleep and change, beside a look at every one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster()
+        self.added = 0
+        self.largest_block_bytes = 0
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self.roster.workers.values())
+
+    @rule(capacity_bytes=SIZES, slots=st.integers(0, 2), block_bytes=st.integers(0, 8))
+    def come(self, capacity_bytes: int, slots: int, block_bytes: int) -> None:
+        event = e.WorkerUp(0.0, WorkerId(f"w{self.added}"), capacity_bytes, slots, self.added, block_bytes=block_bytes)
+        worker = self.roster.add(event)
+        assert (worker.capacity_bytes, worker.slots, worker.machine) == (capacity_bytes, slots, self.added)
+        self.largest_block_bytes = max(self.largest_block_bytes, block_bytes)
+        self.added += 1
+        with pytest.raises(IllegalTransition):
+            self.roster.add(event)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.workers)
+    def go(self, data: st.DataObject) -> None:
+        self.roster.remove(data.draw(st.sampled_from(self.workers)))
+
+    @rule(data=st.data(), duty=st.sampled_from([*Duty]))
+    @precondition(lambda self: self.workers)
+    def change_duty(self, data: st.DataObject, duty: Duty) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        worker.state = duty
+        if duty is Duty.ASLEEP:
+            self.roster.sleeps(worker)
+        self.roster.note()
+
+    @rule(data=st.data(), wake_s=st.sampled_from([0.0, 2.0, 5.0]), now_s=st.floats(1.0, 9.0))
+    @precondition(lambda self: self.workers)
+    def wake_in(self, data: st.DataObject, wake_s: float, now_s: float) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        since_s = worker.ready_s if worker.wake_s == wake_s else now_s
+        self.roster.wakes_in(worker, wake_s, now_s)
+        assert (worker.wake_s, worker.ready_s) == (wake_s, since_s)
+
+    @rule(data=st.data(), capacity_bytes=SIZES, slots=st.integers(0, 2))
+    @precondition(lambda self: self.workers)
+    def offer(self, data: st.DataObject, capacity_bytes: int, slots: int) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        worker.capacity_bytes, worker.slots, worker.offered_slots = capacity_bytes, slots, slots
+        worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
+        self.roster.note()
+
+    @invariant()
+    def the_one_that_wakes_soonest_is_named(self) -> None:
+        for kv_bytes in (0, 1, 100, 150, 1000, 1001):
+            usable = [worker for worker in self.workers if worker.slots > 0 and worker.capacity_bytes >= kv_bytes]
+            asleep = [worker for worker in usable if worker.state is Duty.ASLEEP]
+            soonest = min(asleep, key=lambda worker: (worker.wake_s, worker.rank), default=None)
+            assert self.roster.sleeping(kv_bytes) is soonest
+            is_open = any(worker.state in (Duty.ASLEEP, Duty.ACTIVE) for worker in usable)
+            assert self.roster.could_hold(kv_bytes) == is_open
+
+    @invariant()
+    def the_largest_are_known(self) -> None:
+        largest = max((worker.largest_capacity_bytes for worker in self.workers), default=0)
+        assert self.roster.largest_capacity_bytes == largest
+        assert self.roster.block_bytes == self.largest_block_bytes
+        ranks = [worker.rank for worker in self.workers]
+        assert ranks == sorted(set(ranks))
+
+
+TestRosterMachine = RosterMachine.TestCase
+TestRosterMachine.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)

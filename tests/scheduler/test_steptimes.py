@@ -1,12 +1,22 @@
 """What a worker's steps cost: the fit alone."""
 
+import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.steptimes import LEAST_STEPS, LEAST_TOKENS, StepCosts, StepTimes
+from melld.scheduler.steptimes import (
+    LEAST_STEPS,
+    LEAST_TOKENS,
+    REMEMBERED_STEPS,
+    StepCosts,
+    StepTimes,
+    fitted,
+    sums_of,
+)
 
 COSTS = st.builds(
     StepCosts, base_s=st.floats(1e-3, 0.1), decode_s=st.floats(1e-5, 1e-3), prompt_token_s=st.floats(1e-6, 1e-3)
@@ -124,3 +134,41 @@ def test_a_fit_is_not_trusted_far_beyond_what_it_has_seen() -> None:
     assert times.prompt_tokens_within(0.05, 4) == LEAST_TOKENS
     times.stepped(0.01, 4, 64)
     assert times.prompt_tokens_within(0.05, 4) == 128
+
+
+ROWS = st.lists(
+    st.tuples(st.just(1.0), st.integers(0, 64), st.integers(0, 4096), st.floats(1e-3, 1.0)), min_size=1, max_size=12
+)
+
+
+@given(ROWS)
+def test_no_costs_fit_the_steps_better_of_those_that_are_not_negative(
+    steps: list[tuple[float, int, int, float]],
+) -> None:
+    """A cost that is left out is zero, and which one is left out is not a matter of taste."""
+    rows = np.array([step[:3] for step in steps]) / np.array([[step[3]] for step in steps])
+    found = fitted([sum(column) for column in zip(*(sums_of(step[:3], step[3]) for step in steps), strict=True)])
+
+    def misfit(costs: np.ndarray) -> float:
+        return float(((rows @ costs - 1.0) ** 2).sum())
+
+    best = misfit(np.zeros(3))
+    for size in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), size):
+            costs = np.zeros(3)
+            costs[list(chosen)] = np.linalg.lstsq(rows[:, chosen], np.ones(len(rows)), rcond=None)[0]
+            if costs.min() >= 0.0:
+                best = min(best, misfit(costs))
+    assert min(found) >= 0.0
+    assert misfit(np.array(found)) <= best + 1e-3 * len(steps)
+
+
+def test_a_step_counts_a_third_after_as_many_later_ones_as_are_remembered() -> None:
+    """Slower forgetting would give a worker yesterday's prompts; faster, the last second's noise."""
+    times = StepTimes()
+    for _ in range(20 * REMEMBERED_STEPS):
+        times.stepped(0.01, 4, 0)
+    for _ in range(REMEMBERED_STEPS):
+        times.stepped(0.0101, 4, 0)
+    assert times.costs is not None
+    assert (times.costs.step_s(4) - 0.01) / 0.0001 == pytest.approx(1 - 1 / 2.718, abs=0.03)

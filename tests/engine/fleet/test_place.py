@@ -143,3 +143,69 @@ def test_a_limit_of_slots_is_told_when_it_changes() -> None:
     assert place.limit(4, 2.0) == []
     assert place.limit(2, 3.0) == [e.WorkerSlotsChanged(3.0, "w0", 2)]
     assert place.limit(2, 4.0) == []
+
+
+def test_a_new_place_has_nothing_behind_it() -> None:
+    """A worker that never died waits for nothing, and the scheduler does not know it before its first token."""
+    place = Place(place_in(WorkerState.READY).slot)
+    assert (place.state, place.process, place.offer, place.held) == (WorkerState.STARTING, None, None, [])
+    assert (place.restarts, place.failed_starts, place.setbacks, place.unanswered) == (0, 0, 0, 0)
+    assert (place.has_been_ready, place.stays_out, place.is_cold, place.detail) == (False, False, False, "")
+    assert (place.wake_s, place.back_off_s, place.given_up) == (0.0, 1.0, False)
+    assert place.limit(1, 0.0) == place.resize(1, 0.0) == place.rest(0.0) == place.leave(0.0) == []
+
+
+def test_each_death_doubles_the_wait_up_to_a_minute_and_forgiving_ends_it() -> None:
+    """A worker that crashes at once must not keep the machine busy with its starts."""
+    place, waited_s = place_in(WorkerState.READY), []
+    for _ in range(9):
+        place.state = WorkerState.READY
+        place.died(was_ready=True)
+        waited_s.append(place.back_off_s)
+        assert (place.state, place.failed_starts, place.given_up) == (WorkerState.FAILED, 0, False)
+    assert waited_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    place.forgive()
+    assert (place.back_off_s, place.setbacks) == (1.0, 0)
+
+
+def test_only_deaths_while_loading_in_a_row_give_a_worker_up() -> None:
+    """One good start shows that the model loads: what killed it later may pass."""
+    place = place_in(WorkerState.STARTING)
+    for was_ready in [False] * (MAX_FAILED_STARTS - 1) + [True] + [False] * MAX_FAILED_STARTS:
+        assert not place.given_up
+        place.state = WorkerState.STARTING
+        place.died(was_ready)
+    assert place.given_up
+    assert place.setbacks == 2 * MAX_FAILED_STARTS
+    place.forgive()
+    assert not place.given_up
+
+
+def test_capacity_is_told_when_it_changes() -> None:
+    """A neighbour's memory on the device counts at once, and once."""
+    place = place_in(WorkerState.READY)
+    place.announce(OFFER, 1.0)
+    assert place.resize(1000, 2.0) == []
+    assert place.resize(900, 3.0) == [e.WorkerCapacityChanged(3.0, "w0", 900)]
+    assert place.resize(900, 4.0) == []
+    assert place.offer == Offer(capacity_bytes=900, slots=4, block_bytes=100)
+
+
+def test_a_later_offer_replaces_the_first_and_says_whether_the_worker_is_trusted() -> None:
+    """What a restarted process offers counts, and not what its predecessor did."""
+    place = place_in(WorkerState.READY)
+    shaky = Offer(capacity_bytes=1000, slots=4, block_bytes=100, steady=False)
+    assert place.announce(shaky, 1.0) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100, steady=False)]
+    assert place.announce(OFFER, 2.0) == []
+    assert place.offer == OFFER
+
+
+def test_a_worker_that_left_while_it_was_cold_is_warm_when_it_is_back() -> None:
+    """Else the scheduler would never hear again that it must wake."""
+    place = place_in(WorkerState.WAKING)
+    place.announce(OFFER, 1.0)
+    place.rest(2.0)
+    place.leave(3.0)
+    assert (place.is_cold, place.offer) == (False, None)
+    place.announce(OFFER, 4.0)
+    assert place.rest(5.0) == [e.WorkerWakeTimeChanged(5.0, "w0", 0.0)]

@@ -1,11 +1,17 @@
 """Promises of the baselines: best fit, worst fit, and Llumnix's load balancing."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from melld.ids import WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies.balance import freeness
+from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
-from tests.scheduler.driving import arrive, finish, moved, of_kind, placed, scheduler_with
+from melld.scheduler.state import Worker
+from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
 
 
 def two_unequal_workers(policy: str) -> Scheduler:
@@ -63,3 +69,31 @@ def test_balancing_leaves_workers_alone_that_are_neither_short_nor_ample() -> No
     for name, size in (("a", 500), ("b", 600), ("c", 300), ("d", 250)):
         arrive(scheduler, name, size)
     assert scheduler.handle(e.EpochStarted(1.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("short", "ample", "moves"),
+    [(1000, 959, True), (1000, 960, False), (995, 950, True), (980, 900, False)],
+    ids=["full beside ample", "full beside not quite ample", "nearly full beside ample", "not short beside ample"],
+)
+def test_balancing_needs_a_worker_that_is_short_and_one_that_is_ample(short: int, ample: int, moves: bool) -> None:
+    """Less than a hundredth of the memory per request is short, more than four is ample: Llumnix's thresholds."""
+    scheduler = scheduler_with(policy="load-balance")
+    lay_out(scheduler, {"small": 20, "large": short - 20}, {"other": ample})
+    commands = scheduler.handle(e.EpochStarted(1.0))
+    assert moved(commands) == ({"small": "w1"} if moves else {})
+    assert [command.reason for command in of_kind(commands, e.MoveRequest)] == [Reason.BALANCE] * moves
+
+
+@given(
+    capacity=st.integers(1, 1000), used=st.integers(0, 1000), count=st.integers(0, 9), leaving=st.integers(0, 9),
+    leaving_bytes=st.integers(0, 1000),
+)  # fmt: skip
+def test_freeness_is_what_is_free_for_each_request_that_stays(
+    capacity: int, used: int, count: int, leaving: int, leaving_bytes: int
+) -> None:
+    """A worker that is being emptied counts as freer than one that is only as full."""
+    worker = Worker(WorkerId("w0"), capacity, 9, 0, 1)
+    worker.used_bytes, worker.leaving_bytes, worker.count, worker.leaving = used, leaving_bytes, count, leaving
+    shares = count - leaving if count > leaving else 1
+    assert freeness(worker) == pytest.approx((capacity - used + leaving_bytes) / capacity / shares)
