@@ -87,13 +87,17 @@ KINDS: dict[str, Any] = {
 TOLD_OTHERWISE = ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>", "wants a name")
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", list(every_key()))
-def test_every_key_says_what_it_wants_with_an_example_that_works(key: str, kind: str) -> None:
+def test_every_key_says_what_it_wants_with_an_example_that_works(key: str) -> None:
     """The first mistake of a newcomer is mended by reading one line; what is no mistake is taken."""
+    for value in KINDS.values():
+        check_what_is_told(key, value)
+
+
+def check_what_is_told(key: str, value: object) -> None:
     with_model = {} if key in ("model", "model.path") else {"model.path": "m"}
     try:
-        config = parse_config("", "melld.toml", {**with_model, key: KINDS[kind]})
+        config = parse_config("", "melld.toml", {**with_model, key: value})
     except ConfigError as error:
         told = str(error)
         assert "`object" not in told

@@ -1,6 +1,7 @@
 """Facts that are read from a package's sources, which need not be importable on this machine."""
 
 import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -59,9 +60,15 @@ def installed(file: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / rest
 
 
+@functools.cache
+def tree_of(text: str) -> ast.Module:
+    """Parsed once: most facts are of a few files."""
+    return ast.parse(text)
+
+
 def part_of(text: str, where: str) -> str:
     """The source of a function or class; `Class.method` is one of that class."""
-    nodes: list[ast.AST] = [ast.parse(text)]
+    nodes: list[ast.AST] = [tree_of(text)]
     for name in where.split("."):
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         found = [one for node in nodes for one in ast.walk(node) if isinstance(one, kinds) and one.name == name]

@@ -47,7 +47,7 @@ def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
     """A long prompt need not have been computed to its end for its request to go elsewhere."""
-    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 150, "temperature": 0}
+    body = {"prompt": list(range(5, 245)) * 8, "max_tokens": 100, "temperature": 0}
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
     with bench.slowed():
         stream, one = bench.seen_prefilling(body, via)
@@ -79,7 +79,7 @@ def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
 
 def test_eight_requests_move_at_once(bench: Bench) -> None:
     """A worker is emptied while all its clients read on."""
-    bodies = [{**SEEDED, "seed": seed} for seed in range(8)]
+    bodies = [{**SEEDED, "seed": seed, "max_tokens": 80} for seed in range(8)]
     unmoved = [stream.result() for stream in [Stream(bench.daemon, body) for body in bodies]]
     with bench.slowed():
         streams = [Stream(bench.daemon, body) for body in bodies]
