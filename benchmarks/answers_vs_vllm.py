@@ -160,7 +160,7 @@ KINDS = {
 def make_drafted(directory: Path) -> None:
     """Make the demo model, and a drafter beside it."""
     make_demo_model(directory)
-    make_drafter(directory.parent / "drafter")
+    make_drafter(directory, directory.parent / "drafter", 3)
 
 
 def greedy(questions: Questions) -> Questions:

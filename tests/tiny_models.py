@@ -1,6 +1,7 @@
 """Tiny models of the kinds that the demo model is not, each made of it or like it; seeded, so always the same."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ def make_reranker(directory: Path) -> None:
     write_weights(directory, read_weights(directory) | {"score.weight": head})
 
 
-def make_drafter(directory: Path, layers: int = 3) -> None:
-    """A model that drafts for the demo model: its first layers, so that it is often right and often wrong."""
-    make_demo_model(directory)
+def make_drafter(model: Path, directory: Path, layers: int) -> None:
+    """A model that drafts for `model`: its first layers, so that it is often right and often wrong."""
+    shutil.copytree(model, directory)
     change_config(directory, num_hidden_layers=layers)
     weights = read_weights(directory)
     write_weights(directory, {name: one for name, one in weights.items() if _layer_of(name) < layers})

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.demo_model import make_demo_model
 from melld.engine.arena_file import open_arena_file
 from melld.engine.fleet.arena import Arena
 from melld.ids import WorkerId
@@ -91,15 +90,17 @@ def begin(model: Path, arena: Arena, **options: Any) -> WorkerProxy:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    model = tmp_path_factory.mktemp("model") / "demo"
-    make_demo_model(model)
+def house(demo_model: Path) -> Iterator[House]:
     near, far = (Device(Arena(name, ARENA_BYTES, GRANULE_BYTES)) for name in ("near", "far"))
-    workers = [begin(model, near.arena), begin(model, near.arena, block_size=96), begin(model, far.arena)]
+    workers = [
+        begin(demo_model, near.arena),
+        begin(demo_model, near.arena, block_size=96),
+        begin(demo_model, far.arena),
+    ]
     try:
         for worker in workers:
             worker.receive()
-        yield House(near, far, *workers, model)
+        yield House(near, far, *workers, demo_model)
     finally:
         for worker in workers:
             worker.close()

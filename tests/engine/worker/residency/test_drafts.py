@@ -33,7 +33,7 @@ def drafting(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request
     config: dict[str, Any] = {"method": request.param, "num_speculative_tokens": DRAFTED}
     if request.param == "draft_model":
         directory = tmp_path_factory.mktemp("draft") / "draft"
-        make_drafter(directory)
+        make_drafter(demo_model, directory, 1)
         config["model"] = str(directory)
     else:
         config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
