@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from melld.config import Config, CpuDevices, DevicesConfig
+from melld.daemon.preflight import promised_by
 from melld.engine.arguments import (
     COMMON_ENVIRONMENT,
     CPU_ENVIRONMENT,
@@ -79,20 +80,23 @@ def make_slots(
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
-            itl_target_s=_step_limit_s(config),
+            step_limit=_step_limit(config),
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
     return slots
 
 
-def _step_limit_s(config: Config) -> float | None:
+def _step_limit(config: Config) -> wire.StepLimit | None:
     """Return how long a step with prompts may take beside requests that decode; None: as long as it likes.
 
     `mell-slo` promises a mean over an answer and places prompts by what the answers beside them can bear.  Were each
     step cut at the target, first tokens would be late and every answer beside a prompt just at the edge.
     """
-    itl_s = config.targets.itl_s
-    return STEP_OF_MEAN * itl_s if itl_s is not None and config.scheduler.policy == MellSlo.name else itl_s
+    if config.scheduler.policy != MellSlo.name:
+        return None if config.targets.itl_s is None else wire.StepLimit(config.targets.itl_s)
+    targets = promised_by(config)
+    assert targets.itl_s is not None
+    return wire.StepLimit(STEP_OF_MEAN * targets.itl_s, STEP_OF_MEAN * targets.itl_steps)
 
 
 def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:

@@ -16,7 +16,7 @@ from melld.scheduler.idle import SLEEP_AFTER_S
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import SchedulerSettings
-from melld.scheduler.targets import promised
+from melld.scheduler.targets import Targets, promised
 
 WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
 
@@ -31,15 +31,21 @@ class CannotListen(MelldError):
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
-    keys = config.targets
-    targets = promised(keys.itl_s, keys.ttft_s, keys.shed, keys.attainment)
     return SchedulerSettings(
         cluster=ClusterSettings(
-            horizon_s=config.scheduler.headroom_s, targets=targets, retire_after_s=retire_after_s(config)
+            horizon_s=config.scheduler.headroom_s,
+            targets=promised_by(config),
+            retire_after_s=retire_after_s(config),
         ),
         max_waiting=config.server.max_queued_requests,
         wait_deadline_s=config.server.queue_deadline_s,
     )
+
+
+def promised_by(config: Config) -> Targets:
+    """Return what the service promises."""
+    keys = config.targets
+    return promised(keys.itl_s, keys.ttft_s, keys.shed, keys.attainment)
 
 
 def retire_after_s(config: Config) -> float | None:

@@ -4,6 +4,7 @@ import pytest
 
 from melld.config import parse_config
 from melld.daemon.devices import make_slots
+from melld.engine.wire.messages import StepLimit
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 
@@ -45,10 +46,15 @@ def test_memory_of_gpu_workers_can_be_shared_whatever_the_allocator_is_asked_for
     assert "PYTORCH_CUDA_ALLOC_CONF" not in on_cpu
 
 
-@pytest.mark.parametrize(("policy", "limit_s"), [("mell-slo", 0.08), ("best-fit", 0.04)])
-def test_a_step_may_take_longer_where_a_mean_is_promised(policy: str, limit_s: float) -> None:
-    """A worker cuts prompts to its limit; without a target it has none."""
-    text = f'[model]\npath = "m"\n[scheduler]\npolicy = "{policy}"'
-    assert make_slots(parse_config(text, "test"), [], {})[0].spec.itl_target_s is None
-    promised = parse_config(f"{text}\n[targets]\nitl_ms = 40", "test")
-    assert make_slots(promised, [], {})[0].spec.itl_target_s == limit_s
+def limit_of(policy: str, targets: str = "") -> StepLimit | None:
+    """Return the limit of a worker's steps with this configuration."""
+    text = f'[model]\npath = "m"\n[scheduler]\npolicy = "{policy}"\n{targets}'
+    return make_slots(parse_config(text, "test"), [], {})[0].spec.step_limit
+
+
+def test_a_step_may_take_longer_where_a_mean_is_promised() -> None:
+    """A worker cuts prompts to its limit: without a configured target to the promise of `mell-slo`, else to none."""
+    assert limit_of("best-fit") is None
+    assert limit_of("best-fit", "[targets]\nitl_ms = 40") == StepLimit(0.04)
+    assert limit_of("mell-slo", "[targets]\nitl_ms = 40") == StepLimit(0.08)
+    assert limit_of("mell-slo") == StepLimit(0.1, lone_steps=4.0)

@@ -36,6 +36,16 @@ class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
     granule_bytes: int
 
 
+class StepLimit(msgspec.Struct, frozen=True):
+    """The longest time of a step beside decoding requests, which prompts are cut to.
+
+    `seconds`, or `lone_steps` times a step with one request where that is longer.
+    """
+
+    seconds: float
+    lone_steps: float = 0.0
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a worker process gets at its start."""
 
@@ -51,8 +61,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     copy_rules: CopyRules = CopyRules()
     arena: ArenaSpec | None = None
     """Memory for its KV, of which it uses what it is granted; None: it has its own."""
-    itl_target_s: float | None = None
-    """Longest time of a step beside decoding requests, which prompts are cut to; None: no limit."""
+    step_limit: StepLimit | None = None
+    """None: prompts take what vLLM gives them."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -66,7 +66,7 @@ def make_parts(
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
     residency = Residency(engine, block_bytes, lent.map.scratch if lent is not None else ())
-    budget = StepBudget(engine, spec.itl_target_s, lambda: len(residency.expected))
+    budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected))
     links = Links(LinkOpener(memory, spec.copy_rules), residency, inbox.put, writer.say)
     blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)

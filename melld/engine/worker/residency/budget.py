@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from melld.engine.wire.messages import StepLimit
 from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ class StepCounts(NamedTuple):
 
 
 class StepBudget:
-    """The steps of one engine.  `target_s`: how long one may take beside decodes; None: as long as it likes.
+    """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
 
     `expected` returns how many requests have a reservation here: they may go on at any moment.
     """
 
-    def __init__(self, engine: "EngineCore", target_s: float | None, expected: Callable[[], int]) -> None:
-        self.target_s = target_s
+    def __init__(self, engine: "EngineCore", limit: StepLimit | None, expected: Callable[[], int]) -> None:
+        self.limit = limit
         self.times = StepTimes()
         self._scheduler: Any = engine.scheduler
         self._expected = expected
@@ -106,8 +107,9 @@ class StepBudget:
         news, self._arrived = arrived - self._arrived, arrived
         streams = decodes + len(arrived)
         targeted = None
-        if self.target_s is not None and (streams or self._expected()):
-            targeted = self.times.prompt_tokens_within(self.target_s, streams)
+        if self.limit is not None and (streams or self._expected()) and (costs := self.times.costs) is not None:
+            limit_s = max(self.limit.seconds, self.limit.lone_steps * costs.step_s(1.0))
+            targeted = self.times.prompt_tokens_within(limit_s, streams)
         if targeted is None and not holding:
             self._limit(most, self._own_chunk)
             return

@@ -3,6 +3,7 @@
     memory    the KV of all requests, with its recent growth continued until a new worker has filled, in 94 % of all
     prompts   at most 60 % of each worker's time
     pace      beside an even share of the prompts, which come at random, at most as many answers are slow as may be
+    bursts    at a rate to which prompts have surely just risen, the same part of the time, and the mean pace
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
 limits asked for in the last 15 seconds, or in fewer where workers without requests shall sleep sooner.  Never wakes a
@@ -15,11 +16,12 @@ import math
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
+from melld.scheduler.policies.slo.rates import PromptRate
 
 MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 1.0
 STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
 """Limits for fewer workers than now.  Slow: of the answers that may miss their pace."""
-MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
+MEAN_S, SUDDEN_S, GROWTH_S, CALM_S = 60.0, 2.0, 16.0, 15.0
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 
@@ -36,19 +38,14 @@ class Demand:
         self._steps = steps
         self._answers = answers
         self._missed = missed
-        self._accepted = self._squares = 0.0
-        self._at_s = 0.0
-        self._begun_s: float | None = None
+        self._lasting, self._sudden = PromptRate(MEAN_S), PromptRate(SUDDEN_S)
         self._used: collections.deque[tuple[float, int]] = collections.deque()
         self._strict: collections.deque[tuple[float, int]] = collections.deque()  # falling
 
     def accept(self, prefill_s: float) -> None:
         """Note an accepted prompt."""
-        self._fade()
-        self._accepted += prefill_s / MEAN_S
-        self._squares += prefill_s * prefill_s / MEAN_S
-        if self._begun_s is None and prefill_s > 0.0:
-            self._begun_s = self._at_s
+        for rate in (self._lasting, self._sudden):
+            rate.accept(prefill_s, self._cluster.now_s)
 
     def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
         """Reckon anew.
@@ -57,7 +54,6 @@ class Demand:
         dispatch levels part of it out.
         """
         cluster = self._cluster
-        self._fade()
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in cluster.active.values())
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
         ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
@@ -92,32 +88,24 @@ class Demand:
         return math.ceil(kv_bytes / (part * max(self._cluster.largest_capacity_bytes(), 1)))
 
     def _by_time(self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float]) -> int:
-        """Return the fewest workers within these limits of prompts and of slow answers."""
+        """Return the fewest workers within these limits of prompts and of slow answers.
+
+        A burst may end as soon as it came: it asks for the mean pace alone, not that almost no answer is slow.
+        """
         count, (prompt_part, slow_part) = len(self._cluster.requests), limits
         if not count:
             return 0
-        prefilling = self._prefilling()
-        workers = max(1, math.ceil(prefilling / prompt_part))
+        now_s = self._cluster.now_s
+        prefilling = self._lasting.mean(now_s, LEAST_SEEN)
+        sudden = max(prefilling, self._sudden.surely(now_s))
+        workers = max(1, math.ceil(sudden / prompt_part))
         if itl_s is None:
             return workers
-        burst_s = caution * self._squares / self._accepted if self._accepted > 0.0 else 0.0
+        burst_s = caution * self._lasting.burst_s
         while workers < count:
             step_s, share = self._steps.step_s(None, count / workers, used_bytes / workers), prefilling / workers
-            if step_s <= itl_s * (1.0 - share) and self._answers.slow(step_s, itl_s, share, burst_s) <= slow_part:
+            keeps_mean = step_s <= itl_s * (1.0 - sudden / workers)
+            if keeps_mean and self._answers.slow(step_s, itl_s, share, burst_s) <= slow_part:
                 break
             workers += 1
         return workers
-
-    def _prefilling(self) -> float:
-        """Return the seconds of prompts accepted per second, lately; soon after the start over the time since then."""
-        if self._begun_s is None:
-            return 0.0
-        seen = 1.0 - math.exp((self._begun_s - self._at_s) / MEAN_S)
-        return self._accepted / max(seen, LEAST_SEEN)
-
-    def _fade(self) -> None:
-        now_s = self._cluster.now_s
-        kept = math.exp((self._at_s - now_s) / MEAN_S)
-        self._accepted *= kept
-        self._squares *= kept
-        self._at_s = now_s

@@ -1,19 +1,21 @@
 """What ended requests say about the plan: more caution where too many were late or slow, less where none were.
 
-Owns the price of a late start and the caution about prompts that come at random.
+Owns the price of a worker that is missing and the caution about prompts that come at random.
 """
 
 from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
 
 PLACEMENTS, ENDED = 100, 200
-LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 40.0
-PRICE_UP, PRICE_DOWN = 1.25, 0.94
+LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
+"""Most: what a GPU costs that a service without such a reckoning keeps for a minute."""
+PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
+"""For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 
 
 class Feedback:
-    """`price_s`: what a late start costs beyond the waking, in seconds of a worker.  `caution`: see `Demand.look`."""
+    """`price_s`: what a missing worker costs beyond its waking, in seconds of one.  `caution`: see `Demand.look`."""
 
     def __init__(self, targets: Targets) -> None:
         self.price_s = FIRST_PRICE_S
@@ -26,8 +28,8 @@ class Feedback:
         self._placed += 1
         self._late += ttft_s > self._targets.first_token_s(prefill_s)
         if self._placed == PLACEMENTS:
-            times = PRICE_UP if self._late > self._targets.missed * PLACEMENTS else PRICE_DOWN
-            self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), MOST_PRICE_S)
+            over = self._over(self._late, PLACEMENTS)
+            self._reprice(_rise(over) if over > 0.0 else PRICE_DOWN)
             self._placed = self._late = 0
 
     def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> None:
@@ -37,6 +39,20 @@ class Feedback:
         self._ended += 1
         self._slow += seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         if self._ended == ENDED:
-            times = CAUTION_UP if self._slow > self._targets.missed * ENDED else CAUTION_DOWN
-            self.caution = min(max(self.caution * times, LEAST_CAUTION), MOST_CAUTION)
+            over = self._over(self._slow, ENDED)
+            self.caution *= CAUTION_UP if over > 0.0 else CAUTION_DOWN
+            self.caution = min(max(self.caution, LEAST_CAUTION), MOST_CAUTION)
+            if over > 0.0:
+                self._reprice(_rise(over))
             self._ended = self._slow = 0
+
+    def _over(self, missed: int, requests: int) -> float:
+        """Return by how many times more requests missed than may."""
+        return missed / (self._targets.missed * requests) - 1.0 if missed else -1.0
+
+    def _reprice(self, times: float) -> None:
+        self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), MOST_PRICE_S)
+
+
+def _rise(over: float) -> float:
+    return float(PRICE_UP ** min(over, MOST_OVER))

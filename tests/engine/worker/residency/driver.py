@@ -242,11 +242,20 @@ class Worker:
         counts, self.counts = self.counts, []
         return counts
 
-    def aim(self, target_s: float | None, base_s: float = 0.0, decode_s: float = 0.0, token_s: float = 0.0) -> None:
+    def aim(
+        self,
+        target_s: float | None,
+        base_s: float = 0.0,
+        decode_s: float = 0.0,
+        token_s: float = 0.0,
+        lone_steps: float = 0.0,
+    ) -> None:
         """Give steps a target, and teach the budget what they cost."""
+        from melld.engine.wire.messages import StepLimit
         from melld.scheduler.steptimes import StepTimes
 
-        self.budget.target_s, self.budget.times = target_s, StepTimes()
+        self.budget.limit = None if target_s is None else StepLimit(target_s, lone_steps)
+        self.budget.times = StepTimes()
         for number in range(96 if target_s else 0):
             decodes, tokens = 1 + number % 5, number % 3 * 60
             self.budget.times.stepped(base_s + decode_s * decodes + token_s * tokens, decodes, tokens)

@@ -110,6 +110,18 @@ def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
     pair.finish(decoding, prompt)
 
 
+def test_a_slow_model_s_steps_are_measured_by_its_lone_ones(pair: Pair) -> None:
+    """Twice the 31 ms of a lone step leave 31 ms for prompts, whatever shorter time the promise names."""
+    pair.there("aim", 0.001, *TARGET[1:], 2.0)
+    decoding = pair.start(GREEDY, pair.there)
+    pair.step(3)
+    pair.there("take_counts")
+    prompt = pair.start(LONG, pair.there)
+    pair.step(4)
+    assert all(122 <= tokens <= 126 for _, tokens in pair.there("take_counts"))
+    pair.finish(decoding, prompt)
+
+
 def test_a_prompt_is_cut_for_a_request_that_is_about_to_arrive(pair: Pair) -> None:
     """Else its first token here would wait for a whole step of the prompt."""
     pair.there("aim", *TARGET)

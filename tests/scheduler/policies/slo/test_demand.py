@@ -160,6 +160,19 @@ def test_prompts_are_forgotten() -> None:
     assert look(demand, scheduler, 300.0 + MEAN_S) == 1
 
 
+@pytest.mark.parametrize(("prompts", "workers"), [(1, 1), (40, 2)])
+def test_a_sudden_burst_counts_at_once_and_one_long_prompt_does_not(prompts: int, workers: int) -> None:
+    """Four seconds of prompts within one: over a minute that is little, but as forty of them it is no chance."""
+    scheduler = holding(1)
+    demand = demand_of(scheduler)
+    demand.accept(0.001)
+    for number in range(prompts):
+        scheduler.cluster.now_s = 300.0 + number / prompts
+        demand.accept(4.0 / prompts)
+    assert look(demand, scheduler, 301.0) == workers
+    assert look(demand, scheduler, 310.0 + CALM_S) == 1
+
+
 def test_by_prompts_too_the_number_falls_by_a_stricter_measure() -> None:
     """Else a load at the limit would wake a worker every minute."""
     scheduler = holding(1)

@@ -41,28 +41,31 @@ def ended(slow: int, feedback: Feedback | None = None, tokens: int = 101) -> Fee
     return feedback
 
 
-@pytest.mark.parametrize(("late", "times"), [(0, PRICE_DOWN), (10, PRICE_DOWN), (11, PRICE_UP), (100, PRICE_UP)])
+@pytest.mark.parametrize(
+    ("late", "times"),
+    [(0, PRICE_DOWN), (10, PRICE_DOWN), (15, PRICE_UP**0.5), (20, PRICE_UP), (40, PRICE_UP**3), (100, PRICE_UP**4)],
+)
 @pytest.mark.parametrize("prefill_s", [0.0, 3.0])
 def test_a_late_start_becomes_dearer_while_more_are_late_than_may_be(late: int, times: float, prefill_s: float) -> None:
-    """One in ten may be; a long prompt is given more time."""
+    """One in ten may be, and the more were late, the dearer; a long prompt is given more time."""
     feedback = started(late, prefill_s=prefill_s)
     assert feedback.price_s == pytest.approx(FIRST_PRICE_S * times)
     assert feedback.caution == FIRST_CAUTION
 
 
-@pytest.mark.parametrize(("slow", "times"), [(0, CAUTION_DOWN), (20, CAUTION_DOWN), (21, CAUTION_UP)])
+@pytest.mark.parametrize(("slow", "times"), [(0, CAUTION_DOWN), (20, CAUTION_DOWN), (30, CAUTION_UP)])
 @pytest.mark.parametrize("tokens", [5, 33, 101])
 def test_caution_grows_while_more_are_slow_than_may_be(slow: int, times: float, tokens: int) -> None:
-    """One in ten may be; the pace of a short answer is judged as if it were longer."""
+    """One in ten may be; the pace of a short answer is judged as if it were longer.  More workers would have helped."""
     feedback = ended(slow, tokens=tokens)
     assert feedback.caution == pytest.approx(FIRST_CAUTION * times)
-    assert feedback.price_s == FIRST_PRICE_S
+    assert feedback.price_s == pytest.approx(FIRST_PRICE_S * (PRICE_UP**0.5 if slow > 20 else 1.0))
 
 
 def test_each_judgement_is_of_the_requests_since_the_last() -> None:
     """Long ago is no reason."""
-    feedback = ended(20, started(10, ended(ENDED, started(PLACEMENTS))))
-    assert feedback.price_s == pytest.approx(FIRST_PRICE_S * PRICE_UP * PRICE_DOWN)
+    feedback = ended(20, started(10, ended(40, started(20))))
+    assert feedback.price_s == pytest.approx(FIRST_PRICE_S * PRICE_UP * PRICE_UP * PRICE_DOWN)
     assert feedback.caution == pytest.approx(FIRST_CAUTION * CAUTION_UP * CAUTION_DOWN)
 
 

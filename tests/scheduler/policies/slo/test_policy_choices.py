@@ -7,6 +7,7 @@ import pytest
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies.slo.feedback import MOST_PRICE_S
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.targets import Targets
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
@@ -128,7 +129,7 @@ def test_a_prompt_s_load_is_what_is_not_cached() -> None:
         come(scheduler, cached_tokens={WorkerId("w0"): cached} if cached else {})
         load = scheduler.policy.dispatch.loads.of(scheduler.cluster.workers[WorkerId("w0")], 10.0)
         assert load.backlog_s(10.0) == pytest.approx(left_s, rel=0.05, abs=0.002)
-        assert scheduler.policy.demand._accepted == pytest.approx(left_s / 60.0, rel=0.05, abs=1e-4)
+        assert scheduler.policy.demand._lasting.mean(10.0, 1.0) == pytest.approx(left_s / 60.0, rel=0.05, abs=1e-4)
 
 
 def test_answers_that_ended_teach_and_those_that_never_began_do_not() -> None:
@@ -143,7 +144,7 @@ def test_answers_that_ended_teach_and_those_that_never_began_do_not() -> None:
     for name in {**crowd(100, "b"), **crowd(100, "c")}:  # 90 tokens in nine seconds, the first after three
         event = e.RequestFinished(22.0, RequestId(name), first_token_s=13.0, output_tokens=91)
         scheduler.handle(event)
-    assert policy.feedback.price_s == pytest.approx(10.0 * 1.25**2)
+    assert policy.feedback.price_s == MOST_PRICE_S  # twice so many as may were late, again, and then all were slow
     assert policy.feedback.caution == pytest.approx(0.25 * 1.15)
     assert policy.dispatch.answers.longer(64) > before
 
