@@ -80,6 +80,18 @@ def test_the_oldest_go_first_and_the_beginning_of_a_prompt_last() -> None:
     assert prefixes.arrived(B, range(100, 120), None) == {W0: 12}
 
 
+def test_a_request_that_came_before_any_worker_teaches_nothing_and_harms_nothing() -> None:
+    """It is served all the same; and a worker may end that never was ready."""
+    prefixes = PrefixIndex()
+    assert prefixes.arrived(A, range(10), None) == {}
+    prefixes.close_worker(W0)
+    prefixes.open_worker(W0, BLOCK, 100)
+    prefixes.placed(A, W0)
+    prefixes.ended(A, W0, range(10))
+    prefixes.ended(C, None, ())
+    assert prefixes.arrived(B, range(20), None) == {}
+
+
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=30), st.sampled_from([W0, W1])), max_size=8))
 def test_what_is_found_has_run_there(history: list[tuple[list[int], WorkerId]]) -> None:
     """Whatever came before, the tokens found are the beginning of a request of that worker; with room, the longest."""

@@ -1,9 +1,11 @@
 """Whether a worker ended of its own doing: real processes, real signals."""
 
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +88,17 @@ def test_one_that_was_stopped_was_silent_for_that() -> None:
     assert stopped.is_from_outside(code)
     assert stopped.killer == "by melld"
     assert not is_stopped(process.pid)
+
+
+def test_a_process_is_not_stopped_because_of_its_name(tmp_path: Path) -> None:
+    """Models name files, and files name processes: what a name looks like says nothing of its process."""
+    program = tmp_path / "x) T (1"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        assert "x) T (1" in stat.read_text()
+        assert not is_stopped(process.pid)
+        process.kill()
 
 
 CHATTER = (
