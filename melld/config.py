@@ -190,9 +190,9 @@ class TargetsConfig(_Table, frozen=True, kw_only=True):
     """What each request is promised; `mell-slo` keeps as few workers awake as keep it."""
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """Longest mean time between two tokens of a request.  In each step prompts get the time that decoding leaves of it
-    (of twice as much with `mell-slo`, which promises a mean); other policies add no request to a worker whose decoding
-    takes longer.  Default, for `mell-slo` alone: 50 ms, or twice a step with one request where that is longer."""
+    """Longest mean time between two tokens of a request.  In each step prompts get what decoding leaves of it (of twice
+    as much with `mell-slo`); other policies add no request to a worker whose decoding takes longer.  Default, for
+    `mell-slo` alone: 50 ms, or twice a step with one request where that is longer."""
     ttft_s: PositiveSeconds = 2.0
     """Longest time until the first token; four times what the prompt takes alone, if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
@@ -238,8 +238,8 @@ class IdleConfig(_Table, frozen=True, kw_only=True):
     """
 
     sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None
-    """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo` keeps it as long as staying awake
-    costs less than being woken, by how soon it was needed again so far."""
+    """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo`: as long as staying awake costs
+    less than being woken, by how soon it was needed so far."""
     stop_after_s: Seconds = 240.0
     """Seconds asleep after which its process ends; longer if it was needed again soon."""
 
@@ -252,8 +252,8 @@ class HealthConfig(_Table, frozen=True, kw_only=True):
     step_timeout_s: PositiveSeconds = 300.0
     """How long one step may take."""
     steady_after_s: Seconds = 120.0
-    """How long one that has died must work to be trusted again.  Until then each death doubles the wait for the next
-    start, from 1 to 60 s, and it gets only requests that no other has room for."""
+    """How long one that has died must work to be trusted again: until then each death doubles the wait for the next
+    start, from 1 to 60 s, and it gets what no other has room for."""
 
 
 class Config(_Table, frozen=True, kw_only=True):
