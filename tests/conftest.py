@@ -15,7 +15,7 @@ from tests.forked import nursery
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
 
-SHARING = ("migrate", "api", "faults", "residency", "decisions")
+SHARING = ("migrate", "residency", "api", "faults", "decisions")
 """Folders whose tests share daemons, workers or logs: each in one process."""
 OF_API = ("guards", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""

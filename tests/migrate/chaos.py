@@ -35,7 +35,9 @@ class History:
     it: what the worker had said before it died still comes.
     """
 
-    def __init__(self, daemon: DaemonProcess, faults: Path, seed: int, harm_every_s: float) -> None:
+    def __init__(
+        self, daemon: DaemonProcess, faults: Path, seed: int, harm_every_s: float, bodies: int = BODIES
+    ) -> None:
         self.tally: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._daemon = daemon
@@ -43,7 +45,7 @@ class History:
         self._chance = random.Random(seed)
         self._harm_every_s = harm_every_s
         self._operator = Operator(daemon)
-        self._bodies = [self._body() for _ in range(BODIES)]
+        self._bodies = [self._body() for _ in range(bodies)]
         self._expected: list[Answer] = []
         self._over = threading.Event()
         self._running: set[Stream] = set()
@@ -79,7 +81,7 @@ class History:
             stream.result() for stream in [Stream(self._daemon, body) for body in self._bodies]
         ]
         end_s = time.monotonic() + seconds
-        turns = [(self._chance.randrange(BODIES), self._chance.random() < 0.1) for _ in range(requests)]
+        turns = [(self._chance.randrange(len(self._bodies)), self._chance.random() < 0.1) for _ in range(requests)]
         line = itertools.takewhile(lambda _: time.monotonic() < end_s, turns)
         lock = threading.Lock()
         readers = [threading.Thread(target=self._client, args=(line, lock)) for _ in range(clients)]

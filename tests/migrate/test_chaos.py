@@ -7,8 +7,8 @@ from tests.migrate.live import Bench
 
 def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     """Moves, clients that leave and workers that die at any step of a migration, together."""
-    requests = 100 if is_long() else 24
-    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=4.0 if is_long() else 2.0)
+    requests, bodies, every_s = (100, 20, 4.0) if is_long() else (20, 10, 2.0)
+    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=every_s, bodies=bodies)
     history.play(requests=requests, clients=6)
     assert history.wrong == []
     assert not history.tally["rounded"]

@@ -14,6 +14,7 @@ import pytest
 from melld.migrate.snapshot import MoveRefusal, RequestSnapshot
 from tests.engine.worker.residency.driver import Refused, WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_async import by_both_ways, name_of
 from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
 from tests.tiny_models import make_drafter
 
@@ -66,8 +67,7 @@ def test_drafts_change_the_pace_and_no_token(pair: Pair, residency_workers: tupl
         assert steps < tokens or case is not GREEDY
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "via"), by_both_ways(CASES), ids=name_of)
 def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
     """Whatever was drafted when it left is dropped, and drafted anew where it goes on."""
     pair.check_move(case, via, 5, late=True)
