@@ -210,8 +210,8 @@ def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, p
     for worker in workers:
         device.grant(worker, device.ledger.free // 2)
     load.check()
-    assert taken > 30
-    assert moved > 30
+    assert taken > 20
+    assert moved > 20
     assert pair.preemptions > 0
 
 
