@@ -167,7 +167,7 @@ class Lender:
 async def step_s(worker: Worker) -> tuple[float, float]:
     """Return the time of a step in which all requests decode, the quickest tenth's, and the processor time of a step.
 
-    The other steps' times say more of what else the machine did meanwhile.
+    The other steps say more of what else the machine did meanwhile.
     """
     began_s = worker.processor_s()
     steps = await worker.run(DECODES, 4 * BLOCK_TOKENS, STEP_TOKENS)

@@ -154,7 +154,7 @@ def _resident_bytes(engine: "EngineCore") -> int:
         return int(engine.model_executor.driver_worker.worker.model_runner.model_memory_usage)
     rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     facts = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in rollup)}
-    return facts["Pss_Anon"] * 1024  # files are the page cache's; KV is shared memory, or not yet written to
+    return (facts["Private_Dirty"] - facts["Pss_Shmem"]) * 1024  # KV is shared memory; the template has the rest
 
 
 def block_bytes_of(engine: "EngineCore") -> int:
