@@ -1,6 +1,6 @@
 """The scheduler: events in, commands out; the part that all policies share.
 
-Owns the queue discipline, refusals, and workers that die, drain and retire.  Never chooses a worker: the policy does.
+Owns refusals, and workers that die, drain and retire.  Never chooses a worker: the policy does.
 Pure: no I/O, no clock (`event.at_s` is the time), no randomness.  The same events give the same commands.
 
 An impossible event (a known request arrives, a worker comes up twice) raises `IllegalTransition` and changes nothing.
@@ -18,8 +18,9 @@ from melld.scheduler import events
 from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policy import Policy
+from melld.scheduler.queueing import Queueing
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Duty, Request, RequestState, Worker
+from melld.scheduler.state import Duty, RequestState, Worker
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
@@ -41,6 +42,8 @@ class Scheduler:
         self.settings = settings or SchedulerSettings()
         self.cluster = Cluster(self.settings.cluster)
         self.policy = policy(self.cluster)
+        self._queueing = Queueing(self.cluster, self.policy, self.settings.max_waiting, self.settings.wait_deadline_s)
+        self.would_shed = self._queueing.would_shed
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.RequestArrived: self._arrived,
             events.RequestsGrew: self._grew,
@@ -96,56 +99,18 @@ class Scheduler:
             )
         elif cluster.waiting.requests:
             cluster.waiting.add(request)
-            self._serve_waiting()
-            self._tell_waiting(request)
-            self._shed_surplus()
-        elif not self._allocate(request, Reason.ARRIVAL):
+            self._queueing.serve()
+            self._queueing.tell(request)
+            self._queueing.shed_surplus()
+        elif not self._queueing.allocate(request, Reason.ARRIVAL):
             cluster.waiting.add(request)
-            self._tell_waiting(request)
-            self._shed_surplus()
-
-    def _allocate(self, request: Request, reason: Reason) -> bool:
-        """Let the policy choose among the steady workers, and among all if those have no room."""
-        if self.policy.allocate(request, reason):
-            return True
-        if not self.cluster.unsteady:
-            return False
-        with self.cluster.last_resort():
-            return self.policy.allocate(request, reason)
-
-    def _tell_waiting(self, request: Request) -> None:
-        if request.id in self.cluster.waiting:
-            self.cluster.record(events.QueueRequest(Reason.NO_ROOM, request.id, cause=self.cluster.event))
-
-    def would_shed(self, client: str, priority: int) -> bool:
-        """Return True if a request of the client would be shed now because the queue is full."""
-        most, waiting = self.settings.max_waiting, self.cluster.waiting
-        return most is not None and waiting.newcomers >= most and waiting.would_be_last(client, priority)
-
-    def _shed_surplus(self) -> None:
-        most, waiting = self.settings.max_waiting, self.cluster.waiting
-        while most is not None and waiting.newcomers > most:
-            self._shed(waiting.last(), Reason.QUEUE_FULL)
-
-    def _shed_late(self) -> None:
-        """Shed requests that have waited too long and have not begun.  Never end a begun stream for lack of room."""
-        if (deadline_s := self.settings.wait_deadline_s) is None:
-            return
-        now_s = self.cluster.now_s
-        late = [one for one in self.cluster.waiting if now_s - one.arrived_s >= deadline_s]
-        for request in late:
-            self._shed(request, Reason.WAITED_TOO_LONG)
-        if late:
-            self._serve_waiting()  # one of them may have blocked others that fit
-
-    def _shed(self, request: Request, reason: Reason) -> None:
-        self.cluster.remove_request(request)
-        self.cluster.record(events.ShedRequest(reason, request.id, cause=self.cluster.event))
+            self._queueing.tell(request)
+            self._queueing.shed_surplus()
 
     def _grew(self, event: events.RequestsGrew) -> None:
         self.cluster.grow(event.kv_bytes)
         self.policy.grew(event.kv_bytes)
-        self._serve_waiting()
+        self._queueing.serve()
 
     def _finished(self, event: events.RequestFinished) -> None:
         request = self.cluster.requests.get(event.request)
@@ -157,7 +122,7 @@ class Scheduler:
             self.policy.departed(request, worker, destination)
             self.policy.served(request, event)
         if self.cluster.waiting.requests:
-            self._serve_waiting()
+            self._queueing.serve()
 
     def _noted(self, event: events.RequestPreempted | events.RequestResumed) -> None:
         """Do nothing: a preempted request still counts in full, because it needs the bytes again to continue."""
@@ -174,7 +139,7 @@ class Scheduler:
         else:
             self.cluster.abort(request)
         self.policy.moved(request, source, destination)
-        self._serve_waiting()
+        self._queueing.serve()
 
     def _move_asked(self, event: events.MoveAsked) -> None:
         """Move the request for an operator if there is room, else do nothing.
@@ -196,7 +161,7 @@ class Scheduler:
             if self.cluster.fits(worker, request.kv_bytes):
                 self.cluster.pin(request)
                 self.policy.send(request, worker, Reason.OPERATOR)
-        self._serve_waiting()
+        self._queueing.serve()
 
     # ---- workers
 
@@ -210,14 +175,14 @@ class Scheduler:
         if event.capacity_bytes < 0 or event.slots < 0:
             raise ValueError(f"worker {event.worker} of {event.capacity_bytes} bytes, {event.slots} slots")
         self.policy.changed(self.cluster.add_worker(event), [])
-        self._serve_waiting()
+        self._queueing.serve()
 
     def _worker_steadied(self, event: events.WorkerSteadied) -> None:
         worker = self.cluster.unsteady.get(event.worker)
         if worker is not None:
             self.cluster.steady_worker(worker)
             self.policy.changed(worker, [])
-            self._serve_waiting()
+            self._queueing.serve()
 
     def _worker_down(self, event: events.WorkerDown) -> None:
         worker = self.cluster.workers.get(event.worker)
@@ -229,9 +194,9 @@ class Scheduler:
         for request, source, destination in bound_for_it + leaving_it:
             self.policy.moved(request, source, destination)
         self.policy.changed(worker, displaced)
-        self._serve_waiting()
+        self._queueing.serve()
         for request in displaced:
-            self._tell_waiting(request)
+            self._queueing.tell(request)
 
     def _capacity_changed(self, event: events.WorkerCapacityChanged) -> None:
         self._resize(event.worker, event.capacity_bytes, None)
@@ -242,7 +207,7 @@ class Scheduler:
         worker = self.cluster.workers.get(event.worker)
         if worker is not None and self.cluster.share(worker, event.shared_bytes):
             self.policy.changed(worker, [])
-            self._serve_waiting()
+            self._queueing.serve()
 
     def _slots_changed(self, event: events.WorkerSlotsChanged) -> None:
         self._resize(event.worker, None, event.slots)
@@ -268,13 +233,13 @@ class Scheduler:
             raise ValueError(f"worker {name} of {new_capacity_bytes} bytes, {new_slots} slots")
         self.cluster.resize_worker(worker, new_capacity_bytes, new_slots)
         self.policy.changed(worker, [])
-        self._serve_waiting()
+        self._queueing.serve()
 
     def _worker_draining(self, event: events.WorkerDraining) -> None:
         worker = self._worker(event.worker, "drain")
         self.cluster.drain_worker(worker)
         self.policy.changed(worker, [])
-        self._serve_waiting()  # requests that only this worker could hold are now passed over
+        self._queueing.serve()  # requests that only this worker could hold are now passed over
         self._empty_draining(worker)
 
     def _worker_resumed(self, event: events.WorkerResumed) -> None:
@@ -283,14 +248,14 @@ class Scheduler:
         self.cluster.resume_worker(worker)
         if worker.state is not was:
             self.policy.changed(worker, [])
-            self._serve_waiting()
+            self._queueing.serve()
 
     # ---- the epoch
 
     def _epoch_started(self, _event: events.EpochStarted) -> None:
         self.policy.epoch()
-        self._serve_waiting()
-        self._shed_late()
+        self._queueing.serve()
+        self._queueing.shed_late()
         for worker in self.cluster.draining.copy().values():
             self._empty_draining(worker)
         for worker in self.cluster.empty_workers():
@@ -307,19 +272,4 @@ class Scheduler:
         for request in list(worker.requests.values()):
             if request.state is RequestState.RUNNING:
                 self.cluster.unpin(request)
-                self._allocate(request, Reason.DRAIN)
-
-    def _serve_waiting(self) -> None:
-        """Place waiting requests strictly in order; pass over only requests that no worker could hold even if empty."""
-        waiting = self.cluster.waiting
-        while (name := waiting.head()) is not None:
-            request = self.cluster.requests[name]
-            if self.policy.too_late(request):
-                self._shed(request, Reason.TOO_LATE)
-                continue
-            if self._allocate(request, Reason.ROOM):
-                continue
-            if self.cluster.could_hold(request.kv_bytes):
-                break
-            waiting.pass_over(name)
-        waiting.restore()
+                self._queueing.allocate(request, Reason.DRAIN)
