@@ -30,18 +30,22 @@ from tables import record
 from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
 from melld.scheduler.policies.plus.policy import MellPlus
-from melld.scheduler.policies.plus.settings import BALANCED, LEAN, TIGHT, PlusSettings
+from melld.scheduler.policies.plus.settings import BALANCED, PlusSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import Request, Worker
 from melld.simulator.simulation import Simulation
 
 SETTINGS = {
-    "lean": LEAN,
+    "lean": PlusSettings(
+        dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9
+    ),
     "lives of 20 s": msgspec.structs.replace(BALANCED, enough_life_s=20.0),
     "lives of 12 s": msgspec.structs.replace(BALANCED, enough_life_s=12.0),
     "default": BALANCED,
     "fuller": msgspec.structs.replace(BALANCED, drain_utilisation=0.97, drain_life_s=3.0),
-    "tight": TIGHT,
+    "tight": PlusSettings(
+        dispatch_life_s=8.0, enough_life_s=3.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
+    ),
 }
 AGES_S = [2.0 * 1.3**step for step in range(24)]
 MOVABLE_SHARE = 2  # one in so many of a worker's requests, rounded up, may be moved where ends are estimated

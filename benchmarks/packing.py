@@ -29,12 +29,8 @@ LOADS = {
     "lmsys-0.5": "LMSYS x10, Poisson 0.5/s",
     "lmsys-0.8": "LMSYS x10, Poisson 0.8/s",
     "lmsys-1.1": "LMSYS x10, Poisson 1.1/s",
-    "lmsys-conv": "LMSYS x10, Azure conversation arrivals at 1.1/s",
-    "conv-2": "Azure conversation at 2/s",
-    "normal-1.1": "log-normal x10, Poisson 1.1/s",
 }
-PAPER_LOADS = ("conv", "code", "lmsys-0.5", "lmsys-0.8", "lmsys-1.1")
-NOTE_LOADS = ("lmsys-1.1",)
+PAPER_LOADS = tuple(LOADS)
 BASELINES = ("best-fit", "worst-fit", "load-balance")
 MELLS = ("mell-literal", "mell", "mell-plus")
 
@@ -175,7 +171,6 @@ class Claims(Table):
 
 
 BOTH = rows(("13B", "7B"), PAPER_LOADS)
-NOTE = [*rows(("13B",), NOTE_LOADS), *rows(("7B",), ("lmsys-1.1",))]
 FLIGHT = [
     (
         f"13B, {LOADS['lmsys-1.1']}, {rate:g} GiB/s, epochs of {epoch_s:g} s",
@@ -188,10 +183,6 @@ TABLES = {
     "table:claims": Claims(BOTH, (*BASELINES, *MELLS), str),
     "table:gpus": Table(BOTH, (*BASELINES, *MELLS), gpus),
     "table:effects": Table(BOTH, (*BASELINES, *MELLS), side_effects),
-    "table:note": Table(NOTE, (*BASELINES, *MELLS), ratio_and_moves),
-    "table:settings": Table(
-        rows(("13B",), ("lmsys-1.1",)), ("mell-plus-lean", "mell-plus", "mell-plus-tight"), ratio_and_moves
-    ),
     "table:flight": Table(FLIGHT, ("load-balance", "mell-plus"), ratio_and_moves),
     "table:batching": Table(
         BOTH,
@@ -205,7 +196,7 @@ TABLES = {
 
 
 def plot(folder: pathlib.Path, results: dict[Cell, Result], seeds: Sequence[int]) -> None:
-    """Return the paper's figures, of the 13B machines."""
+    """Draw the paper's figures, of the 13B machines."""
     chosen = [policy for policy in (*BASELINES, *MELLS) if policy in ALL_POLICIES]
 
     def reports(load: str, policy: str) -> list[Report]:

@@ -75,18 +75,12 @@ def load_of(cell: Cell, traces: pathlib.Path) -> Workload:
     chance = random.Random(cell.seed)
     lengths = traces / "lengths_lmsys_chat_1m.csv.gz"
     conversation = traces / "azure2023_conv.csv.gz"
-    kind, _, rate = cell.load.partition("-")
     if cell.load == "conv":
         return workloads.read_trace(conversation).thinned(0.8, chance).until(HALF_HOUR_S)
     if cell.load == "code":
         return workloads.read_trace(traces / "azure2023_code.csv.gz").thinned(0.8, chance)
-    if cell.load == "conv-2":
-        return workloads.read_trace(conversation).thinned(0.8, chance).stretched(2.0).until(HOUR_S)
-    if cell.load == "lmsys-conv":
-        arrivals = workloads.read_trace(conversation).thinned(0.8, chance).stretched(1.1)
-        return arrivals.with_lengths(workloads.read_lengths(lengths), chance).until(HOUR_S).scaled(10)
-    drawn = workloads.LogNormal() if kind == "normal" else workloads.read_lengths(lengths)
-    return workloads.poisson(float(rate), HOUR_S, drawn, chance).scaled(10)
+    rate = float(cell.load.removeprefix("lmsys-"))
+    return workloads.poisson(rate, HOUR_S, workloads.read_lengths(lengths), chance).scaled(10)
 
 
 def path_of(cell: Cell) -> pathlib.Path:

@@ -7,15 +7,11 @@ from melld.scheduler.policies.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.policies.mell.plan import MellSettings
 from melld.scheduler.policies.mell.policy import mell
 from melld.scheduler.policies.names import POLICIES, Policies
-from melld.scheduler.policies.plus.policy import MellPlus
-from melld.scheduler.policies.plus.settings import LEAN, TIGHT
 
 ALL_POLICIES: Policies = {
     **POLICIES,
     "mell-unbatched": mell(MellSettings(batching=False)),
     "mell-literal": mell(MellSettings(literal=True)),
     "mell-literal-unbatched": mell(MellSettings(literal=True, batching=False)),
-    "mell-plus-lean": lambda cluster: MellPlus(cluster, LEAN),
-    "mell-plus-tight": lambda cluster: MellPlus(cluster, TIGHT),
     "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
 }

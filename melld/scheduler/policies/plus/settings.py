@@ -43,11 +43,7 @@ class PlusSettings(msgspec.Struct, frozen=True):
         )
 
 
-LEAN = PlusSettings(dispatch_life_s=20.0, enough_life_s=20.0, chain_life_s=8.0, push_life_s=8.0, drain_utilisation=0.9)
 BALANCED = PlusSettings()
-TIGHT = PlusSettings(
-    dispatch_life_s=8.0, enough_life_s=3.0, drain_life_s=1.0, drain_utilisation=0.99, drain_attempts=12
-)
 
 
 class Lifetimes:
