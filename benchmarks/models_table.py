@@ -21,7 +21,7 @@ from melld.ids import ModelName
 from melld.simulator.catalogue import CARDS, MODELS
 from melld.simulator.models import setting as settings
 from melld.simulator.models.experiment import run_tenancy
-from melld.simulator.models.setting import Arrival, ServedModel, Setting
+from melld.simulator.models.setting import ModelArrival, RatedModel, Setting
 from melld.simulator.workload import LogNormal
 
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
@@ -66,10 +66,10 @@ CASES = (
 )
 
 
-def made(case: Case, rate_per_s: float, seed: int) -> tuple[Setting, list[Arrival]]:
+def made(case: Case, rate_per_s: float, seed: int) -> tuple[Setting, list[ModelArrival]]:
     """Return the case's setting at a total rate, and a load."""
     rates = case.rates(case.count, rate_per_s)
-    served = [ServedModel(ModelName(f"m{index}"), MODELS[case.model], rate) for index, rate in enumerate(rates)]
+    served = [RatedModel(ModelName(f"m{index}"), MODELS[case.model], rate) for index, rate in enumerate(rates)]
     estate = Setting(tuple(served), CARDS["a100-80g"], case.devices, dozing=True)
     shapes = {
         "steady": (settings.steady, 1.0),

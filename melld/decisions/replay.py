@@ -49,7 +49,7 @@ class Replayed(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ReplaySettings(msgspec.Struct, frozen=True):
     """Scheduler of a replay.  `policy` None: the log's own, one of `policies`.
 
     `fallback` and `epoch_s`: for logs without their own.
@@ -61,7 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
     policies: Policies
 
 
-def replay(records: Iterable[Record], choice: Choice) -> Replayed:
+def replay(records: Iterable[Record], choice: ReplaySettings) -> Replayed:
     """Give the log's facts to a scheduler, step by step, until a decision differs or the log ends.
 
     Raises:
@@ -164,7 +164,7 @@ def _worker_event(fact: dict[str, Any]) -> AnyEvent:
     return events.WorkerCapacityChanged(at_s, worker, capacity_bytes)
 
 
-def _scheduler_of(first: Record, choice: Choice) -> tuple[Scheduler, str, bool]:
+def _scheduler_of(first: Record, choice: ReplaySettings) -> tuple[Scheduler, str, bool]:
     """Return the scheduler, its policy's name, and True if epochs are records."""
     if first.get("kind") != "scheduler":
         fresh = choice.fallback()

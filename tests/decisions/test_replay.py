@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.decisions.records import decision_record, encode, is_decision
-from melld.decisions.replay import Choice, UnusableLog, replay
+from melld.decisions.replay import ReplaySettings, UnusableLog, replay
 from melld.scheduler import events
 from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
@@ -45,7 +45,7 @@ def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str)
     """A decision that somebody questions can be reproduced from the log alone."""
     chosen = MACHINES[machines]
     records = [json.loads(line) for line in log_of(policy, chosen)]
-    again = replay(records, Choice(None, lambda: scheduler(policy, chosen), chosen.epoch_s, ALL_POLICIES))
+    again = replay(records, ReplaySettings(None, lambda: scheduler(policy, chosen), chosen.epoch_s, ALL_POLICIES))
     assert again.difference is None
     assert (again.records, again.decisions) == (len(records), sum(map(is_decision, records)))
     assert again.decisions > 100
@@ -74,14 +74,16 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
         records[changed]["kv_bytes"] *= 20
     else:
         del records[changed]
-    again = replay(records, Choice(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s, ALL_POLICIES))
+    again = replay(records, ReplaySettings(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s, ALL_POLICIES))
     assert again.difference is not None
 
 
 def test_another_policy_decides_otherwise() -> None:
     """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
-    again = replay(records, Choice("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
+    again = replay(
+        records, ReplaySettings("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES)
+    )
     assert (again.policy, again.difference is not None) == ("best-fit", True)
 
 
@@ -92,7 +94,7 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
     last = records[-1]
     for broken in ([], [*records, {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}]):
         with pytest.raises(UnusableLog):
-            replay(broken, Choice(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
+            replay(broken, ReplaySettings(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
 
 
 @settings(max_examples=examples(25), deadline=None)

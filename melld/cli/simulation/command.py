@@ -20,7 +20,7 @@ from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
-from melld.decisions.replay import Choice, replay
+from melld.decisions.replay import ReplaySettings, replay
 from melld.errors import ConfigError, MelldError
 from melld.migrate.snapshot import Via
 from melld.scheduler.targets import Targets
@@ -167,7 +167,9 @@ def _replay(arguments: argparse.Namespace, policies: list[str], settings: Simula
         )
     choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
     asked = policies[0] if arguments.policy else None
-    choice = Choice(asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES)
+    choice = ReplaySettings(
+        asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES
+    )
     with arguments.replay.open("rb") as file:
         result = replay(_records(file), choice)
     if arguments.json:

@@ -19,7 +19,7 @@ from melld.landlord.granules import granule_bytes_for
 from melld.simulator.catalogue import ACTIVATION_BYTES, BLOCK_TOKENS, MEMORY_UTILISATION, card_by_name, model_by_name
 from melld.simulator.models.experiment import TENANCIES, run_tenancy
 from melld.simulator.models.measures import WARM_UP_S, ModelsReport
-from melld.simulator.models.setting import ServedModel, Setting, arrivals
+from melld.simulator.models.setting import RatedModel, Setting, arrivals
 from melld.simulator.workload import LogNormal, parse_lengths
 
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
@@ -78,7 +78,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     rows = read_models(arguments.models)
     card = card_by_name(arguments.gpu or "a100-80g")
     served = tuple(
-        ServedModel(ModelName(row.name), model_by_name(row.model), row.rate, row.keep_alive_s, row.pinned, row.weight)
+        RatedModel(ModelName(row.name), model_by_name(row.model), row.rate, row.keep_alive_s, row.pinned, row.weight)
         for row in rows
     )
     granule_bytes = granule_bytes_for(BLOCK_TOKENS * one.model.bytes_per_token for one in served)

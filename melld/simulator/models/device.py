@@ -14,7 +14,7 @@ import numpy as np
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import LatencyProfile
-from melld.simulator.models.setting import Arrival
+from melld.simulator.models.setting import ModelArrival
 
 CHUNK_TOKENS = 512
 
@@ -24,7 +24,7 @@ class SimulatedRequest:
 
     __slots__ = ("arrival", "begun_clock", "blocks", "decodes", "first_token_s", "generated", "id", "version")
 
-    def __init__(self, request: RequestId, arrival: Arrival) -> None:
+    def __init__(self, request: RequestId, arrival: ModelArrival) -> None:
         self.id = request
         self.arrival = arrival
         self.generated = 0.0

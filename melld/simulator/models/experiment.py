@@ -11,7 +11,7 @@ from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.simulator.models.baselines import Split, Swap
 from melld.simulator.models.measures import ModelsReport
-from melld.simulator.models.setting import Arrival, Setting
+from melld.simulator.models.setting import ModelArrival, Setting
 from melld.simulator.models.simulation import ModelsSimulation, Tenancy
 
 QUANTUM_S = 5.0
@@ -32,6 +32,6 @@ TENANCIES: Mapping[str, Callable[[Setting], Tenancy]] = {
 }
 
 
-def run_tenancy(name: str, setting: Setting, arrivals: Sequence[Arrival]) -> ModelsReport:
+def run_tenancy(name: str, setting: Setting, arrivals: Sequence[ModelArrival]) -> ModelsReport:
     """Simulate the named tenancy until every request has ended, or is late beyond doubt."""
     return ModelsSimulation(setting, arrivals, TENANCIES[name](setting)).run().report(name)

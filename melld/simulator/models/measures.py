@@ -7,7 +7,7 @@ import numpy as np
 
 from melld.simulator.latency import LatencyProfile
 from melld.simulator.models.device import SimulatedRequest
-from melld.simulator.models.setting import Arrival, Setting
+from melld.simulator.models.setting import ModelArrival, Setting
 
 SLO_TIMES = 8.0
 """A request is in time if it takes at most so many times what it would take alone."""
@@ -56,7 +56,7 @@ class ModelsMeasures:
         if WARM_UP_S <= now_s <= self._last_s:
             self.device_seconds += self.setting.epoch_s * len(list(awake))
 
-    def end(self, now_s: float, arrivals: Sequence[Arrival]) -> None:
+    def end(self, now_s: float, arrivals: Sequence[ModelArrival]) -> None:
         """Note what was to be served."""
         self._counted = sum(one.at_s >= WARM_UP_S for one in arrivals)
         self._window_s = max(now_s - WARM_UP_S, self.setting.epoch_s)
@@ -78,7 +78,7 @@ class ModelsMeasures:
         )
 
 
-def alone_s(arrival: Arrival, profile: LatencyProfile) -> float:
+def alone_s(arrival: ModelArrival, profile: LatencyProfile) -> float:
     """Return what the request would take alone on the device."""
     prompt, output = arrival.lengths
     step_s = float(profile.step_s(np.ones(1), np.array([prompt + output / 2]))[0])

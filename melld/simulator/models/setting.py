@@ -16,7 +16,7 @@ START_S = 0.2
 """Of waking, beside the copy of the weights."""
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+class RatedModel(msgspec.Struct, frozen=True):
     """A model and its mean rate.  `keep_alive_s`, `pinned`, `weight`: as `ModelDeclared` has them."""
 
     name: ModelName
@@ -35,7 +35,7 @@ class Setting(msgspec.Struct, frozen=True):
     on one of the devices when the run begins.
     """
 
-    models: tuple[ServedModel, ...]
+    models: tuple[RatedModel, ...]
     card: Card
     devices: int = 1
     epoch_s: float = 0.1
@@ -46,7 +46,7 @@ class Setting(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 10e9
     dozing: bool = False
 
-    def profile(self, served: ServedModel) -> LatencyProfile:
+    def profile(self, served: RatedModel) -> LatencyProfile:
         """Return the speed of the model on these devices."""
         return profile_for(served.model, self.card)
 
@@ -80,16 +80,16 @@ class Setting(msgspec.Struct, frozen=True):
         """Return the names of all devices."""
         return [DeviceName(f"gpu{index}") for index in range(self.devices)]
 
-    def start_s(self, served: ServedModel, dozing: bool) -> float:
+    def start_s(self, served: RatedModel, dozing: bool) -> float:
         """Return the seconds until the model serves."""
         return START_S + served.model.weight_bytes / (self.host_bytes_per_s if dozing else self.disk_bytes_per_s)
 
-    def doze_s(self, served: ServedModel) -> float:
+    def doze_s(self, served: RatedModel) -> float:
         """Return the seconds to copy the weights to the machine's memory."""
         return served.model.weight_bytes / self.host_bytes_per_s
 
 
-class Arrival(msgspec.Struct, frozen=True, gc=False):
+class ModelArrival(msgspec.Struct, frozen=True, gc=False):
     """One request."""
 
     at_s: float
@@ -147,19 +147,19 @@ def drifting(rates: Sequence[float], every_s: float = 120.0) -> Shape:
 
 
 def arrivals(
-    models: Sequence[ServedModel],
+    models: Sequence[RatedModel],
     seconds: float,
     lengths: LogNormal | Sequence[Lengths],
     chance: random.Random,
     shape: Shape = steady,
     peak: float = 1.0,
-) -> list[Arrival]:
+) -> list[ModelArrival]:
     """Return the requests of all models, in order; `peak`: the most that `shape` gives for any model."""
     found = []
     for index, served in enumerate(models):
         at_s = chance.expovariate(served.rate_per_s * peak)
         while at_s < seconds:
             if chance.random() * peak < shape(index, at_s):
-                found.append(Arrival(at_s, served.name, draw(lengths, chance)))
+                found.append(ModelArrival(at_s, served.name, draw(lengths, chance)))
             at_s += chance.expovariate(served.rate_per_s * peak)
     return sorted(found, key=lambda one: one.at_s)

@@ -26,7 +26,7 @@ from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.models.device import SimulatedDevice, SimulatedInstance, SimulatedRequest
 from melld.simulator.models.measures import ModelsMeasures
-from melld.simulator.models.setting import Arrival, Setting, instance_name
+from melld.simulator.models.setting import ModelArrival, Setting, instance_name
 
 HORIZON_S = 1.0
 """How far ahead growth is estimated: an epoch, a take and a block's tokens."""
@@ -42,7 +42,7 @@ class Tenancy(Protocol):
 class ModelsSimulation:
     """One run.  Call `run` once."""
 
-    def __init__(self, setting: Setting, arrivals: Sequence[Arrival], tenancy: Tenancy) -> None:
+    def __init__(self, setting: Setting, arrivals: Sequence[ModelArrival], tenancy: Tenancy) -> None:
         self.setting = setting
         self.arrivals = arrivals
         self.tenancy = tenancy

@@ -9,7 +9,7 @@ from melld.landlord import events as e
 from melld.landlord.landlord import Landlord
 from melld.simulator.catalogue import CARDS, MODELS
 from melld.simulator.models.experiment import TENANCIES, run_tenancy
-from melld.simulator.models.setting import Arrival, ServedModel, Setting, arrivals, power_law
+from melld.simulator.models.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
 from melld.simulator.models.simulation import ModelsSimulation
 from melld.simulator.workload import LogNormal
 
@@ -18,11 +18,11 @@ CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
 
 def setting(count: int, rate_per_s: float, devices: int = 1, model: str = "llama-2-7b") -> Setting:
     rates = power_law(count, rate_per_s, 0.9)
-    served = (ServedModel(ModelName(f"m{index}"), MODELS[model], rate) for index, rate in enumerate(rates))
+    served = (RatedModel(ModelName(f"m{index}"), MODELS[model], rate) for index, rate in enumerate(rates))
     return Setting(tuple(served), CARDS["a100-80g"], devices)
 
 
-def load_of(estate: Setting, seconds: float = 120.0) -> list[Arrival]:
+def load_of(estate: Setting, seconds: float = 120.0) -> list[ModelArrival]:
     return arrivals(estate.models, seconds, CHAT, random.Random(3))
 
 
