@@ -37,9 +37,8 @@ WORKERS_PER_DRAIN = 16  # active workers per drain in an epoch
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Move = tuple[Request, Worker]
-Chain = tuple[
-    Request, Worker, Request, Worker
-]  # the request that makes room and its taker, then the request that follows and its taker
+Chain = tuple[Request, Worker, Request, Worker]
+"""The request that makes room and its taker, then the request that follows and its taker."""
 
 
 class MellPlus(Policy):

@@ -42,7 +42,7 @@ class PromptRate:
 
     @property
     def burst_s(self) -> float:
-        """The mean of the prompts, the long ones counting for more: of the squares by that of the seconds."""
+        """Return the mean of the prompts, the long ones counting for more: of the squares by that of the seconds."""
         return self._squares / self._sum if self._sum > 0.0 else 0.0
 
     def _fade(self, now_s: float) -> None:
