@@ -24,7 +24,7 @@ from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.serve.daemon_process import DaemonProcess
-from tests.tiny_models import make_drafter, make_reranker
+from tests.tiny_models import make_drafter, make_reranker, make_windowed
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
@@ -172,6 +172,7 @@ DRAFT_MODEL = {"method": "draft_model", "model": "DIR/drafter", "num_speculative
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 KINDS |= {
     "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL}, greedy(QUESTIONS)),
+    "windows": Kind(make_windowed, {}, QUESTIONS),
     "ngram": Kind(make_demo_model, {"speculative_config": NGRAM}, greedy(QUESTIONS)),
 }
 

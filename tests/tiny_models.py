@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HIDDEN, make_demo_model
+from melld.demo_model import HEAD_WIDTH, HIDDEN, make_demo_model
+
+WINDOW = 64
 
 
 def make_reranker(directory: Path) -> None:
@@ -24,6 +26,43 @@ def make_drafter(model: Path, directory: Path, layers: int) -> None:
     change_config(directory, num_hidden_layers=layers)
     weights = read_weights(directory)
     write_weights(directory, {name: one for name, one in weights.items() if _layer_of(name) < layers})
+
+
+def make_windowed(directory: Path) -> None:
+    """A Gemma 3: four layers see the last 64 tokens, two see all, and the text depends on both."""
+    layers, beside = 6, directory / "beside"
+    make_demo_model(directory)
+    make_demo_model(beside, seed=1)
+    demo, more = read_weights(directory), read_weights(beside)
+    shutil.rmtree(beside)
+    weights = {name: one for name, one in demo.items() if "norm" not in name}
+    for name, one in more.items():
+        if _layer_of(name) in (0, 1) and "norm" not in name:
+            weights[name.replace(f"layers.{_layer_of(name)}.", f"layers.{_layer_of(name) + 4}.")] = one
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(HIDDEN**-0.5)
+    zeros = np.zeros(HIDDEN, dtype=np.float32)  # a norm of Gemma's multiplies by one more than its weight
+    weights["model.norm.weight"] = zeros
+    for layer in range(layers):
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            weights[f"model.layers.{layer}.{norm}_layernorm.weight"] = zeros
+        for norm in ("q", "k"):
+            weights[f"model.layers.{layer}.self_attn.{norm}_norm.weight"] = zeros[:HEAD_WIDTH]
+    write_weights(directory, weights)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * (layers // 3)
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    change_config(
+        directory,
+        architectures=["Gemma3ForCausalLM"],
+        model_type="gemma3_text",
+        num_hidden_layers=layers,
+        layer_types=kinds,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=HEAD_WIDTH,
+        hidden_activation="gelu_pytorch_tanh",
+        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"), rope),
+        final_logit_softcapping=None,
+        attn_logit_softcapping=None,
+    )
 
 
 def _layer_of(name: str) -> int:

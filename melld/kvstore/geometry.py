@@ -9,11 +9,13 @@ import msgspec
 class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     """The shape of a worker's KV cache.
 
-    `block_tokens` is vLLM's block size; `block_bytes` is one block of all layers together, keys and values.
+    `block_tokens` is vLLM's block size; `block_bytes` is one block of all layers of a group together, keys and values.
+    `windows`: of each group of layers its sliding window in tokens, 0 if it keeps all; each has blocks of its own.
     """
 
     block_tokens: int
     block_bytes: int
+    windows: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         """Check the sizes.
@@ -25,8 +27,12 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
             raise ValueError(f"a KV block of {self.block_tokens} tokens and {self.block_bytes} bytes cannot be")
 
     def blocks_for_tokens(self, tokens: int) -> int:
-        """Return the number of blocks that hold `tokens`; the last one may be partly filled."""
-        return -(-tokens // self.block_tokens)
+        """Return the number of blocks that hold `tokens`; the last one may be partly filled.
+
+        Behind a window nothing is kept, but for the rest of a block.
+        """
+        kept = (min(tokens, window + self.block_tokens) if window else tokens for window in self.windows)
+        return sum(-(-count // self.block_tokens) for count in kept)
 
     def bytes_for_tokens(self, tokens: int) -> int:
         """Return the bytes of the whole blocks that hold `tokens`."""

@@ -36,10 +36,13 @@ class DescribeRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
     """To the destination: reserve room for `token_capacity` tokens.  Answer: `RoomReserved`.
 
+    `computed_tokens`: how many of them the source has computed, whose blocks will be copied.
+
     Payload: vLLM's `EngineCoreRequest`, and the output tokens so far (MessagePack).
     """
 
     token_capacity: int
+    computed_tokens: int = 0
 
 
 class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
@@ -104,9 +107,13 @@ class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """State of the request.  `refusals`: why it cannot go by a way; ways that are not named are open."""
+    """State of the request.  `refusals`: why it cannot go by a way; ways that are not named are open.
+
+    In `block_ids`, 0 is no block: behind a sliding window nothing is kept.
+    """
 
     num_tokens: int
+    computed_tokens: int = 0
     block_ids: BlockIds
     block_epoch: int
     refusals: dict[Via, str] = {}

@@ -266,5 +266,5 @@ class Migration:
             )
         self._sent_tokens = described.num_tokens
         if self.state is MoveState.RESERVING:
-            return say.ReserveBlocks(**names, token_capacity=capacity)
+            return say.ReserveBlocks(**names, token_capacity=capacity, computed_tokens=described.computed_tokens)
         return say.WarmRequest(**names, token_capacity=capacity, tokens_per_s=self._pace().per_s)

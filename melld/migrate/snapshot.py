@@ -44,7 +44,7 @@ class MoveRefusal(enum.StrEnum):
     KV_CONNECTOR = "the worker has a KV connector"
     SPECULATIVE = "the worker drafts tokens from beyond the end of a part of its prompt"
     AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
-    KV_LAYOUT = "the model's KV cache is not plain full attention"
+    KV_LAYOUT = "the model's KV cache is neither of full attention nor of sliding windows"
     PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"
     LORA_ABSENT = "its LoRA adapter is not loaded at the destination"
     INCOMPATIBLE = "the two workers do not run the same model in the same way"
@@ -184,8 +184,8 @@ class BlockPairs(msgspec.Struct, frozen=True):
 class CopyPlan:
     """Record of which blocks of one request have been copied and which are missing.
 
-    Blocks are known by their place in the request.  A preemption on the source (another `block_epoch`) invalidates all
-    copies.  All groups' blocks share one pool of ids, so a pull ignores groups.
+    Blocks are known by their place in the request; 0 is none, as behind a sliding window.  A preemption on the source
+    (another `block_epoch`) invalidates all copies.  All groups' blocks share one pool of ids, so a pull ignores groups.
     """
 
     def __init__(self, reservation: Reservation) -> None:
@@ -204,7 +204,7 @@ class CopyPlan:
             (group, place)
             for group, ids in enumerate(block_ids)
             for place in range(self._reused_blocks, min(len(ids), len(reservation.block_ids[group])))
-            if (group, place) not in self._copied
+            if (group, place) not in self._copied and ids[place] and reservation.block_ids[group][place]
         ]
         source = tuple(block_ids[group][place] for group, place in places)
         destination = tuple(reservation.block_ids[group][place] for group, place in places)

@@ -18,6 +18,15 @@ def test_tokens_take_whole_blocks_and_no_block_too_many(geometry: KvGeometry, to
     assert geometry.bytes_for_tokens(tokens) == geometry.bytes_for_blocks(blocks)
 
 
+def test_a_window_keeps_no_more_than_itself_and_a_block() -> None:
+    """Five groups of six, say, forget what is behind their window: long requests are far smaller than they look."""
+    geometry = KvGeometry(32, 1000, (0, 64, 64))
+    assert geometry.blocks_for_tokens(32) == 3
+    assert geometry.blocks_for_tokens(96) == 3 + 3 + 3
+    assert geometry.blocks_for_tokens(3200) == 100 + 3 + 3
+    assert geometry.bytes_for_tokens(3200) == 106_000
+
+
 @pytest.mark.parametrize(("block_tokens", "block_bytes"), [(0, 1), (-16, 1), (16, 0)])
 def test_an_impossible_block_is_refused(block_tokens: int, block_bytes: int) -> None:
     """A wrong model description stops at once, not as a division by zero later."""

@@ -44,7 +44,7 @@ def test_a_log_entry_says_whether_its_prefill_was_reported(tokens: list[int], st
 def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
     """However a request grows while it is copied, every block that is not there yet arrives, and arrives once."""
     source = tuple(range(100, 150))
-    room = reservation(tuple(range(50)), reused=reused)
+    room = reservation(tuple(range(1, 51)), reused=reused)
     plan = CopyPlan(room)
     arrived: dict[int, int] = {}
     full = 0
@@ -54,7 +54,7 @@ def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
         assert not set(pairs.destination) & set(arrived)
         arrived |= dict(zip(pairs.destination, pairs.source, strict=True))
         plan.copied(places, 0)
-    assert arrived == {place: source[place] for place in range(reused, full)}
+    assert arrived == {place + 1: source[place] for place in range(reused, full)}
 
 
 def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
@@ -68,6 +68,13 @@ def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
     plan.copied(places, 0)  # a copy of the old blocks that ended late
     assert plan.missing(((11, 12, 13),), 1, room)[0].source == (11, 12, 13)
     assert pairs.destination == (1, 2)
+
+
+def test_what_a_window_has_left_is_not_copied() -> None:
+    """On either side: the source has dropped it since, or the destination never had room for it."""
+    room = reservation((0, 0, 3, 4))
+    pairs, _ = CopyPlan(room).missing(((0, 12, 0, 14),), 0, room)
+    assert (pairs.source, pairs.destination) == ((14,), (4,))
 
 
 def test_groups_of_blocks_are_copied_together() -> None:

@@ -96,7 +96,7 @@ class Reports:
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """Expect the worker's reports, from number 1."""
-        geometry = self._geometry = KvGeometry(block_tokens=ready.block_tokens, block_bytes=ready.block_bytes)
+        geometry = self._geometry = KvGeometry(ready.block_tokens, ready.block_bytes, ready.windows)
         pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
         self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests, pace)
         self._ledger.open_worker(worker, geometry, ready.total_blocks)

@@ -180,6 +180,8 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     total_blocks: int
     block_tokens: int
     block_bytes: int
+    windows: tuple[int, ...] = (0,)
+    """Of each KV cache group its sliding window in tokens; 0: it keeps all.  Each has blocks of its own."""
     max_requests: int
     """vLLM's `max_num_seqs`: requests that run at once."""
     supported_tasks: list[str]

@@ -110,6 +110,7 @@ class Moves:
         described = say.RequestDescribed(
             **_names(command),
             num_tokens=facts.num_tokens,
+            computed_tokens=facts.num_computed_tokens,
             block_ids=facts.full_block_ids,
             block_epoch=facts.block_epoch,
             refusals={via: refusal.value for via, refusal in refusals.items() if refusal is not None},
@@ -165,10 +166,12 @@ class Moves:
             self._reserve(expected)
 
     def _reserve(self, expected: Expected) -> None:
-        reservation = self._residency.reserve(expected.arrival, expected.command.token_capacity)
-        self._plans[expected.command.request] = CopyPlan(reservation)
+        command = expected.command
+        computed = getattr(command, "computed_tokens", 0)
+        reservation = self._residency.reserve(expected.arrival, command.token_capacity, computed)
+        self._plans[command.request] = CopyPlan(reservation)
         reserved = say.RoomReserved(
-            **_names(expected.command),
+            **_names(command),
             blocks=sum(len(group) for group in reservation.block_ids),
             reused_blocks=reservation.reused_blocks,
         )

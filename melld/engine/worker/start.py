@@ -128,6 +128,8 @@ def ready_of(
     engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
+    from melld.engine.worker.residency.block_tables import windows_of
+
     config = engine.vllm_config
     kv_cache = engine.scheduler.kv_cache_config
     return wire.WorkerReady(
@@ -135,6 +137,7 @@ def ready_of(
         total_blocks=kv_cache.num_blocks - 1,  # no request can use vLLM's null block
         block_tokens=config.cache_config.block_size,
         block_bytes=block_bytes,
+        windows=windows_of(engine.scheduler),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         arena_failure=arena_failure,

@@ -116,8 +116,10 @@ class Arrivals:
         taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + expected
         return int(scheduler.max_num_active_reqs) - taken
 
-    def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
+    def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int) -> Reservation:
         """Reserve blocks for `token_capacity` tokens, and at least for the request's tokens.
+
+        Of the `computed_tokens`, whose blocks will be copied, those behind a sliding window get none.
 
         Raises:
             NoRoom: too few free blocks, or no slot in the batch; nothing is reserved.
@@ -130,11 +132,13 @@ class Arrivals:
         if partial := reused_tokens % self._scheduler.block_size:  # only whole blocks: no copy on write
             reused_tokens -= partial
             blocks = manager.truncate_computed_blocks(blocks, reused_tokens)
+        copied_tokens = max(computed_tokens - reused_tokens, 0)
         taken = manager.allocate_slots(
             request,
-            capacity - reused_tokens,
+            capacity - reused_tokens - copied_tokens,
             num_new_computed_tokens=reused_tokens,
             new_computed_blocks=blocks,
+            num_external_computed_tokens=copied_tokens,
             delay_cache_blocks=True,
         )
         if taken is None:
@@ -179,7 +183,10 @@ class Arrivals:
         valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
         request = arrival.request
         request.num_computed_tokens = valid
-        self._scheduler.kv_cache_manager.cache_blocks(request, valid)
+        manager = self._scheduler.kv_cache_manager
+        # Blocks that a window has left since they were reserved were not copied: they must not be cached.
+        manager.remove_skipped_blocks(snapshot.request, valid, request.num_prompt_tokens)
+        manager.cache_blocks(request, valid)
         # The request has its blocks already; a look into the prefix cache would find them a second time.
         request.skip_reading_prefix_cache |= valid == 0
         _restore(request, snapshot, valid)

@@ -9,6 +9,7 @@ report: the daemon counts them in the outputs.
     shared blocks = sum of all block tables - used, with reservations and departing requests included.
 """
 
+import bisect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import msgspec
 from melld.migrate.snapshot import Phase
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
@@ -48,6 +50,7 @@ class BlockReporter:
         manager = scheduler.kv_cache_manager
         self._pool = manager.block_pool
         self._tables = [group.req_to_blocks for group in manager.coordinator.single_type_managers]
+        self._is_windowed = any(windows_of(scheduler))
         self._total_blocks = self._pool.num_gpu_blocks - 1
         self._last: dict[str, RequestBlocks] = {}
 
@@ -77,7 +80,8 @@ class BlockReporter:
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
         total_blocks = self._total_blocks - self._held()
         used_blocks = total_blocks - self._pool.get_num_free_blocks()
-        named_blocks = sum(sum(map(len, table.values())) for table in self._tables)
+        count = _real_blocks if self._is_windowed else len
+        named_blocks = sum(sum(map(count, table.values())) for table in self._tables)
         # Blocks without a table may stay in use until a step in flight has ended.
         return BlockReport(used_blocks, total_blocks, max(named_blocks - used_blocks, 0), changed)
 
@@ -87,10 +91,25 @@ class BlockReporter:
 
     def _blocks(self, request_id: str) -> int:
         tables = self._tables
-        if len(tables) == 1:
+        if len(tables) == 1 and not self._is_windowed:
             held = tables[0].get(request_id)
             return len(held) if held is not None else 0
-        return sum(len(table[request_id]) for table in tables if request_id in table)
+        return sum(_real_blocks(table[request_id]) for table in tables if request_id in table)
+
+
+NO_BLOCK = 0
+"""The id in place of a block that a sliding window has left."""
+
+
+def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
+    """Return each KV cache group's sliding window in tokens, 0 for one that keeps all."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return tuple(int(getattr(manager, "sliding_window", 0)) for manager in managers)
+
+
+def _real_blocks(blocks: "list[KVCacheBlock]") -> int:
+    """Count the blocks of a table: those that the window has left are its first ones."""
+    return len(blocks) - bisect.bisect_left(blocks, True, key=lambda block: not block.is_null)
 
 
 def phase_of(request: "Request") -> Phase:

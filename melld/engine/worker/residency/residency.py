@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
-from melld.engine.worker.residency.block_tables import phase_of
+from melld.engine.worker.residency.block_tables import NO_BLOCK, phase_of
 from melld.engine.worker.residency.departure import Departures, Stillness
 from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.rules import (
@@ -84,7 +84,7 @@ class Residency:
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
         held = manager.get_block_ids(request_id)
         full = computed // self._scheduler.block_size
-        blocks = sum(len(group) for group in held)
+        blocks = sum(len(group) - group.count(NO_BLOCK) for group in held)
         return RequestFacts(
             request=request_id,
             phase=phase_of(request),
@@ -186,15 +186,15 @@ class Residency:
         """
         return prepare_arrival(self._engine, core_request, output_token_ids)
 
-    def reserve(self, arrival: Arrival, token_capacity: int) -> Reservation:
-        """Reserve blocks for a request that will arrive.
+    def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int = 0) -> Reservation:
+        """Reserve blocks for a request that will arrive, of which so many tokens' KV will be copied.
 
         Raises:
             NoRoom: too few free blocks, or no slot in the batch.
             MoveRefused: this engine cannot take it.
         """
         self._admissible(arrival)
-        return self._arrivals.reserve(arrival, token_capacity)
+        return self._arrivals.reserve(arrival, token_capacity, computed_tokens)
 
     def grow(self, request_id: str, token_capacity: int) -> Reservation:
         """Grow the reservation, as the request grows at the source.

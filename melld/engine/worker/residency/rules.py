@@ -54,11 +54,12 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why KV blocks of this engine cannot be copied, or None: some do not hold plain full attention."""
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+    """Return why KV blocks of this engine cannot be copied, or None: some hold neither full nor windowed attention."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
 
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    plain = all(type(manager) is FullAttentionManager for manager in managers)
+    plain = all(type(manager) in (FullAttentionManager, SlidingWindowManager) for manager in managers)
+    plain &= all(manager.block_size == scheduler.block_size for manager in managers)
     if not plain or scheduler.needs_kv_cache_zeroing or scheduler.dcp_world_size > 1:
         return MoveRefusal.KV_LAYOUT
     return None

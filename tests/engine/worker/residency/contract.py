@@ -126,9 +126,28 @@ def the_kv_cache_is_plain_full_attention_in_one_allocation(engine: Any) -> None:
     assert len({tensor.data_ptr() for tensor in tensors}) == layers
 
 
+def a_block_that_a_window_has_left_is_the_null_block(engine: Any) -> None:
+    from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+
+    from melld.engine.worker.residency.block_tables import NO_BLOCK
+
+    assert engine.scheduler.kv_cache_manager.block_pool.null_block.block_id == NO_BLOCK
+    assert "blocks[i] = self._null_block" in inspect.getsource(SlidingWindowManager._remove_blocks_in_range)
+    assert "[self._null_block] * num_skipped_blocks" in inspect.getsource(
+        SlidingWindowManager.add_local_computed_blocks
+    )
+
+
 def allocation_can_be_told_not_to_cache_blocks_yet(engine: Any) -> None:
     parameters = inspect.signature(engine.scheduler.kv_cache_manager.allocate_slots).parameters
-    expected = {"request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks", "delay_cache_blocks"}
+    expected = {
+        "request",
+        "num_new_tokens",
+        "num_new_computed_tokens",
+        "new_computed_blocks",
+        "delay_cache_blocks",
+        "num_external_computed_tokens",
+    }
     assert expected <= set(parameters)
 
 

@@ -302,6 +302,11 @@ class Worker:
         tables = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
         return {name: sum(len(group) for group in groups) for name, groups in tables.items()}
 
+    def windows(self) -> tuple[int, ...]:
+        from melld.engine.worker.residency.block_tables import windows_of
+
+        return windows_of(self.engine.scheduler)
+
     def block_bytes(self) -> int:
         return self.memory.layout.block_bytes
 
@@ -365,8 +370,8 @@ class Worker:
     def is_warm(self, request_id: str) -> bool:
         return request_id in self.warmed
 
-    def reserve(self, core_request: bytes, tokens: list[int], capacity: int) -> Any:
-        return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity)
+    def reserve(self, core_request: bytes, tokens: list[int], capacity: int, computed: int = 0) -> Any:
+        return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity, computed)
 
     def cancel_while_copying(self, request_id: str) -> tuple[int, int]:
         """Cancel a reservation that is being written to; free blocks before and after the copy has ended."""

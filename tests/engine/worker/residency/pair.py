@@ -106,9 +106,9 @@ class Pair:
         """
         source, target, name = running.home, self.other(running.home), running.request_id
         core_request, tokens = source("core_request", name)
-        reservation = target("reserve", core_request, tokens, 0)
-        plan = CopyPlan(reservation)
         facts: RequestFacts = source("facts", name)
+        reservation = target("reserve", core_request, tokens, 0, facts.num_computed_tokens if via == "kv" else 0)
+        plan = CopyPlan(reservation)
         if via == "kv":
             self._copy(plan, reservation, source, target, facts.full_block_ids, facts.block_epoch)
         self.step(decode_meanwhile)

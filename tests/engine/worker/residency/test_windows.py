@@ -1,0 +1,140 @@
+"""A model whose layers see different stretches of the text: windows keep the latest blocks alone, and move so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from melld.kvstore.geometry import KvGeometry
+from melld.migrate.snapshot import RequestSnapshot
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
+from tests.tiny_models import WINDOW, make_windowed
+
+BLOCK = 32
+CALM = {"temperature": 0.0, "ignore_eos": True}
+LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 80})
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two workers: a group of layers that see all, two that see the last 64 tokens."""
+    model = tmp_path_factory.mktemp("model") / "windowed"
+    make_windowed(model)
+    with two_workers(model, {}) as workers:
+        yield Pair(*workers)
+
+
+@pytest.fixture
+def pair(windowed: Pair) -> Iterator[Pair]:
+    """When all requests have ended, both workers are as empty as they began."""
+    yield windowed
+    try:
+        windowed.assert_idle()
+    finally:
+        windowed.clear()
+
+
+@pytest.fixture(scope="module")
+def geometry(windowed: Pair) -> KvGeometry:
+    windows = windowed.here("windows")
+    assert set(windows) == {0, WINDOW}
+    return KvGeometry(BLOCK, 1, windows)
+
+
+def real_blocks(groups: Any) -> list[int]:
+    """Of each group how many blocks there are."""
+    return [sum(block != 0 for block in group) for group in groups]
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("case", [GREEDY, SAMPLED, LONG], ids=lambda case: case.name)
+def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+    """Before and beyond the window's end."""
+    pair.check_move(case, via, 9, late=True)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
+    """Its window begins within blocks, and at their edges."""
+    pair.check_every_move(GREEDY, via, 13)
+
+
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
+    """What is not computed yet needs the window of what is."""
+    pair.check_move(HALF_PREFILLED, via, steps)
+
+
+def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvGeometry) -> None:
+    """A long request takes little more room than its full layers."""
+    running = pair.start(LONG)
+    pair.step(5)
+    facts = pair.here("facts", running.request_id)
+    words = pair.here("core_request", running.request_id)
+    reservation = pair.there("reserve", *words, 0, facts.num_computed_tokens)
+    assert sum(real_blocks(reservation.block_ids)) <= geometry.blocks_for_tokens(facts.num_tokens)
+    for window, blocks in zip(geometry.windows, real_blocks(facts.full_block_ids), strict=True):
+        assert blocks == (WINDOW // BLOCK if window else facts.num_computed_tokens // BLOCK)
+    pair.there("cancel", running.request_id)
+    pair.finish(running)
+
+
+def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeometry) -> None:
+    """The ledger's sums agree with vLLM's pool, at every step and on both sides of a move; none is thought larger."""
+    running = [pair.start(LONG), pair.start(GREEDY)]
+    for number in range(70):
+        pair.step()
+        if number in (20, 40):
+            pair.move(running[0], "kv", decode_meanwhile=0)
+        for worker in (pair.here, pair.there):
+            worker("forget_report")
+            report = worker("report")
+            assert sum(facts[0] for facts in report.changed.values()) == report.used_blocks
+            assert report.shared_blocks == 0
+            for blocks, computed, prompt, output, _ in report.changed.values():
+                if computed > prompt:  # what a part of the prompt needed is freed by the next step
+                    assert blocks <= geometry.blocks_for_tokens(prompt + output)
+    pair.finish(*running)
+
+
+def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:
+    """Blocks that fell behind the window while the request moved were never filled: nobody is answered from them."""
+    running = pair.start(Case("longer", LONG_PROMPT, CALM | {"max_tokens": 180}), salt="poisoned")
+    pair.step(8)
+    pair.move(running, "kv", decode_meanwhile=4 * BLOCK)
+    pair.finish(running)
+    for more in (0, 3 * BLOCK, 5 * BLOCK):
+        prompt = LONG_PROMPT + tuple(running.answer.tokens[:more])
+        case = Case(f"{more} tokens more", prompt, CALM | {"max_tokens": 8})
+        assert pair.finish(pair.start(case, pair.there, salt="poisoned")) == [pair.unmoved(case)]
+
+
+def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough."""
+    cases = (LONG, SAMPLED)
+    expected = [pair.unmoved(case) for case in cases]
+    running = [pair.start(case) for case in cases]
+    core = [pair.here("core_request", one.request_id)[0] for one in running]
+    pair.step(15)
+    pair.here("abort", [one.request_id for one in running])
+    for one, words in zip(running, core, strict=True):
+        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
+        one.home = pair.there
+        pair.there("attach_unreserved", log.encode())
+    assert pair.finish(*running) == expected
+
+
+def test_the_text_depends_on_what_the_windows_keep(pair: Pair) -> None:
+    """Without a copy the answer is another: the tests above would notice."""
+    expected = pair.unmoved(LONG)
+    running = pair.start(LONG)
+    pair.step(9)
+    facts = pair.here("facts", running.request_id)
+    pair.there("reserve", *pair.here("core_request", running.request_id), 0, facts.num_computed_tokens)
+    assert pair.here("freeze", running.request_id, "kv") == "settled"
+    pair.there("attach", pair.here("snapshot", running.request_id), "kv")
+    running.home = pair.there
+    pair.here("release", running.request_id)
+    assert pair.finish(running) != [expected]
