@@ -33,10 +33,10 @@ class BlockMap(msgspec.Struct, frozen=True, gc=False):
         end = min(-(-(first_byte + self.granule_bytes) // self.block_bytes), self.blocks)
         return range(min(first_byte // self.block_bytes, end), end)
 
-    def usable(self, granted: Collection[int]) -> set[int]:
-        """Return the blocks all of whose bytes are granted."""
-        found = {block for granule in granted for block in self.touching(granule)}
-        return {block for block in found if all(granule in granted for granule in self.granules_of(block))}
+    def usable(self, granules: Iterable[int], granted: Collection[int]) -> set[int]:
+        """Return the blocks that touch one of these granules, and whose bytes are all granted."""
+        touching = {block for granule in granules for block in self.touching(granule)}
+        return {block for block in touching if all(granule in granted for granule in self.granules_of(block))}
 
     @property
     def scratch(self) -> range:
@@ -66,9 +66,3 @@ def choose_granules(
         losses.update(blocks.granules_of(block))
     order = sorted(set(granted) - pinned, key=lambda granule: (moves[granule], losses[granule], -granule))
     return order[:count], pins
-
-
-def lost_blocks(blocks: BlockMap, granted: Collection[int], taken: Iterable[int]) -> set[int]:
-    """Return the blocks that are usable with `granted`, and no longer without `taken`."""
-    touched = {block for granule in taken for block in blocks.touching(granule)}
-    return {block for block in touched if all(granule in granted for granule in blocks.granules_of(block))}

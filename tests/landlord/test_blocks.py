@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.landlord.blocks import BlockMap, choose_granules, lost_blocks
+from melld.landlord.blocks import BlockMap, choose_granules
 from melld.landlord.granules import GRANULE_BLOCKS
 
 
@@ -35,7 +35,7 @@ def test_taking_leaves_exactly_what_is_still_granted(blocks: BlockMap, chance: r
     """Held and usable blocks are all blocks, at every moment; what is usable lies in granted granules alone."""
     granules = range(1, blocks.blocks * blocks.block_bytes // blocks.granule_bytes)
     granted = {granule for granule in granules if chance.random() < 0.7}
-    usable = blocks.usable(granted)
+    usable = blocks.usable(granted, granted)
     assert usable == {
         block for block in range(1, blocks.blocks) if all(granule in granted for granule in blocks.granules_of(block))
     }
@@ -43,15 +43,15 @@ def test_taking_leaves_exactly_what_is_still_granted(blocks: BlockMap, chance: r
     cached = [block for block in sorted(usable) if block not in live and chance.random() < 0.5]
     count = chance.randint(0, len(granted))
     taken, pinned = choose_granules(blocks, granted, count, live, cached)
-    lost = lost_blocks(blocks, granted, taken)
-    assert blocks.usable(granted.difference(taken)) == usable - lost
+    lost = blocks.usable(taken, granted)
+    kept = granted.difference(taken)
+    assert blocks.usable(kept, kept) == usable - lost
     assert lost <= usable
     assert len(set(taken)) == len(taken) <= count
     assert granted.issuperset(taken)
     assert all(live.get(block, True) for block in lost), "a block that must stay would be lost"
     assert pinned == sum(not movable for movable in live.values())
     if len(taken) < count:
-        kept = granted.difference(taken)
         assert all(any(not live.get(block, True) for block in blocks.touching(granule)) for granule in kept)
 
 

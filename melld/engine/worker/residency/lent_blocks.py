@@ -12,7 +12,7 @@ or wait with their KV are pinned, as others know their ids.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +22,7 @@ from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.runner import runner_of
-from melld.landlord.blocks import BlockMap, choose_granules, lost_blocks
+from melld.landlord.blocks import BlockMap, choose_granules
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -62,10 +62,10 @@ class LentBlocks:
         """Return how many blocks vLLM may not use."""
         return self.map.blocks - 1 - len(self._usable)
 
-    def grant(self, granules: Iterable[int]) -> None:
+    def grant(self, granules: Collection[int]) -> None:
         """Let vLLM use these granules, whose bytes are all zero."""
         self.granted.update(granules)
-        self._let_go(self.map.usable(self.granted) - self._usable)
+        self._let_go(self.map.usable(granules, self.granted) - self._usable)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
@@ -80,9 +80,13 @@ class LentBlocks:
 
         `preempts`: rather have requests wait, the youngest first, and give back what is possible.
         """
+        count = min(count, len(self.granted))
+        whole_blocks = self.map.granule_bytes // self.map.block_bytes - 1  # of each granule, at least
+        if not preempts and count * whole_blocks > self._pool.get_num_free_blocks():
+            return None  # as the rest would find, at the cost of a look at every block
         live, places = self._live()
         granules, pinned = self._choose(count, live)
-        while not self._has_room(granules, live):
+        while not self._has_room(granules):
             if not preempts:
                 return None
             if self._preempt():
@@ -90,7 +94,7 @@ class LentBlocks:
                 granules, pinned = self._choose(count, live)
             else:
                 granules.pop()
-        if len(granules) < min(count, len(self.granted)) and not preempts:
+        if len(granules) < count and not preempts:
             return None
         moving = self._withdraw(granules, live, places, epochs)
         for granule in granules:
@@ -116,15 +120,13 @@ class LentBlocks:
         cached = [block for block in self._usable if block not in live and blocks[block].block_hash is not None]
         return choose_granules(self.map, self.granted, count, live, cached)
 
-    def _has_room(self, granules: list[int], live: dict[int, bool]) -> bool:
-        """Return True if the live blocks of these granules fit into the others."""
-        lost = lost_blocks(self.map, self.granted, granules)
-        moving = sum(block in live for block in lost)
-        return bool(moving <= self._pool.get_num_free_blocks() - (len(lost) - moving))
+    def _has_room(self, granules: list[int]) -> bool:
+        """Return True if the others have a free block for each live one of these granules."""
+        return len(self.map.usable(granules, self.granted)) <= int(self._pool.get_num_free_blocks())
 
     def _withdraw(self, granules: list[int], live: dict[int, bool], places: Places, epochs: BlockEpochs) -> int:
         """Hold all blocks of these granules; return how many had to be moved."""
-        lost = lost_blocks(self.map, self.granted, granules)
+        lost = self.map.usable(granules, self.granted)
         moving = sorted(block for block in lost if block in live)
         self._hold(lost.difference(moving))
         fresh = self._pool.get_new_blocks(len(moving))
