@@ -1,17 +1,19 @@
 """Modules that take seconds to import: vLLM's, and ours that import them."""
 
+import functools
 import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 
-class Late:
-    """A module, imported when something of it is first asked for: no process waits for what its tests do not use."""
+def late(name: str) -> Callable[[], Any]:
+    """The module by this name, imported when it is first called for: no process waits for what its tests do not use."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
+    @functools.cache
+    def module() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's imports give several
-            return getattr(importlib.import_module(self._name), name)
+            return importlib.import_module(name)
+
+    return module

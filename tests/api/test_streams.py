@@ -110,6 +110,7 @@ def test_the_last_signal_tells_every_client(demo_model: Path, tmp_path: Path) ->
             messages.sendall(post(chat(max_tokens=20_000, stream=True), "/v1/messages"))
             whole.sendall(post(chat(max_tokens=20_000, ignore_eos=True)))
             begun(stream)
+            begun(messages)
             until(lambda: len(daemon.status()["requests"]) == 3)
             daemon.process.send_signal(signal.SIGTERM)
             until(lambda: request(daemon.url, "GET", "/ready").status == 503)

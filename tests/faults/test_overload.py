@@ -81,8 +81,8 @@ def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -
         refused = [crowded.read(one, FIRST).wait_end() for one in (*BODIES[QUEUED:], malformed)]
     assert [reader.ends for reader in refused] == [[FULL]] * len(refused)
     assert all(1 <= int(reader.headers["retry-after"]) <= 60 for reader in refused)
-    assert all(reader.ended_s - reader.asked_s < DEADLINE_S / 2 for reader in refused)
     assert crowded.judge([first, *queued, *refused], [FULL, LATE]) == []
+    assert all(reader.ended_s < queued[0].ended_s for reader in refused), "at once: while the first still waited"
     assert queued[0].ends == ["length"]
 
 
@@ -96,7 +96,7 @@ def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subj
     assert (refused.status, refused.json()["error"]["code"]) == (503, "waited_too_long")
     assert int(refused.headers["retry-after"]) >= 1
     assert late.ends == [LATE]
-    assert DEADLINE_S <= late.ended_s - late.asked_s < DEADLINE_S + 3
+    assert DEADLINE_S <= late.ended_s - late.asked_s < 2 * DEADLINE_S
     assert crowded.judge([first, late], [LATE]) == []
     assert first.ends == ["length"]
 
@@ -107,8 +107,7 @@ def test_a_stream_that_waits_shows_that_it_lives(crowded: Subject) -> None:
         said = first.comments
         waits = crowded.read(BODIES[0], FIRST).wait_end()
     assert waits.status == 200
-    assert waits.head_s - waits.asked_s < DEADLINE_S / 2
-    assert waits.comments >= DEADLINE_S - 3
+    assert waits.comments >= DEADLINE_S - 3, "one a second since the head came"
     assert first.comments - said >= DEADLINE_S - 3
     assert crowded.judge([first, waits], [LATE]) == []
 
