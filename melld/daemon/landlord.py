@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from melld.daemon.model import ServedModel
 from melld.daemon.tenant import Tenant, of_workers
 from melld.engine.fleet.arena import Arena
@@ -70,6 +72,7 @@ class LandlordShell:
         self.loads = self.takes = self.moved_blocks = 0
         self._open_model: Callable[[ServedModel], Awaitable[None]] | None = None
         self._clock = clock
+        self._heard_s = 0.0
         self._by_worker: Mapping[WorkerId, Tenant] = {}
         self._granted: dict[WorkerId, set[int]] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
@@ -139,8 +142,9 @@ class LandlordShell:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def hear(self, event: AnyLandlordEvent) -> None:
-        """Let the Landlord decide, and carry that out."""
-        for command in self.landlord.handle(event):
+        """Let the Landlord decide, and carry that out.  What it leads to may overtake the next of several events."""
+        self._heard_s = max(event.at_s, self._heard_s)
+        for command in self.landlord.handle(msgspec.structs.replace(event, at_s=self._heard_s)):
             if isinstance(command, e.OfferCapacity):
                 self._offers[command.worker] = self._last_offers[command.worker] = command
             else:

@@ -86,6 +86,7 @@ class Driver:
         self._events: deque[events.AnyEvent] = deque()
         self._handling: EventId | None = None
         self._told = NO_EVENT
+        self._told_s = 0.0
         self._paced_s = 0.0
         self._asked: dict[str, Via | None] = {}
         self._scheduler = scheduler
@@ -101,11 +102,12 @@ class Driver:
         """Tell the scheduler of an event and carry out its commands; events that these cause are handled afterwards.
 
         Events are numbered here.  An event that names no cause and arrives while another is handled was caused by
-        that one.
+        that one.  One that others overtook, as of two that happen together, gets the time of the last of those.
         """
         self._told = EventId(self._told + 1)
+        self._told_s = max(event.at_s, self._told_s)
         cause = event.cause or self._handling or NO_EVENT
-        self._events.append(msgspec.structs.replace(event, id=self._told, cause=cause))
+        self._events.append(msgspec.structs.replace(event, at_s=self._told_s, id=self._told, cause=cause))
         if self._handling is not None:
             return
         try:

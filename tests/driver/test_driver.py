@@ -153,3 +153,14 @@ async def test_a_fact_that_the_scheduler_refuses_harms_nobody_who_told_it(daemon
     """Whoever tells is in the middle of his own work: a worker's end, say, after which it must be started again."""
     daemon.driver.handle(events.WorkerUp(0.0, W0, 1, 1))
     assert daemon.where(daemon.admit("r0", 4)) in daemon.fleet.slots
+
+
+async def test_an_event_that_others_overtake_is_handled(
+    daemon: OfflineDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two that happen together, the first may lead to others; the second is older than those, and not lost."""
+    early_s, late_s = daemon.clock() + 1.0, daemon.clock() + 2.0
+    daemon.driver.handle(events.WorkerSlotsChanged(late_s, worker=W0, slots=3))
+    daemon.driver.handle(events.WorkerSlotsChanged(early_s, worker=W2, slots=2))
+    assert [daemon.driver._cluster.workers[worker].slots for worker in (W0, W2)] == [3, 2]
+    assert not caplog.records

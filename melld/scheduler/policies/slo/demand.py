@@ -85,7 +85,9 @@ class Demand:
         return max(used_bytes - used[0][1], 0) / max(now_s - used[0][0], LEAST_GROWTH_S)
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:
-        return math.ceil(kv_bytes / (part * max(self._cluster.largest_capacity_bytes(), 1)))
+        """Return how many workers hold so much; 0 while no worker is known, as no number would do."""
+        capacity_bytes = self._cluster.largest_capacity_bytes()
+        return math.ceil(kv_bytes / (part * capacity_bytes)) if capacity_bytes else 0
 
     def _by_time(self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float]) -> int:
         """Return the fewest workers within these limits of prompts and of slow answers.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from melld.ids import WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
@@ -216,3 +217,12 @@ def test_who_lets_more_be_slow_needs_fewer() -> None:
 
     assert needed([2.0, 2.0], 0.01) > needed([2.0, 2.0], 0.2)
     assert needed([3.9, 0.1], 0.01) > needed([0.02] * 200, 0.01) >= 1
+
+
+def test_while_no_worker_is_known_memory_asks_for_none() -> None:
+    """Whoever waits when all workers have died does not ask for hundreds of them, or for millions of real requests."""
+    scheduler = holding(300, 300, 300)
+    for number in range(4):
+        scheduler.handle(e.WorkerDown(0.0, worker=WorkerId(f"w{number}")))
+    assert sum(one.kv_bytes for one in scheduler.cluster.waiting.requests.values()) == 900
+    assert look(demand_of(scheduler), scheduler) <= 3
