@@ -101,6 +101,14 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """How long requests may continue after SIGTERM."""
 
 
+class AdapterConfig(_Table, frozen=True, kw_only=True):
+    """`[[model.lora]]`: a LoRA adapter, which clients ask for by its name."""
+
+    name: str
+    path: str
+    """Directory of `adapter_config.json` and its weights, or a name on Hugging Face."""
+
+
 class ModelConfig(_Table, frozen=True, kw_only=True):
     """What is served."""
 
@@ -114,6 +122,9 @@ class ModelConfig(_Table, frozen=True, kw_only=True):
     part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}
     """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
+    lora: Annotated[tuple[AdapterConfig, ...], msgspec.Meta(examples=[[{"name": "pirate", "path": "/pirate"}]])] = ()
+    """LoRA adapters, as `[[model.lora]]`: clients ask for one by its `name`; `path` is a directory, or a name on
+    Hugging Face."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """While KV memory is short, the next goes to the model that had the least for its weight and rate of requests."""
     pinned: bool = False
@@ -354,7 +365,7 @@ def _check_models(models: tuple[ModelConfig, ...], where: str) -> None:
     owners: dict[str, ModelConfig] = {}
     for model in models:
         _check_names(model, where)
-        for name in model.names:
+        for name in (*model.names, *(adapter.name for adapter in model.lora)):
             if name in owners:
                 raise ConfigError(
                     where,

@@ -195,6 +195,8 @@ def _toml(value: Any) -> str:
     """Return the value in TOML, cut if it is long."""
     if isinstance(value, dict):
         text = f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
+    elif isinstance(value, list):
+        text = f"[{', '.join(map(_toml, value))}]"
     else:
         text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HEAD_WIDTH, HIDDEN, make_demo_model
+from melld.demo_model import HEAD_WIDTH, HEADS, HIDDEN, KV_HEADS, LAYERS, make_demo_model
 
 WINDOW = 64
 
@@ -63,6 +63,24 @@ def make_windowed(directory: Path) -> None:
         final_logit_softcapping=None,
         attn_logit_softcapping=None,
     )
+
+
+def make_adapter(directory: Path, seed: int, rank: int = 8) -> None:
+    """A LoRA adapter of the demo model, strong enough to change most tokens."""
+    from safetensors.numpy import save_file
+
+    directory.mkdir()
+    random = np.random.default_rng(seed)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, rows in (("q_proj", HEADS * HEAD_WIDTH), ("v_proj", KV_HEADS * HEAD_WIDTH)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("A", (rank, HIDDEN)), ("B", (rows, rank))):
+                weight = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)
+                weights[f"{prefix}.lora_{part}.weight"] = weight
+    save_file(weights, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "demo"}))
 
 
 def _layer_of(name: str) -> int:

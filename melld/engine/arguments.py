@@ -4,10 +4,12 @@ Both sides build the same `VllmConfig` from the same settings; nothing is pickle
 """
 
 import datetime
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from melld.config import Config, CpuDevices
+from melld.config import AdapterConfig, Config, CpuDevices
 from melld.engine.vllm_options import FRONTEND_OPTIONS, check_option
 from melld.errors import ConfigError
 
@@ -45,6 +47,9 @@ COMMON_ENVIRONMENT = {
 }
 
 
+LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""Of vLLM's values of `max_lora_rank` its default and those above."""
+
 ASYNC_SCHEDULING_SEEN_EXACT: datetime.date | None = None
 """The day on which `make gpu-check` first found moved requests exact with async scheduling on a GPU; None: not yet.
 Until then async scheduling is off, afterwards vLLM's default applies.  `make gpu-check` says when to set it."""
@@ -73,7 +78,36 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
     elif ASYNC_SCHEDULING_SEEN_EXACT is None:
         arguments["async_scheduling"] = False  # schedule a step only after the last one has ended
+    arguments |= _lora_arguments(config.model.lora, device_kind)
     return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
+
+
+def _lora_arguments(adapters: Sequence[AdapterConfig], device_kind: str) -> dict[str, Any]:
+    """Return the options for these adapters: all fit in memory at once, so that none is read again later.
+
+    On a CPU vLLM gives requests without an adapter that of the last slot if others have one: the last stays empty.
+
+    Raises:
+        ConfigError: a directory holds no adapter.
+    """
+    if not adapters:
+        return {}
+    slots = len(adapters) + (device_kind == "cpu")
+    ranks = [LORA_RANKS[0], *(rank for adapter in adapters if (rank := _rank_of(adapter)) is not None)]
+    most = next((rank for rank in LORA_RANKS if rank >= max(ranks)), LORA_RANKS[-1])
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": most}
+
+
+def _rank_of(adapter: AdapterConfig) -> int | None:
+    """Return the adapter's rank; None for one that is not here yet."""
+    directory = Path(adapter.path).expanduser()
+    if not directory.exists() and not adapter.path.startswith((".", "/", "~")):
+        return None
+    try:
+        return int(json.loads((directory / "adapter_config.json").read_text())["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{adapter.path} holds no adapter: it wants adapter_config.json and adapter_model.safetensors"
+        raise ConfigError(f"[[model.lora]] {adapter.name}", reason) from error
 
 
 def async_scheduling_told(config: Config, device_kind: str) -> str:

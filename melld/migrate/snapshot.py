@@ -46,7 +46,7 @@ class MoveRefusal(enum.StrEnum):
     AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
     KV_LAYOUT = "the model's KV cache is neither of full attention nor of sliding windows"
     PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"
-    LORA_ABSENT = "its LoRA adapter is not loaded at the destination"
+    LORA_ABSENT = "its LoRA adapter cannot be loaded"
     INCOMPATIBLE = "the two workers do not run the same model in the same way"
     GRAMMAR = "its output grammar does not take the tokens it has produced"
     ALREADY_THERE = "the worker holds a request of this id"

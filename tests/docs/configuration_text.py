@@ -128,6 +128,8 @@ def _type_text(kind: object, named: bool = True) -> str:
         return " or ".join(f'`"{word}"`' for word in arguments)
     if origin is dict:
         return "table"
+    if _struct_in(kind) is not None:
+        return "tables"
     return WORDS[typing.cast("type", kind)] if named else ""
 
 

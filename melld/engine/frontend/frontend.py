@@ -18,8 +18,10 @@ from starlette.datastructures import State
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tasks import SupportedTask
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
@@ -128,6 +130,10 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
     async def reset_encoder_cache_async(self) -> None:
         """Reset the cache on every worker."""
         await self._fleet.call_all("reset_encoder_cache")
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
+        """Load the adapter on every worker; one that starts later loads it before its first request with it."""
+        return all(await self._fleet.call_all("add_lora", [lora_request]))
 
     async def is_sleeping_async(self) -> bool:
         """Return False: a request wakes a sleeping worker, so the fleet never sleeps as a whole."""
@@ -316,6 +322,7 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Names
     ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
+    arguments.lora_modules = [LoRAModulePath(name=one.name, path=one.path) for one in config.model.lora] or None
     arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents anywhere
     validate_parsed_serve_args(arguments)
     return arguments

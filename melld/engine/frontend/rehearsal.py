@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.core_client import EngineCoreClient
 
@@ -51,6 +52,10 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing."""
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002  the workers read it
+        """Do nothing."""
+        return True
 
     async def get_output_async(self) -> NoReturn:
         """Wait without end."""

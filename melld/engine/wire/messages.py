@@ -341,4 +341,6 @@ ToDaemon = (
 )
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
-UTILITIES = frozenset({"get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"})
+UTILITIES = frozenset(
+    {"add_lora", "get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"}
+)

@@ -147,9 +147,12 @@ class EngineLoop:
             self._parts.requests.resume_deferred()
 
     def _call(self, call: wire.CallUtility) -> None:
+        from vllm.v1.engine.core import EngineCoreProc
+
+        method = getattr(self._engine, call.method)
         try:
-            result = getattr(self._engine, call.method)(*call.arguments)
-        except (RuntimeError, ValueError, TypeError) as error:
+            result = method(*EngineCoreProc._convert_msgspec_args(method, call.arguments))  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001  the caller's, whatever it is: a file that is not there, say
             self._parts.writer.say(wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"))
         else:
             self._parts.writer.say(wire.UtilityDone(call=call.call, result=result))

@@ -81,7 +81,7 @@ def make_parts(
         moves=moves,
         lender=Lender(lent, residency.epochs, writer.say),
         lent=lent,
-        requests=Requests(engine, residency, moves, book, writer.say),
+        requests=Requests(residency, moves, book, writer.say),
         profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
         reporter=StepReporter(blocks, book, moves, writer.report),
         budget=budget,

@@ -5,7 +5,7 @@ Requests that arrive by a migration are in `worker/migration.py`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,9 +15,6 @@ from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.residency import Arrival, Residency
 from melld.ids import EventId
 from melld.migrate.snapshot import MoveRefused, RequestSnapshot
-
-if TYPE_CHECKING:
-    from vllm.v1.engine.core import EngineCore
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -41,13 +38,11 @@ class Requests:
 
     def __init__(
         self,
-        engine: "EngineCore",
         residency: Residency,
         moves: Moves,
         book: Book,
         say: Callable[[Any], None],
     ) -> None:
-        self._engine = engine
         self._residency = residency
         self._moves = moves
         self._book = book
@@ -56,8 +51,13 @@ class Requests:
 
     def admit(self, admitted: Admitted) -> None:
         """Start a new request."""
-        self._book.came(admitted.request.request_id, admitted.lease)
-        self._engine.add_request(admitted.request)
+        request = admitted.request.request_id
+        try:
+            self._residency.admit(admitted.request)
+        except MoveRefused as error:
+            self._say(wire.RequestRejected(request=request, reason=error.reason.value))
+        else:
+            self._book.came(request, admitted.lease)
 
     def resume(self, resumed: ReadyToResume) -> None:
         """Resume a request from its tokens, now or as soon as possible."""

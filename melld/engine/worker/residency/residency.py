@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
+from melld.engine.worker.residency.adapters import adapter_refusal
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
 from melld.engine.worker.residency.block_tables import NO_BLOCK, phase_of
 from melld.engine.worker.residency.departure import Departures, Stillness
@@ -27,7 +28,6 @@ from melld.engine.worker.residency.rules import (
     engine_name,
     engine_refusal,
     kv_refusal,
-    lora_refusal,
     request_refusal,
 )
 from melld.engine.worker.residency.runner import runner_of
@@ -106,6 +106,16 @@ class Residency:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
+
+    def admit(self, request: "Request") -> None:
+        """Give a new request to the scheduler.
+
+        Raises:
+            MoveRefused: its adapter cannot be loaded.
+        """
+        if reason := adapter_refusal(self._engine, request):
+            raise MoveRefused(request.request_id, reason)
+        self._engine.add_request(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Abort these requests: running, frozen, or only expected.  Ignore unknown ids."""
@@ -262,5 +272,5 @@ class Residency:
         expected = request_id in self._arrivals or self._arrivals.lingers(request_id)
         if here or expected or request_id in self._departures:
             raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
-        if reason := engine_refusal(self._scheduler) or lora_refusal(self._engine, arrival.request):
+        if reason := engine_refusal(self._scheduler) or adapter_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)

@@ -83,15 +83,6 @@ def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:
     return None
 
 
-def lora_refusal(engine: "EngineCore", request: "Request") -> MoveRefusal | None:
-    """Return why this request cannot arrive here, or None: its adapter is missing on this engine."""
-    if request.lora_request is None:
-        return None
-    if engine.vllm_config.lora_config is None:
-        return MoveRefusal.LORA_ABSENT
-    return None if request.lora_request.lora_int_id in engine.list_loras() else MoveRefusal.LORA_ABSENT
-
-
 def engine_name(engine: "EngineCore") -> str:
     """Return a digest of all that must be equal on two workers for a request's KV to mean the same on both."""
     config = engine.vllm_config
@@ -107,6 +98,7 @@ def engine_name(engine: "EngineCore") -> str:
         str(getattr(config.cache_config, "kv_cache_layout", "")),
         config.device_config.device_type,
         _drafting(config.speculative_config),
+        config.lora_config is not None,
         scheduler.use_v2_model_runner,
         scheduler.kv_cache_manager.coordinator.group_block_sizes,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.worker.residency.adapters import adapter_refusal
 from melld.migrate.pacing import SlicePace
 from melld.migrate.snapshot import WARM_SUFFIX
 
@@ -61,7 +62,7 @@ class Warmers:
         from vllm.v1.serial_utils import MsgpackDecoder
 
         original = MsgpackDecoder(EngineCoreRequest).decode(core_request)
-        if original.mm_features:  # a slice may end within an image
+        if original.mm_features or adapter_refusal(self._engine, original):  # a slice may end within an image
             return False
         tokens = [*original.prompt_token_ids, *output_token_ids]
         full = len(tokens) // self._scheduler.block_size * self._scheduler.block_size

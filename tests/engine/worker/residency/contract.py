@@ -213,13 +213,13 @@ def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from melld.engine.worker.residency.rules import lora_refusal
+    from melld.engine.worker.residency.adapters import adapter_refusal
     from melld.migrate.snapshot import MoveRefusal
 
     adapter = LoRARequest("adapter", 1, "/nowhere")
-    assert lora_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
+    assert adapter_refusal(engine, Request("r", [1], SamplingParams(max_tokens=1), None)) is None
     request = Request("r", [1], SamplingParams(max_tokens=1), None, lora_request=adapter)
-    assert lora_refusal(engine, request) is MoveRefusal.LORA_ABSENT
+    assert adapter_refusal(engine, request) is MoveRefusal.LORA_ABSENT
 
 
 def a_step_keeps_to_the_limits_and_the_order_of_the_moment(engine: Any) -> None:
