@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from melld.cli.render import duration_text, size_text
-from melld.cli.status_bars import STYLES, class_letter
+from melld.cli.render import bar_cells, duration_text, size_text
+from melld.cli.status_bars import ASCII, STYLES, UNICODE, class_letter
 from melld.cli.worker_table import STATE_STYLES, UNBOUNDED_WIDTH, UNKNOWN, plain_table, worker_table
 from melld.control.status import (
     DaemonStatus,
@@ -25,6 +25,7 @@ from melld.control.status import (
 )
 
 MOST_MOVES = 8
+DEVICE_BAR_CELLS = 24
 
 PHASE_STYLES = {"queued": "yellow", "waiting": "yellow", "prefilling": "cyan", "decoding": ""}
 
@@ -45,6 +46,8 @@ def plain_console() -> Console:
 def status_view(status: DaemonStatus, console: Console, height: int | None = None) -> RenderableType:
     """Lay out the whole status; with a `height`, only as many requests as fit into that many lines."""
     parts = [_heading(status), worker_table(status, console), *_remarks(status)]
+    if status.devices:
+        parts.insert(2, Group(Text(), device_table(status, ascii_only=console.options.ascii_only)))
     used = 1 + sum(len(console.render_lines(part)) for part in parts)
     return Group(*parts, Text(), *_requests(status, None if height is None else height - used))
 
@@ -164,6 +167,31 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
         table.add_row(*cells)
+    return table
+
+
+# -- devices that several models share ------------------------------------------------------------------------------
+
+
+def device_table(status: DaemonStatus, *, ascii_only: bool) -> Table:
+    """Return what each model has of each device, and what is free, each with its part of the device as a bar."""
+    marks = ASCII if ascii_only else UNICODE
+    table = plain_table(gap=2)
+    for title in ("Device", "Model", "State", ""):
+        table.add_column(title, no_wrap=True)
+    for title in ("Weights", "KV lent", "In use"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for device in status.devices:
+        for one in device.models:
+            weights, lent = bar_cells((one.resident_bytes, one.granted_bytes), device.memory_bytes, DEVICE_BAR_CELLS)
+            bar = Text(marks.held * weights, "cyan").append(marks.other * lent, "green")
+            sizes = [size_text(size) for size in (one.resident_bytes, one.granted_bytes, one.used_bytes)]
+            table.add_row(device.device, one.model, one.state, bar, *(sizes if one.resident_bytes else ()))
+        (free,) = bar_cells((device.free_bytes,), device.memory_bytes, DEVICE_BAR_CELLS)
+        rest = Text(marks.free * free, "dim")
+        table.add_row(
+            device.device, "free", f"of {size_text(device.memory_bytes)}", rest, "", size_text(device.free_bytes)
+        )
     return table
 
 

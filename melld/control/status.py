@@ -207,6 +207,38 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be served; empty if it can."""
 
 
+class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one device."""
+
+    model: str
+    """Its name."""
+    worker: str
+    """Its worker there."""
+    state: str
+    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, or `failed`."""
+    resident_bytes: int = 0
+    """Memory taken or kept for its weights and all else beside lent KV memory."""
+    granted_bytes: int = 0
+    """KV memory that it may use now."""
+    used_bytes: int = 0
+    """KV memory of its requests, as its scheduler counts."""
+
+
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that several models share: its memory is what models take, what they were granted, and the rest."""
+
+    device: str
+    """Its name."""
+    memory_bytes: int
+    """What it may hold of weights and KV together."""
+    free_bytes: int = 0
+    """KV memory that any of them may be granted."""
+    arena_bytes: int | None = None
+    """Memory that KV takes now, granted or not; null where KV memory is not lent."""
+    models: tuple[TenantStatus, ...] = ()
+    """All models, in the order of the configuration."""
+
+
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What requests are promised, and the part that got it; those sent away for want of room missed both targets."""
 
@@ -241,6 +273,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the first served model."""
     served: tuple[ModelStatus, ...] = ()
     """Served models, in the order of the configuration."""
+    devices: tuple[DeviceStatus, ...] = ()
+    """Devices that several models share; empty with one model."""
     state: DaemonState
     """Its state."""
     uptime_s: float

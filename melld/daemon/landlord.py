@@ -8,57 +8,35 @@ Only with several models.  Decides nothing: `melld.landlord` does.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from melld.daemon.model import ServedModel
-from melld.daemon.tenant import Tenant, of_workers
+from melld.control.status import DeviceStatus
+from melld.daemon.first_loads import FirstLoads
+from melld.daemon.granule_courier import GranuleCourier
+from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
+from melld.daemon.shared_devices import devices
+from melld.daemon.tenant import Tenant
 from melld.engine.fleet.arena import Arena
-from melld.engine.fleet.lending import TakeFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.wire import messages as wire
-from melld.errors import MelldError
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
-from melld.landlord.instance import ABSENT, ON_DEVICE, InstanceState
+from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
 from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
-NEVER_S = 1e9
-KEPT_OUT_S = 10.0
-"""So long a worker that an operator keeps out is not tried again."""
-
-
-class NotUnloaded(MelldError):
-    """The model cannot be unloaded now."""
-
-    status = 409
-    code = "not_unloaded"
-
-
-class NothingFits(MelldError):
-    """No model fits on any device."""
-
-    def __init__(self) -> None:
-        super().__init__("no model fits on any device beside the least KV memory: `melld check-config` has the sizes")
-
-
-class Unloaded(MelldError):
-    """An operator has unloaded the request's model at once."""
-
-    status = 503
-    code = "model_unloaded"
-
-    def __init__(self, model: str) -> None:
-        super().__init__(f"an operator has unloaded {model}: try again later")
+KEPT_OUT_S, TOO_LARGE_S = 10.0, 3600.0
+"""So long a worker that an operator keeps out, or a model that is too large, is not tried again."""
 
 
 class LandlordShell:
@@ -66,20 +44,18 @@ class LandlordShell:
 
     def __init__(self, landlord: Landlord, clock: Callable[[], float]) -> None:
         self.landlord = landlord
-        self._arenas: Mapping[DeviceName, Arena] = {}
+        self.courier = GranuleCourier(clock, self.hear)
         self._tasks: set[asyncio.Task[None]] = set()
         self.tenants: dict[ModelName, Tenant] = {}
-        self.loads = self.takes = self.moved_blocks = 0
+        self.loads: Counter[ModelName] = Counter()
         self._open_model: Callable[[ServedModel], Awaitable[None]] | None = None
         self._clock = clock
         self._heard_s = 0.0
         self._by_worker: Mapping[WorkerId, Tenant] = {}
-        self._granted: dict[WorkerId, set[int]] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
-        self._starting: dict[WorkerId, WorkerStartFailed | None] = {}
-        self._started = asyncio.Event()
-        self._on_ready: Callable[[Place], None] = lambda _place: None
+        self._first = FirstLoads()
+        self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._opening: set[ModelName] = set()
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -89,44 +65,29 @@ class LandlordShell:
     ) -> None:
         """Own all workers of these models from now on; `declared` says what there is."""
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        self._arenas = arenas
-        self._by_worker = of_workers(list(self.tenants.values()))
+        self.courier.arenas = arenas
+        self._by_worker = {worker: one for one in self.tenants.values() for worker in one.fleet.places}
         for tenant in self.tenants.values():
             tenant.fleet.supervisor.leave_to(self)
             tenant.fleet.lending.on_gone = self._worker_gone
-            tenant.fleet.lending.on_returned = self._returned
+            tenant.fleet.lending.on_returned = partial(self.courier.returned, tenant)
             tenant.driver.add_tap(partial(self._heard, tenant))
             tenant.driver.on_rest = self._tell_offers
             tenant.model.on_wanted = self.want
         for event in declared:
-            self.hear(event)
+            self.landlord.handle(event)
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Load one instance of each model while there is room, pinned models first; return when each is there.
 
         Raises:
-            WorkerStartFailed: none could be started; this is the first failure.
+            WorkerStartFailed, NothingFits: none could be started.
         """
-        self._on_ready = on_ready
+        self._first.on_ready = on_ready
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
         for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
             self.want(tenant.model)
-        if not self._starting:
-            raise NothingFits
-        await self._started.wait()
-        self._on_ready = lambda _place: None
-        failures = list(self._starting.values())
-        if failures and None not in failures:
-            raise next(failure for failure in failures if failure is not None)
-        self._starting.clear()
-
-    def _settled(self, worker: WorkerId) -> None:
-        """Note that a worker that was to be started first is ready, or has failed."""
-        places = (self._by_worker[name].fleet.places[name] for name in self._starting)
-        if worker in self._starting and all(
-            place.is_ready or self._starting[place.slot.worker] is not None for place in places
-        ):
-            self._started.set()
+        await self._first.wait()
 
     async def run(self) -> None:
         """Report what the models do, several times a second, until cancelled."""
@@ -136,8 +97,12 @@ class LandlordShell:
                 self._tell_needs(tenant)
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
-            loads = {name: tenant.take_load() for name, tenant in self.tenants.items()}
+            loads = {name: tenant.take_load(self._held(tenant)) for name, tenant in self.tenants.items()}
             self.hear(e.ModelsMeasured(self._clock(), loads))
+
+    def _held(self, tenant: Tenant) -> int:
+        clearing = (n for n in tenant.fleet.places if self.landlord.instances[n].state is InstanceState.CLEARING)
+        return sum(len(tenant.fleet.places[worker].held) for worker in clearing)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -171,8 +136,7 @@ class LandlordShell:
         """Have a model loaded that no worker has, if there is room now; else whoever waits for it is counted."""
         tenant = self.tenants[ModelName(model.name)]
         self._open(tenant)
-        workers = tenant.fleet.places
-        instances = [self.landlord.instances[worker] for worker in workers]
+        instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
         there = any(one.state in ON_DEVICE for one in instances)
         if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
@@ -188,14 +152,14 @@ class LandlordShell:
         """See `WorkerOwner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.loads_again()
-        self._on_ready(tenant.fleet.places[worker])
+        self._first.on_ready(tenant.fleet.places[worker])
         self.hear(e.ModelLoaded(self._clock(), worker, self._measured(tenant, ready), ready.block_bytes))
         ledger = instance.house.ledger
         most = (ledger.memory_bytes - instance.model.resident_bytes) // ledger.granule_bytes - 1
         tenant.note_ready(ready, most * instance.usable_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self._tell_offers()
-        self._settled(worker)
+        self._first.ended(worker)
         self._open(tenant)
 
     def _measured(self, tenant: Tenant, ready: wire.WorkerReady) -> int:
@@ -214,9 +178,9 @@ class LandlordShell:
 
     def _open(self, tenant: Tenant) -> None:
         model = tenant.model
-        if model.serving is not None:
+        if model.is_warm and model.serving is not None:
             model.loaded()
-        elif self._open_model is not None and model.is_warm and tenant.name not in self._opening:
+        elif model.is_warm and self._open_model is not None and tenant.name not in self._opening:
             self._opening.add(tenant.name)
             self._do(self._open_first(model, self._open_model))
 
@@ -231,20 +195,18 @@ class LandlordShell:
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """See `WorkerOwner`."""
-        tenant = self._by_worker[worker]
-        place = tenant.fleet.places[worker]
         if not self._is_loading(worker):
             return  # `_worker_gone` follows, or came before
         if ended.expected:
             self.hear(e.ModelGone(self._clock(), worker))
             return
-        failure = WorkerStartFailed(worker, place.slot.device, ended.reason)
+        tenant = self._by_worker[worker]
+        place = tenant.fleet.places[worker]
+        failure = tenant.model.named(WorkerStartFailed(worker, place.slot.device, ended.reason))
         self.hear(e.LoadFailed(self._clock(), worker, place.back_off_s))
-        if worker in self._starting:
-            self._starting[worker] = tenant.model.named(failure)
+        self._first.ended(worker, failure)
         if not ended.from_outside and not tenant.model.is_warm:
-            tenant.model.failed(str(tenant.model.named(failure)), place.back_off_s)
-        self._settled(worker)
+            tenant.model.failed(str(failure), place.back_off_s)
 
     def _is_loading(self, worker: WorkerId) -> bool:
         return self.landlord.instances[worker].state is InstanceState.LOADING
@@ -255,20 +217,9 @@ class LandlordShell:
             self._do(self._scrub(worker))
 
     async def _scrub(self, worker: WorkerId) -> None:
-        granules, arena = self._granted.pop(worker, set()), self._arena_of(worker)
-        if granules and arena is not None:
-            await arena.scrub(granules)
-        self.hear(e.ModelGone(self._clock(), worker))
-
-    def _arena_of(self, worker: WorkerId) -> Arena | None:
-        tenant = self._by_worker[worker]
-        return self._arenas.get(self.landlord.instances[worker].house.name) if tenant.lends else None
-
-    def _returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        self.moved_blocks += returned.moved_blocks
-        self._granted.get(worker, set()).difference_update(returned.granules)
-        counts = returned.granules, returned.moved_blocks, returned.pinned
-        self.hear(e.KvReturned(self._clock(), worker, *counts))
+        await self.courier.scrub(self._by_worker[worker], worker, self.landlord.instances[worker].house.name)
+        if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
+            leaving.set_result(None)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -287,21 +238,16 @@ class LandlordShell:
         log.debug("%s", command)
         match command:
             case e.GrantKv():
-                self._granted.setdefault(worker, set()).update(command.granules)
-                if tenant.lends:
-                    tenant.fleet.grant(worker, command.granules, command.cause)
+                self.courier.grant(tenant, command)
             case e.TakeKv():
-                self.takes += 1
-                self._do(self._take(tenant, command))
+                self._do(self.courier.take(tenant, command))
             case e.LoadModel():
                 self._load(tenant, worker)
             case e.UnloadModel():
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE:
                     self._told_too_large(tenant, worker)
-                tenant.fleet.stop_worker(worker)
-                if tenant.fleet.places[worker].process is None:
-                    self._worker_gone(worker)
+                tenant.fleet.stop_worker(worker)  # one that has died is on its way to `_worker_gone` already
             case e.DrainInstance() | e.ReopenInstance():
                 self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
 
@@ -313,32 +259,17 @@ class LandlordShell:
             f"{worker} takes {resident_bytes / 2**20:,.0f} MiB of the {ledger.memory_bytes / 2**20:,.0f} MiB that "
             f"{instance.house.name} may hold, which leaves no room for KV memory"
         )
-        if worker in self._starting:
-            self._starting[worker] = WorkerStartFailed(worker, str(instance.house.name), why)
+        self._first.ended(worker, WorkerStartFailed(worker, str(instance.house.name), why))
         if resident_bytes + 2 * ledger.granule_bytes > ledger.memory_bytes:
             log.error("%s: %s", tenant.name, why)
-            tenant.model.failed(why, NEVER_S)
-
-    async def _take(self, tenant: Tenant, command: e.TakeKv) -> None:
-        worker = command.worker
-        if not tenant.lends:
-            granules = tuple(sorted(self._granted[worker])[: command.granules])
-            self._returned(worker, wire.GranulesReturned(take=0, granules=granules))
-            return
-        try:
-            returned = await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
-        except TakeFailed as failed:
-            log.warning("%s", failed)
-            self.hear(e.TakeTimedOut(self._clock(), worker))
-        else:
-            self._returned(worker, returned)
+            tenant.model.failed(why, TOO_LARGE_S)
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
-        self.loads += 1
-        if not self._started.is_set():
-            self._starting[worker] = None
+        self.loads[tenant.name] += 1
+        self._first.begun(worker)
         log.info("%s: loading %s", worker, tenant.name)
         if not tenant.fleet.supervisor.load(worker):
+            self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def _drain(self, tenant: Tenant, worker: WorkerId, *, is_reopened: bool) -> None:
@@ -361,20 +292,14 @@ class LandlordShell:
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
             raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
-        for instance in instances:
-            if instance.state not in ABSENT:
-                self.hear(e.UnloadAsked(self._clock(), instance.id))
+        loop, there = asyncio.get_running_loop(), [one.id for one in instances if one.state in ON_DEVICE]
+        gone = [self._leaving.setdefault(worker, loop.create_future()) for worker in there]
+        for worker in there:
+            self.hear(e.UnloadAsked(self._clock(), worker))
         for request in list(tenant.fleet.live) if now else ():
             tenant.fleet.end(request, Unloaded(model.name))
-        ends = [place.process.wait_ended() for place in tenant.fleet.places.values() if place.process is not None]
-        await asyncio.gather(*ends)
+        await asyncio.gather(*gone)
 
-    def memory_of(self, device: DeviceName) -> tuple[int, int, int, Mapping[ModelName, tuple[int, int]]]:
-        """Return a device's memory, granule and free bytes, and each model's weights and granted bytes there."""
-        house = self.landlord.houses[device]
-        ledger = house.ledger
-        parts = {
-            one.model.name: (ledger.resident(one.id), ledger.granted(one.id) * ledger.granule_bytes)
-            for one in house.instances
-        }
-        return ledger.memory_bytes, ledger.granule_bytes, ledger.free * ledger.granule_bytes, parts
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        """Return who has what of each device."""
+        return devices(self.landlord, self.courier.arenas)

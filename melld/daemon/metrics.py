@@ -6,7 +6,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from melld.control.status import SERVING, MovingState
+from melld.control.status import SERVING, DeviceStatus, MovingState
+from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ServedModel
 from melld.daemon.watch import Watch
 
@@ -14,7 +15,8 @@ from melld.daemon.watch import Watch
 class Metrics:
     """A collector for prometheus_client's registry."""
 
-    def __init__(self, watch: Watch, models: Sequence[ServedModel]) -> None:
+    def __init__(self, watch: Watch, models: Sequence[ServedModel], landlord: LandlordShell | None = None) -> None:
+        self._landlord = landlord
         self._watch = watch
         self._models = models
 
@@ -52,6 +54,27 @@ class Metrics:
         for worker in status.workers:
             up.add_metric([worker.worker, worker.device, worker.model], float(worker.state in SERVING))
         yield up
+        yield from self._of_devices(status.devices)
+
+    def _of_devices(self, devices: Sequence[DeviceStatus]) -> Iterator[Metric]:
+        """Yield what several models have of the devices that they share; nothing with one model."""
+        for field, (name, text) in TENANT_METRICS.items():
+            family = GaugeMetricFamily(name, text, labels=["device", "model"])
+            for device in devices:
+                for tenant in device.models:
+                    family.add_metric([device.device, tenant.model], getattr(tenant, field))
+            yield family
+        free = GaugeMetricFamily("melld_device_kv_free_bytes", "KV memory that nobody was granted.", labels=["device"])
+        for device in devices:
+            free.add_metric([device.device], device.free_bytes)
+        yield free
+        shell = self._landlord
+        counts = (shell.loads, shell.courier.takes, shell.courier.moved_blocks) if shell is not None else ({}, {}, {})
+        for (name, text), count in zip(LANDLORD_COUNTS, counts, strict=True):
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            for model, value in count.items():
+                counter.add_metric([model], value)
+            yield counter
 
     def _by_model(
         self, kind: Callable[..., Any], name: str, text: str, count: Callable[[ServedModel], float]
@@ -108,6 +131,15 @@ COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
         lambda one: one.parts.history.attainment.in_time,
     ),
     ("melld_requests_in_pace", "Those whose tokens kept pace.", lambda one: one.parts.history.attainment.in_pace),
+)
+TENANT_METRICS = {
+    "granted_bytes": ("melld_model_kv_granted_bytes", "KV memory of a shared device that the model may use."),
+    "resident_bytes": ("melld_model_resident_bytes", "Memory of a shared device beside KV that is the model's."),
+}
+LANDLORD_COUNTS = (
+    ("melld_model_loads", "Loads of the model on a shared device."),
+    ("melld_kv_takes", "Times that KV memory was asked back from the model."),
+    ("melld_kv_moved_blocks", "Blocks of its requests that were moved for that."),
 )
 WORKER_LABELS = ("worker", "device", "model")
 WORKER_METRICS = {

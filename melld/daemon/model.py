@@ -43,6 +43,23 @@ class ModelNotLoaded(MelldError):
         self.retry_after_s = retry_after_s
 
 
+class NotUnloaded(MelldError):
+    """The model cannot be unloaded now."""
+
+    status = 409
+    code = "not_unloaded"
+
+
+class Unloaded(MelldError):
+    """An operator has unloaded the request's model at once."""
+
+    status = 503
+    code = "model_unloaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"an operator has unloaded {model}: try again later")
+
+
 class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of one model.  `config`: what it would be served with by itself."""
 

@@ -24,8 +24,8 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, LOAD_BYTES_PER_S = 3.0, 1e9
 """A first guess at how long a load takes: the start of an engine, and reading its weights."""
-BESIDE_WEIGHTS_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
-"""A first guess at what a worker takes on its device beside weights and KV: 220 MiB with the demo model on a CPU."""
+BESIDE_WEIGHTS_BYTES = {"cpu": 192 << 20, "cuda": 1 << 30}
+"""A first guess at what a worker takes on its device beside weights and KV: 192 MiB with the demo model on a CPU."""
 UNKNOWN_BLOCK_BYTES = 1 << 18
 
 

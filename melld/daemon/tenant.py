@@ -3,7 +3,7 @@
 Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Offer
@@ -51,13 +51,13 @@ class Tenant:
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
 
-    def take_load(self) -> ModelLoad:
-        """Return what the model did since the last call."""
+    def take_load(self, held: int) -> ModelLoad:
+        """Return what the model did since the last call; `held` placed requests wait for memory for its weights."""
         counts, self._counts = self._counts, {}
         known = self.model.parts.cluster.requests
         unplaced = [known[name].kv_bytes for name, live in self.fleet.live.items() if not live.worker and name in known]
         first_bytes = unplaced[0] if unplaced and self.lends else 0
-        waiting = len(unplaced) + len(self.model.waiting)
+        waiting = held + len(unplaced) + len(self.model.waiting)
         return ModelLoad(waiting=waiting, first_bytes=first_bytes, **counts)  # type: ignore[arg-type]
 
     def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
@@ -105,8 +105,3 @@ class Tenant:
     def is_busy(self) -> bool:
         """Return True while its scheduler handles an event: what is told now would be handled later."""
         return self.driver.is_busy
-
-
-def of_workers(tenants: Sequence[Tenant]) -> Mapping[WorkerId, Tenant]:
-    """Return each worker's tenant."""
-    return {worker: tenant for tenant in tenants for worker in tenant.fleet.places}

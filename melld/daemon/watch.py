@@ -14,6 +14,7 @@ import msgspec
 from melld import __version__
 from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
 from melld.daemon.attainment import Attainment
+from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
@@ -53,9 +54,15 @@ class Watch:
     """Builds the daemon's status."""
 
     def __init__(
-        self, models: Sequence[ServedModel], identity: Identity, condition: Condition, nvml: Nvml | None
+        self,
+        models: Sequence[ServedModel],
+        identity: Identity,
+        condition: Condition,
+        nvml: Nvml | None,
+        landlord: LandlordShell | None = None,
     ) -> None:
         self._models = models
+        self._landlord = landlord
         self._identity = identity
         self._condition = condition
         self._nvml = nvml
@@ -157,6 +164,7 @@ class Watch:
             model=self._models[0].name,
             models=self._models[0].names,
             served=tuple(model.status() for model in self._models),
+            devices=self._landlord.devices() if self._landlord is not None else (),
             state=self._condition.state,
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self._identity.url,

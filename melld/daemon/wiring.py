@@ -39,9 +39,9 @@ from melld.control.status import ModelStatus
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.history import History
-from melld.daemon.landlord import LandlordShell, NotUnloaded
+from melld.daemon.landlord import LandlordShell
 from melld.daemon.metrics import Metrics
-from melld.daemon.model import ModelParts, ServedModel
+from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
 from melld.daemon.preflight import scheduler_settings
 from melld.daemon.sizes import block_bytes_of, check_sizes, declarations
 from melld.daemon.tenant import Tenant
@@ -128,8 +128,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     landlord = None
     if count > 1:
         landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
-    watch = Watch(models, identity, condition, nvml if gpus else None)
-    return DaemonParts(template, models, watch, Metrics(watch, models), landlord, gpus)
+    watch = Watch(models, identity, condition, nvml if gpus else None, landlord)
+    return DaemonParts(template, models, watch, Metrics(watch, models, landlord), landlord, gpus)
 
 
 def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:

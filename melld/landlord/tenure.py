@@ -99,9 +99,10 @@ class Tenure:
                 self.want(heir, now_s)
 
     def make_room(self, model: Model, now_s: float) -> None:
-        """Let the longest unused model leave from beside one that is short of KV memory."""
+        """Let the longest unused model leave from beside one that is short of memory, for KV or for its weights."""
         for one in model.instances:
-            victim = next(self._housing.idle(one.house, now_s), None) if one.state is S.READY else None
+            short = one.state in (S.READY, S.CLEARING)
+            victim = next(self._housing.idle(one.house, now_s), None) if short else None
             if victim is not None:
                 self.leave(victim, Why.EVICTED, now_s)
                 return

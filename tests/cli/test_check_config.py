@@ -152,3 +152,20 @@ def test_what_vllm_would_refuse_is_found_too(place: Path, demo_model: Path) -> N
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("melld check-config: [model.vllm] tool_call_parser: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_of_several_models_one_larger_than_its_device_is_refused(place: Path) -> None:
+    """With the arithmetic: half precision takes twice as much on a CPU, which computes with float32."""
+    (place / "model" / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
+    with (place / "model" / "model.safetensors").open("wb") as weights:
+        weights.truncate(60 << 20)
+    several = (
+        'models = ["model", {path = "model", name = "other"}]\n[devices]\ncpu = {count = 1, memory_bytes = "%s"}\n'
+    )
+    (place / "several.toml").write_text(several % "100MiB")
+    done = check(place, "several.toml")
+    assert done.returncode == 2
+    assert "[[models]] model: its weights take 120 MiB as float32, but a device may hold 100 MiB" in done.stderr
+    assert "20 MiB too much" in done.stderr
+    (place / "several.toml").write_text(several % "130MiB")
+    assert check(place, "several.toml").returncode == 0

@@ -15,6 +15,7 @@ from melld.control.status import (
     SCHEMA,
     DaemonState,
     DaemonStatus,
+    DeviceStatus,
     LinkStatus,
     ModelState,
     ModelStatus,
@@ -23,12 +24,23 @@ from melld.control.status import (
     Phase,
     RequestStatus,
     ServiceStatus,
+    TenantStatus,
     WorkerState,
     WorkerStatus,
 )
 from tests.docs.configuration_text import descriptions
 
-STRUCTS = (DaemonStatus, ModelStatus, WorkerStatus, ServiceStatus, RequestStatus, MoveStatus, LinkStatus)
+STRUCTS = (
+    DaemonStatus,
+    ModelStatus,
+    DeviceStatus,
+    TenantStatus,
+    WorkerStatus,
+    ServiceStatus,
+    RequestStatus,
+    MoveStatus,
+    LinkStatus,
+)
 WORDS = (DaemonState, ModelState, WorkerState, Phase, MovingState)
 
 INTRODUCTION = f"""\

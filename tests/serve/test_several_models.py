@@ -30,7 +30,7 @@ def several(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     config = directory / "melld.toml"
     config.write_text(f"""
         models = [
-            {{path = "{demo_model}", name = "demo"}},
+            {{path = "{demo_model}", name = "demo", pinned = true}},
             {{path = "{directory}/other", name = ["other", "gpt-4o"], keep_alive_s = 2}},
             {{path = "{directory}/damaged"}},
         ]
@@ -121,3 +121,101 @@ def test_metrics_and_status_tell_the_models_apart(several: DaemonProcess) -> Non
         }
         assert of_models == {"demo", "other"}, metric
     assert {one["model"] for one in several.status()["workers"]} == {"demo", "other", "damaged"}
+
+
+def test_an_operator_loads_and_unloads(several: DaemonProcess) -> None:
+    """Running requests end first, or at once with an error; a pinned model stays."""
+    assert several.melld("load", "gpt-4o").stdout == "other: loaded\n"
+    stream = Stream(several, {**GREEDY, "max_tokens": 4000, "ignore_eos": True, "model": "other"})
+    stream.wait_chunks(5)
+    assert several.melld("unload", "other", "--now").stdout == "other: unloaded\n"
+    assert stream.result().error["code"] == "model_unloaded"
+    (device,) = several.status()["devices"]
+    assert [one["resident_bytes"] for one in device["models"] if one["model"] == "other"] == [0]
+    refused = several.melld("unload", "demo")
+    assert (refused.returncode, "demo is pinned" in refused.stderr) == (1, True)
+    assert "there is no model 'dmeo'" in several.melld("load", "dmeo").stderr
+
+
+NAMES = ("demo", "other", "third")
+
+
+@pytest.fixture(scope="module")
+def scarce(
+    several: DaemonProcess, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DaemonProcess]:
+    """Three models on one CPU device, of which two fit, with little memory for KV; each was loaded once."""
+    each_bytes = tenants(several)["demo"]["resident_bytes"]
+    directory = tmp_path_factory.mktemp("scarce")
+    for seed, name in enumerate(NAMES[1:], 1):
+        make_small_model(directory / name, seed=seed)
+    config = directory / "melld.toml"
+    config.write_text(f"""
+        models = [{{path = "{demo_model}", name = "demo"}}, "{directory}/other", "{directory}/third"]
+        [devices]
+        cpu = {{count = 1, memory_bytes = {2 * each_bytes + (48 << 20)}}}
+    """)
+    with DaemonProcess(None, "--config", str(config)) as process:
+        process.wait_ready()
+        for name in ("third", "other", "demo"):
+            assert process.melld("load", name).returncode == 0
+        yield process
+
+
+def loaded(daemon: DaemonProcess) -> set[str]:
+    return {one["model"] for one in daemon.status()["served"] if one["state"] == "loaded"}
+
+
+def tenants(daemon: DaemonProcess) -> dict[str, Any]:
+    return {one["model"]: one for one in daemon.status()["devices"][0]["models"]}
+
+
+def test_a_model_that_does_not_fit_takes_the_place_of_an_idle_one(scarce: DaemonProcess) -> None:
+    """Nothing that runs is cut for it."""
+    assert loaded(scarce) == {"demo", "other"}
+    long = {**GREEDY, "max_tokens": 400, "ignore_eos": True, "model": "demo"}
+    expected = Stream(scarce, long).result()
+    running = Stream(scarce, long)
+    running.wait_chunks(5)
+    assert text_of(scarce, "third")
+    assert loaded(scarce) == {"demo", "third"}
+    assert running.result() == expected
+
+
+def crowd(daemon: DaemonProcess, model: str) -> list[Stream]:
+    """Long prompts, together more than half of the KV memory that there is."""
+    body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "model": model}
+    return [Stream(daemon, body | {"prompt": f"{number} " + "block " * 1500}) for number in range(4)]
+
+
+def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProcess) -> None:
+    """Both answer as they do when nobody else is there, while it goes to and fro."""
+    assert loaded(scarce) == {"demo", "third"}
+    quiet = {}
+    for name in ("demo", "third"):
+        quiet[name] = [stream.result() for stream in crowd(scarce, name)]
+    for _ in range(2):
+        streams = {name: crowd(scarce, name) for name in ("demo", "third")}
+        assert {name: [stream.result() for stream in each] for name, each in streams.items()} == quiet
+    metrics = scarce.get("/metrics")
+    takes = [float(line.split()[1]) for line in metrics.splitlines() if line.startswith("melld_kv_takes_total{")]
+    assert sum(takes) > 0
+
+
+def test_a_killed_models_memory_is_free_again(scarce: DaemonProcess) -> None:
+    """Its stream goes on once it is loaded anew; every byte is somebody's or free, and nothing is there that is not."""
+    long = {**GREEDY, "max_tokens": 300, "ignore_eos": True, "model": "third"}
+    expected = Stream(scarce, long).result()
+    stream = Stream(scarce, long)
+    stream.wait_chunks(20)
+    (pid,) = [one["pid"] for one in scarce.status()["workers"] if one["model"] == "third"]
+    os.kill(pid, signal.SIGKILL)
+    assert stream.result() == expected
+    Operator(scarce).wait_idle()
+    (device,) = scarce.status()["devices"]
+    granted = sum(one["granted_bytes"] for one in device["models"])
+    held = granted + sum(one["resident_bytes"] for one in device["models"]) + device["free_bytes"]
+    granule = 2 << 20
+    assert device["memory_bytes"] - 2 * granule <= held <= device["memory_bytes"]
+    assert device["arena_bytes"] <= granted + granule
+    assert all(one["used_bytes"] == 0 for one in device["models"])

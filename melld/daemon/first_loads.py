@@ -1,0 +1,57 @@
+"""The first loads of several models: who was to be loaded at the start, and what became of it.
+
+Owns when the start is over.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from melld.engine.fleet.place import Place
+from melld.engine.fleet.supervisor import WorkerStartFailed
+from melld.errors import MelldError
+from melld.ids import WorkerId
+
+
+class NothingFits(MelldError):
+    """No model fits on any device."""
+
+    def __init__(self) -> None:
+        super().__init__("no model fits on any device beside the least KV memory: see its memory in the configuration")
+
+
+class FirstLoads:
+    """The workers that are loaded at the start, each with its failure, if it has failed."""
+
+    def __init__(self) -> None:
+        self._failures: dict[WorkerId, WorkerStartFailed | None] = {}
+        self._loading: set[WorkerId] = set()
+        self._over = asyncio.Event()
+        self.on_ready: Callable[[Place], None] = lambda _place: None
+
+    def begun(self, worker: WorkerId) -> None:
+        """Note that the worker is loaded; later loads are not first ones."""
+        if not self._over.is_set():
+            self._failures[worker] = None
+            self._loading.add(worker)
+
+    def ended(self, worker: WorkerId, failure: WorkerStartFailed | None = None) -> None:
+        """Note that the worker is ready, or has failed or left."""
+        if worker in self._loading:
+            self._loading.discard(worker)
+            self._failures[worker] = failure
+            if not self._loading:
+                self._over.set()
+
+    async def wait(self) -> None:
+        """Return when none is being loaded any longer, and one of them is ready.
+
+        Raises:
+            WorkerStartFailed: none is; this is the first failure.
+            NothingFits: none was to be loaded.
+        """
+        if not self._failures:
+            raise NothingFits
+        await self._over.wait()
+        self.on_ready = lambda _place: None
+        if None not in self._failures.values():
+            raise next(failure for failure in self._failures.values() if failure is not None)

@@ -1,0 +1,65 @@
+"""Carries granules between the Landlord and workers: what was granted to whom, takes under way, and scrubbing.
+
+Owns who was told of which granules.  Decides nothing.  A worker with KV memory of its own is told of none.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from melld.daemon.tenant import Tenant
+from melld.engine.fleet.arena import Arena
+from melld.engine.fleet.lending import TakeFailed
+from melld.engine.wire import messages as wire
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord import events as e
+
+log = logging.getLogger("melld.landlord")
+
+
+class GranuleCourier:
+    """The granules of all devices.  `hear` takes what is to be told to the Landlord."""
+
+    def __init__(self, clock: Callable[[], float], hear: Callable[[e.AnyLandlordEvent], None]) -> None:
+        self.arenas: Mapping[DeviceName, Arena] = {}
+        self.takes: Counter[ModelName] = Counter()
+        self.moved_blocks: Counter[ModelName] = Counter()
+        self._clock = clock
+        self._hear = hear
+        self._granted: dict[WorkerId, set[int]] = {}
+
+    def grant(self, tenant: Tenant, command: e.GrantKv) -> None:
+        """Let the worker use these granules."""
+        self._granted.setdefault(command.worker, set()).update(command.granules)
+        if tenant.lends:
+            tenant.fleet.grant(command.worker, command.granules, command.cause)
+
+    async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
+        """Take so many granules from the worker, and tell of the answer."""
+        worker = command.worker
+        self.takes[tenant.name] += 1
+        if not tenant.lends:
+            granules = tuple(sorted(self._granted[worker])[: command.granules])
+            self.returned(tenant, worker, wire.GranulesReturned(take=0, granules=granules))
+            return
+        try:
+            returned = await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
+        except TakeFailed as failed:
+            log.info("%s", failed)
+            self._hear(e.TakeTimedOut(self._clock(), worker))
+        else:
+            self.returned(tenant, worker, returned)
+
+    def returned(self, tenant: Tenant, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """Tell of granules that the worker has given back, late or not."""
+        self.moved_blocks[tenant.name] += returned.moved_blocks
+        self._granted.get(worker, set()).difference_update(returned.granules)
+        self._hear(e.KvReturned(self._clock(), worker, returned.granules, returned.moved_blocks, returned.pinned))
+
+    async def scrub(self, tenant: Tenant, worker: WorkerId, device: DeviceName) -> None:
+        """Free the memory of a worker that has ended, and tell that it is gone."""
+        granules, arena = tuple(self._granted.get(worker, ())), self.arenas.get(device)
+        if granules and arena is not None and tenant.lends:
+            await arena.scrub(granules)
+        self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
+        self._hear(e.ModelGone(self._clock(), worker))

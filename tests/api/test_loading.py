@@ -1,0 +1,98 @@
+"""Calls for a model that was never loaded wait for it: quietly, or in a stream that has begun."""
+
+import asyncio
+import contextlib
+import socket
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from melld.api.keys import Keys
+from melld.config import ServerConfig
+from melld.daemon.model import ModelNotLoaded
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's imports give several
+    from melld.api import app
+
+
+class Absent:
+    """A model that cannot be loaded, as it turns out when `known` is set."""
+
+    names = ("slow",)
+    serving: Any = None
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.known = asyncio.Event()
+
+    async def until_loaded(self) -> None:
+        self.asked.set()
+        await self.known.wait()
+        raise ModelNotLoaded("slow could not be loaded: no weights", 7.0)
+
+    def check_queue(self, _client: str, _priority: int) -> None:
+        """There is always room."""
+
+    def why_closed(self) -> str | None:
+        return None
+
+    def status(self) -> Any:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def served(model: Absent) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    context = app.ApiContext(
+        models=[model],
+        config=ServerConfig,
+        keys=Keys,
+        why_not_ready=lambda: None,
+        why_closed=lambda: None,
+        status=lambda: None,  # type: ignore[arg-type,return-value]
+        registry=CollectorRegistry(),
+    )
+    async with app.start_api(context, [listener]):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
+
+
+def post(url: str, body: bytes) -> urllib.request.Request:
+    return urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  a URL of ours
+
+
+async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy cuts it; what goes wrong afterwards is told in it."""
+    monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
+    model = Absent()
+    async with served(model) as url:
+        asked = post(url, b'{"model": "slow", "prompt": "a", "stream": true}')
+        answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20)
+        with answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            assert await asyncio.to_thread(answer.readline) == b": keep-alive\n"
+            model.known.set()
+            rest = (await asyncio.to_thread(answer.read)).decode()
+    assert "event: error" in rest
+    assert "slow could not be loaded: no weights" in rest
+
+
+async def test_a_call_is_told_why_its_model_is_not_there() -> None:
+    """And when to try again."""
+    model = Absent()
+    async with served(model) as url:
+        calling = asyncio.ensure_future(
+            asyncio.to_thread(urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=20)
+        )
+        await asyncio.wait_for(model.asked.wait(), 20)
+        model.known.set()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await calling
+    with refused.value as error:
+        assert (error.code, error.headers["Retry-After"]) == (503, "7")
+        assert b"model_not_loaded" in error.read()
