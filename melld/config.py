@@ -177,6 +177,9 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     """GPUs, by index or UUID.  One that is named twice gets two workers: then set the memory of each by
     `[model.vllm] kv_cache_memory_bytes`."""
     cpu: CpuDevices | None = None
+    per_worker: Positive = 1
+    """Devices of each worker: they divide every layer of the model among them (tensor parallelism), for models that are
+    too large for one.  A model's attention heads must be a multiple of it."""
 
 
 class SchedulerConfig(_Table, frozen=True, kw_only=True):
@@ -380,6 +383,8 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:
         raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
+    if config.devices.per_worker > 1 and len(config.served) > 1:
+        raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
     _ = config.migration.link_limit_bytes_per_s

@@ -4,9 +4,9 @@ Asks NVML only, so no CUDA context is created.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from melld.config import Config, CpuDevices, DevicesConfig
 from melld.daemon.preflight import promised_by
@@ -24,6 +24,7 @@ from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml, choose, restrict
 from melld.scheduler.policies.slo.policy import MellSlo
 
+Each = TypeVar("Each")
 STEP_OF_MEAN = 2.0
 """How many times the promised mean a single step may take with `mell-slo`."""
 
@@ -32,10 +33,21 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     """Return the GPUs to use: none if CPU devices are configured, or if no device is and the machine has no GPU.
 
     Raises:
-        ConfigError: a configured GPU is not there.
+        ConfigError: a configured GPU is not there, or the devices do not make whole workers.
     """
-    if devices.cpu is not None:
-        return []
+    gpus = [] if devices.cpu is not None else _gpus(devices, nvml, environment)
+    each, count = devices.per_worker, len(gpus) or (devices.cpu or CpuDevices()).count
+    if count % each:
+        whole = f"make it {each} devices, or a multiple of {each}"
+        raise ConfigError("[devices] per_worker", f"{count} devices cannot be shared out {each} a worker: {whole}")
+    for group in _groups(gpus, each):
+        if len({gpu.uuid for gpu in group}) < len(group):
+            names = ", ".join(str(gpu.index) for gpu in group)
+            raise ConfigError("[devices] cuda", f"one worker would get GPUs {names}: a GPU can be in it once")
+    return gpus
+
+
+def _gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]) -> list[Device]:
     found = nvml.discover()
     visible = restrict(list(found.devices), environment.get("CUDA_VISIBLE_DEVICES"))
     if devices.cuda is None:
@@ -43,6 +55,11 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     if not visible:
         raise ConfigError("[devices] cuda", f"no GPU found: {found.reason or 'NVML lists none'}")
     return choose(visible, devices.cuda)
+
+
+def _groups(devices: Sequence[Each], each: int) -> list[Sequence[Each]]:
+    """Return the devices of each worker: neighbours in the order of the configuration."""
+    return [devices[start : start + each] for start in range(0, len(devices), each)]
 
 
 def kind_of(gpus: list[Device]) -> str:
@@ -63,26 +80,27 @@ def make_slots(
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
-    names = _names(gpus, shares)
-    if kind == "cpu":
-        names = [f"cpu:{index}" for index in range((config.devices.cpu or CpuDevices()).count)]
+    each = config.devices.per_worker
+    suffixes = _suffixes(gpus, shares) or [str(index) for index in range((config.devices.cpu or CpuDevices()).count)]
+    names = [f"{kind}:{'+'.join(group)}" for group in _groups(suffixes, each)]
     slots = []
     for index, name in enumerate(names):
-        own = uuids[index] if uuids else None
+        own = uuids[index * each : (index + 1) * each]
         worker = f"w{model * len(names) + index}"
         spec = wire.WorkerSpec(
             worker=worker,
             model_path=config.model.path,
             device_kind=kind,
-            visible_devices=tuple(dict.fromkeys((own, *uuids))) if own else (),
-            engine_arguments=arguments | (_share(arguments, name, shares[own] * models) if own else {}),
+            visible_devices=tuple(dict.fromkeys((*own, *uuids))),
+            engine_arguments=arguments
+            | (_share(arguments, name, max(shares[one] for one in own) * models) if own else {}),
             environment=settings | (_gpu_environment(worker, environment) if own else {}),
             copy_rules=wire.CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
             step_limit=_step_limit(config),
         )
-        slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuid=own, spec=spec))
+        slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuids=tuple(own), spec=spec))
     return slots
 
 
@@ -99,14 +117,14 @@ def _step_limit(config: Config) -> wire.StepLimit | None:
     return wire.StepLimit(STEP_OF_MEAN * targets.itl_s, STEP_OF_MEAN * targets.itl_steps)
 
 
-def _names(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
-    """Return the devices' names: `cuda:0`, or `cuda:0.0`, `cuda:0.1` for workers that share one GPU."""
+def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
+    """Return what the devices' names end in: `0` of `cuda:0`, or `0.0`, `0.1` where workers share one GPU."""
     seen: Counter[str] = Counter()
-    names = []
+    suffixes = []
     for gpu in gpus:
-        names.append(f"cuda:{gpu.index}" + (f".{seen[gpu.uuid]}" if shares[gpu.uuid] > 1 else ""))
+        suffixes.append(f"{gpu.index}" + (f".{seen[gpu.uuid]}" if shares[gpu.uuid] > 1 else ""))
         seen[gpu.uuid] += 1
-    return names
+    return suffixes
 
 
 def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str, Any]:

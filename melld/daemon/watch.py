@@ -22,9 +22,9 @@ from melld.engine.pin import VLLM_VERSION
 from melld.ids import WorkerId
 from melld.kvstore.capacity import CapacityRule
 from melld.kvstore.device_poller import DevicePoller
-from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.kvstore.device_reading import DeviceReading, DeviceState, worst_of
 from melld.kvstore.nvml import Nvml
-from melld.kvstore.process_meter import ProcessMeter
+from melld.kvstore.process_meter import ProcessMeter, with_children
 from melld.migrate.snapshot import Phase
 
 RATE_WINDOW = 5
@@ -103,18 +103,18 @@ class Watch:
             self._poller.set_source(worker, self._reader(place, pid))
 
     def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
-        device, uuid, nvml = place.slot.device, place.slot.uuid, self._nvml
-        if uuid is None or nvml is None:
+        device, uuids, nvml = place.slot.device, place.slot.uuids, self._nvml
+        if not uuids or nvml is None:
             return ProcessMeter(device, pid).read
-        return lambda: nvml.read(device, uuid, *self._pids(uuid))
+        return lambda: worst_of([nvml.read(device, uuid, *self._pids(uuid)) for uuid in uuids])
 
     def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
-        """Return the pids of the workers on that device, and of all other workers: none of them counts as foreign."""
+        """Return the pids of the workers on that device, and of all others, ranks included: none counts as foreign."""
         own: list[int] = []
         guests: list[int] = []
         for _, place in self._places():
             if place.process is not None and place.process.pid:
-                (own if place.slot.uuid == uuid else guests).append(place.process.pid)
+                (own if uuid in place.slot.uuids else guests).extend(with_children(place.process.pid))
         return own, guests
 
     def _follow_capacities(self) -> None:

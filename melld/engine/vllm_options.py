@@ -96,15 +96,19 @@ _REASONS = {
     ),
     "melld loads no plugin for /pooling": "io_processor_plugin",
     "a query's vectors would be on one worker, its documents on others": "enable_flash_late_interaction",
-    "a worker is one device: nothing is computed in parallel by several": (
+    "a worker's devices divide each layer of the model among them: use [devices] per_worker": (
         "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size "
+        "nnodes node_rank master_addr master_port enable_shm_tensor_arena"
+    ),
+    "melld starts all processes of a worker itself, on this machine and without Ray: use [devices] per_worker": (
+        "distributed_executor_backend ray_workers_use_nsight max_parallel_loading_workers"
+    ),
+    "each worker is a replica of the model: name more [devices]": (
         "data_parallel_size data_parallel_size_local data_parallel_rank data_parallel_start_rank "
         "data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_external_lb "
         "data_parallel_hybrid_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port "
-        "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold nnodes "
-        "node_rank master_addr master_port distributed_executor_backend enable_elastic_ep elastic_ep_max_dp_size "
-        "enable_fault_tolerance fault_tolerance_config ray_workers_use_nsight max_parallel_loading_workers "
-        "enable_shm_tensor_arena"
+        "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold "
+        "enable_elastic_ep elastic_ep_max_dp_size enable_fault_tolerance fault_tolerance_config"
     ),
     "melld moves KV blocks itself": (
         "kv_transfer_config ec_transfer_config kv_events_config kv_offloading_backend kv_offloading_size"

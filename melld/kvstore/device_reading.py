@@ -5,6 +5,7 @@ A value that the device does not tell is None, never 0.
 """
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,6 +38,14 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int | None = None
     utilisation: float | None = None
     """Between 0 and 1: the share of the last period in which the device had work.  On a CPU, of one core."""
+
+
+def worst_of(readings: Sequence[DeviceReading]) -> DeviceReading:
+    """Return the reading of the device with the least room among those of one worker, with the power of all."""
+    bad = [one for one in readings if one.state is not DeviceState.OK]
+    worst = bad[0] if bad else max(readings, key=lambda one: one.used_by_others_bytes or 0)
+    powers = [one.power_w for one in readings if one.power_w is not None]
+    return msgspec.structs.replace(worst, power_w=sum(powers) if powers else None)
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

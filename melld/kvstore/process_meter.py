@@ -10,12 +10,20 @@ from pathlib import Path
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 
 
+def with_children(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """Return the process and those that it has forked: a worker and its ranks, if it has several devices."""
+    try:
+        return [pid, *map(int, (proc / f"{pid}/task/{pid}/children").read_text().split())]
+    except OSError:
+        return [pid]
+
+
 class ProcessMeter:
-    """Meter of one worker process.  Each reading gives the utilisation since the one before, in cores."""
+    """Meter of one worker, its ranks included.  Each reading gives the utilisation since the one before, in cores."""
 
     def __init__(self, device: str, pid: int, proc: Path = Path("/proc")) -> None:
         self._device = device
-        self._directory = proc / str(pid)
+        self._proc, self._pid = proc, pid
         self._last: tuple[float, float] | None = None  # (monotonic seconds, CPU seconds)
 
     def read(self) -> DeviceReading:
@@ -23,18 +31,19 @@ class ProcessMeter:
         now_s = time.monotonic()
         try:
             # statm: size resident shared ..., in pages.  stat: after the name in brackets, utime and stime in ticks.
-            resident_pages = int((self._directory / "statm").read_text().split()[1])
-            fields = (self._directory / "stat").read_text().rpartition(")")[2].split()
+            each = [self._proc / str(pid) for pid in with_children(self._pid, self._proc)]
+            resident_pages = sum(int((one / "statm").read_text().split()[1]) for one in each)
+            stats = [(one / "stat").read_text().rpartition(")")[2].split() for one in each]
         except (OSError, IndexError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "unreadable"
             return DeviceReading(device=self._device, state=DeviceState.LOST, name="CPU", reason=f"process: {reason}")
-        if fields[0] in "ZX":
+        if stats[0][0] in "ZX":
             return DeviceReading(device=self._device, state=DeviceState.LOST, name="CPU", reason="process: has ended")
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        cpu_s = sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
         before, self._last = self._last, (now_s, cpu_s)
         utilisation = None
         if before is not None and now_s > before[0]:
-            utilisation = min(1.0, max(0.0, (cpu_s - before[1]) / (now_s - before[0])))
+            utilisation = min(1.0, max(0.0, (cpu_s - before[1]) / (now_s - before[0]) / len(each)))
         return DeviceReading(
             device=self._device,
             state=DeviceState.OK,

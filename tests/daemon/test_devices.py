@@ -3,10 +3,11 @@
 import pytest
 
 from melld.config import parse_config
-from melld.daemon.devices import make_slots
+from melld.daemon.devices import find_gpus, make_slots
 from melld.engine.wire.messages import StepLimit
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
+from melld.kvstore.nvml import Nvml
 
 FIRST, SECOND = Device(index=0, uuid="GPU-1"), Device(index=1, uuid="GPU-2")
 EACH = '[model]\npath = "m"\n[model.vllm]\nkv_cache_memory_bytes = 1000\n'
@@ -58,3 +59,29 @@ def test_a_step_may_take_longer_where_a_mean_is_promised() -> None:
     assert limit_of("best-fit", "[targets]\nitl_ms = 40") == StepLimit(0.04)
     assert limit_of("mell-slo", "[targets]\nitl_ms = 40") == StepLimit(0.08)
     assert limit_of("mell-slo") == StepLimit(0.1, lone_steps=4.0)
+
+
+def test_a_worker_of_several_gpus_sees_its_own_first_and_then_its_peers() -> None:
+    """Its ranks take the first ones, by number, and read the memory of the others."""
+    gpus = [Device(index=index, uuid=f"GPU-{index}") for index in range(4)]
+    slots = make_slots(parse_config(EACH + "[devices]\nper_worker = 2\n", "test"), gpus, {})
+    assert [(slot.worker, slot.device, slot.uuids) for slot in slots] == [
+        ("w0", "cuda:0+1", ("GPU-0", "GPU-1")),
+        ("w1", "cuda:2+3", ("GPU-2", "GPU-3")),
+    ]
+    assert slots[1].spec.visible_devices == ("GPU-2", "GPU-3", "GPU-0", "GPU-1")
+    assert slots[1].spec.engine_arguments["tensor_parallel_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        ("cpu = 3\nper_worker = 2", r"3 devices cannot be shared out 2 a worker: make it 2 devices, or a multiple"),
+        ("per_worker = 4", r"2 devices cannot be shared out 4 a worker"),
+    ],
+)
+def test_devices_that_make_no_whole_worker_are_refused(devices: str, why: str) -> None:
+    """Nobody looks for a device that is left idle in silence."""
+    config = parse_config(f'[model]\npath = "m"\n[devices]\n{devices}\n', "test")
+    with pytest.raises(ConfigError, match=why):
+        find_gpus(config.devices, Nvml(), {"CUDA_VISIBLE_DEVICES": ""})

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from melld.kvstore.device_reading import DeviceState
-from melld.kvstore.process_meter import ProcessMeter
+from melld.kvstore.process_meter import ProcessMeter, with_children
 
 
 def test_memory_follows_what_the_process_takes() -> None:
@@ -54,3 +54,19 @@ def test_a_name_with_brackets_and_spaces_does_not_confuse_it(tmp_path: Path) -> 
     reading = ProcessMeter("cpu:0", 7, tmp_path).read()
     assert reading.state is DeviceState.OK
     assert reading.used_bytes == 5 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_a_workers_ranks_take_counts_as_its_own() -> None:
+    """A worker with several devices only schedules: its ranks hold the weights."""
+    rank = "ballast = bytes(range(256)) * (1 << 18); print(flush=True); input()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"\n"
+        pids = with_children(worker.pid)
+        assert (pids[0], len(pids)) == (worker.pid, 2)
+        used = ProcessMeter("cpu:0+1", worker.pid).read().used_bytes
+        assert used is not None
+        assert used > 1 << 26
+        worker.communicate(b"\n")

@@ -35,7 +35,7 @@ class OfflineFleet(Fleet):
 
     def __init__(self, driver: Any, clock: Any) -> None:
         self.slots = {
-            name: Slot(worker=name, device=f"cpu:{index}", uuid=None, spec=wire.WorkerSpec(
+            name: Slot(worker=name, device=f"cpu:{index}", spec=wire.WorkerSpec(
                 worker=name, model_path="", device_kind="cpu"
             ))
             for index, name in enumerate((W0, W1, W2))

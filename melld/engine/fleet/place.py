@@ -69,12 +69,19 @@ WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed of a place: the worker's name, its device, and the specification that it starts with."""
+    """What is fixed of a place: the worker's name, its devices, and the specification that it starts with."""
 
     worker: WorkerId
     device: str
-    uuid: str | None = None
+    """`cuda:0`, or `cuda:0+1` for two GPUs that make one worker."""
+    uuids: tuple[str, ...] = ()
+    """Of its GPUs."""
     spec: wire.WorkerSpec
+
+    @property
+    def uuid(self) -> str | None:
+        """Return its first GPU; None on a CPU."""
+        return self.uuids[0] if self.uuids else None
 
 
 class Offer(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""Process groups of one worker, without network ports.
+"""Process groups of one worker, with as few network ports as can be.
 
 torch's gloo opens a listening socket for every group, on whatever address the machine's name leads to: 13 for one
-engine, open to the network where that name does.  Nobody ever connects: a group here has one member, whose collectives
-are copies in its own memory.  torch's group without communication (`fake`) does just these where there is one member;
-with more it would be wrong, and is refused.
+engine, open to the network where that name does.  Nobody ever connects to a group of one member, whose collectives are
+copies in its own memory: torch's group without communication (`fake`) does just these.  Groups of several ranks
+(`ranks`) listen, on the loopback interface alone.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def open_no_ports() -> None:
-    """Have torch make each gloo group of this process as one without sockets, from now on."""
+    """Have torch make each gloo group of one member as one without sockets, from now on, here and in forks."""
     import torch.distributed
     import torch.testing._internal.distributed.fake_pg  # makes the backend known
 
@@ -22,9 +22,9 @@ def open_no_ports() -> None:
 def _without_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_without_gloo(*arguments: Any, **options: Any) -> Any:
         backend = options.get("backend")
-        if isinstance(backend, str) and "gloo" in backend:
-            if options.get("world_size", 1) != 1:
-                raise ValueError("a worker's process groups have one member")
+        members = options.get("ranks", arguments[0] if arguments else None)
+        alone = len(members) == 1 if isinstance(members, list) else options.get("world_size", 1) == 1
+        if isinstance(backend, str) and "gloo" in backend and alone:
             options["backend"] = backend.replace("gloo", "fake")
         return make(*arguments, **options)
 

@@ -43,6 +43,8 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)
+        if (ranks := engine.vllm_config.parallel_config.world_size) > 1:
+            raise UnsupportedLayout(f"it is divided among the processes of {ranks} devices")
         memory = KvMemory(engine)
         if arena is not None:
             return Shared(memory, shared_memory.export_arena(arena.path, arena.inode, memory.layout))

@@ -64,7 +64,7 @@ class EngineLoop:
 
         arena = ArenaMemory(spec.arena) if spec.arena is not None else None
         self._engine, response = build_engine(
-            spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)), arena
+            spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)), arena, [connection.fileno()]
         )
         from melld.engine.worker.parts import make_parts
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,15 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def build_engine(
-    spec: wire.WorkerSpec, tell: Callable[[str], None], arena: "ArenaMemory | None" = None
+    spec: wire.WorkerSpec,
+    tell: Callable[[str], None],
+    arena: "ArenaMemory | None" = None,
+    own_files: Sequence[int] = (),
 ) -> "tuple[EngineCore, bytes]":
-    """Build vLLM's engine core in this process, with its executor (`uni`); return it and its ready response.
+    """Build vLLM's engine core in this process, with its executor; return it and its ready response.
 
-    `tell` gets each stage of the progress.  `arena`: where its KV goes, if it can.
+    `tell` gets each stage of the progress.  `arena`: where its KV goes, if it can.  `own_files`: descriptors that are
+    for this process alone, and not for its ranks.
     """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
@@ -67,6 +71,10 @@ def build_engine(
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
+    if config.parallel_config.world_size > 1:
+        from melld.engine.worker.ranks import watched
+
+        executor = watched(executor, own_files)
     if arena is not None:
         executor = arena.hold_kv_of(executor)
     tell("loading the model")
@@ -99,10 +107,14 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
 
 
 def _remove_rendezvous(engine: "EngineCore") -> None:
-    """Remove the file by which an engine's processes find each other: this engine has one, and vLLM leaves the file."""
-    place = engine.model_executor.driver_worker.worker.distributed_init_method
-    if place.startswith("file://"):
-        Path(place.removeprefix("file://")).unlink(missing_ok=True)
+    """Remove the file by which an engine's processes have found each other: vLLM leaves it."""
+    for place in set(engine.model_executor.collective_rpc(_rendezvous)):
+        if place.startswith("file://"):
+            Path(place.removeprefix("file://")).unlink(missing_ok=True)
+
+
+def _rendezvous(rank: Any) -> str:
+    return str(rank.worker.distributed_init_method)
 
 
 def warm_up(engine: "EngineCore") -> None:
@@ -152,9 +164,19 @@ def ready_of(
 
 
 def _resident_bytes(engine: "EngineCore") -> int:
-    """Return the memory that the worker takes beside its KV, on its device."""
+    """Return the memory that the worker takes beside its KV: on the GPU where it takes most, or on all CPU devices."""
     if engine.vllm_config.device_config.device_type != "cpu":
-        return int(engine.model_executor.driver_worker.worker.model_runner.model_memory_usage)
+        return int(max(engine.model_executor.collective_rpc(_weights_bytes)))
+    of_ranks: list[int] = engine.model_executor.collective_rpc(_process_bytes)
+    return sum(of_ranks) + (_process_bytes() if len(of_ranks) > 1 else 0)
+
+
+def _weights_bytes(rank: Any) -> int:
+    return int(rank.worker.model_runner.model_memory_usage)
+
+
+def _process_bytes(_rank: Any = None) -> int:
+    """Return the memory of this process beside KV."""
     rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     facts = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in rollup)}
     return (facts["Private_Dirty"] - facts["Pss_Shmem"]) * 1024  # KV is shared memory; the template has the rest

@@ -95,6 +95,8 @@ def _refusal(config: "VllmConfig", specs: list[Any], granule_bytes: int) -> str:
 
     if config.device_config.device_type != "cpu":
         return "GPU memory is not lent yet"
+    if config.parallel_config.world_size > 1:
+        return "its KV is divided among the processes of several devices"
     if not specs:
         return "the model has no KV cache"
     plain = all(type(spec) in (FullAttentionSpec, MLAAttentionSpec) for spec in specs)

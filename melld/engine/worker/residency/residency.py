@@ -46,7 +46,7 @@ class Residency:
     """The requests that leave one engine, and those that arrive on it."""
 
     def __init__(self, engine: "EngineCore", block_bytes: int, scratch: Sequence[int] = ()) -> None:
-        """Take an engine of this process (uniproc executor, one device).  `block_bytes`: one block of all layers.
+        """Take an engine whose scheduler is in this process.  `block_bytes`: one block of all layers.
 
         `scratch`: blocks for trials of links; empty: free ones are borrowed.
 

@@ -25,21 +25,22 @@ class UnsupportedEngine(MelldError):
 
 
 def check_engine(engine: "EngineCore") -> None:
-    """Refuse an engine whose insides are not in this process, or are spread over several devices.
+    """Refuse an engine whose scheduler is not in this process, or whose layers are not all on each of its devices.
 
     Raises:
         UnsupportedEngine: with the reason.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     parallel = engine.vllm_config.parallel_config
-    if not isinstance(engine.model_executor, UniProcExecutor):
-        raise UnsupportedEngine('its executor is not in its process (distributed_executor_backend="uni")')
+    if not isinstance(engine.model_executor, UniProcExecutor | MultiprocExecutor):
+        raise UnsupportedEngine('its executor is not of its process (distributed_executor_backend="uni" or "mp")')
     if not isinstance(engine.scheduler, Scheduler):
         raise UnsupportedEngine("its scheduler is not vLLM's own")
-    if parallel.pipeline_parallel_size * parallel.tensor_parallel_size * parallel.data_parallel_size > 1:
-        raise UnsupportedEngine("it is spread over several devices")
+    if parallel.world_size_across_dp > parallel.tensor_parallel_size:
+        raise UnsupportedEngine("its devices do not divide every layer among them (tensor parallelism)")
 
 
 def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
@@ -97,6 +98,7 @@ def engine_name(engine: "EngineCore") -> str:
         config.cache_config.cache_dtype,
         str(getattr(config.cache_config, "kv_cache_layout", "")),
         config.device_config.device_type,
+        config.parallel_config.tensor_parallel_size,
         _drafting(config.speculative_config),
         config.lora_config is not None,
         scheduler.use_v2_model_runner,

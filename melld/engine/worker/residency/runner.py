@@ -8,7 +8,8 @@ Owns the only lines that touch a runner.  Never touches the scheduler.
         (`prefill_token_ids`) whenever a request comes back; sampling draws from seed and position, without a state.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -16,6 +17,7 @@ from melld.engine.worker.residency.generator import RewindableGenerator, make_ge
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
     from vllm.v1.request import Request
 
 
@@ -52,7 +54,9 @@ class RunnerV1:
             return None
         return bytes(state.generator.get_state().numpy().tobytes())
 
-    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+    def admit(
+        self, request: "Request | Admission", block_ids: tuple[list[int], ...], generator_state: bytes | None
+    ) -> None:
         """Add a request to the runner."""
         from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -78,7 +82,7 @@ class RunnerV1:
         if (row := batch.req_id_to_index.get(request_id)) is not None:
             batch.block_table[group].block_table.np[row, place] = block_id
 
-    def _generator(self, state: bytes | None, request: "Request") -> torch.Generator | None:
+    def _generator(self, state: bytes | None, request: "Request | Admission") -> torch.Generator | None:
         from vllm.sampling_params import SamplingType
 
         params = request.sampling_params
@@ -125,8 +129,74 @@ def skip_draws(generator: torch.Generator, draws: int) -> None:
         torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
 
 
+class Admission(NamedTuple):
+    """What a V1 runner needs of an arriving request, for ranks in other processes."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    mm_features: Any
+    sampling_params: Any
+    num_computed_tokens: int
+    output_token_ids: list[int]
+    lora_request: Any
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Return the number of generated tokens."""
+        return len(self.output_token_ids)
+
+
+class RanksV1:
+    """The V1 runners of a worker with several devices, each in a process of its own (`worker.ranks`).
+
+    All of them sample, with generators in the same state, so that each knows the next input.
+    """
+
+    holds_slot_while_away = False
+
+    def __init__(self, executor: "Executor") -> None:
+        self._call: Any = executor.collective_rpc
+        self._call(_runner_here)
+
+    def generator_state(self, request_id: str) -> bytes | None:
+        """Return the state that all ranks have."""
+        state: bytes | None = self._call(_generator_state, args=(request_id,))[0]
+        return state
+
+    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+        """Add a request to each rank's runner."""
+        facts = {name: getattr(request, name) for name in Admission._fields}
+        admission = Admission(**facts | {"output_token_ids": list(request.output_token_ids)})
+        self._call(_admit, args=(admission, block_ids, generator_state))
+
+    def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
+        """Refuse: such engines have no arena (`arena`)."""
+        raise NotImplementedError
+
+
+@functools.cache
+def _runner_of_rank(rank: Any) -> RunnerV1:
+    return RunnerV1(rank.worker.model_runner)
+
+
+def _runner_here(rank: Any) -> None:
+    _runner_of_rank(rank)
+
+
+def _generator_state(rank: Any, request_id: str) -> bytes | None:
+    return _runner_of_rank(rank).generator_state(request_id)
+
+
+def _admit(rank: Any, admission: Admission, block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+    _runner_of_rank(rank).admit(admission, block_ids, generator_state)
+
+
 def runner_of(engine: "EngineCore") -> Runner:
-    """Return the adapter for the runner inside this engine (uniproc executor)."""
+    """Return the adapter for the runners of this engine, in this process or in its ranks."""
     scheduler: Any = engine.scheduler
     executor: Any = engine.model_executor
-    return RunnerV2() if scheduler.use_v2_model_runner else RunnerV1(executor.driver_worker.worker.model_runner)
+    if scheduler.use_v2_model_runner:
+        return RunnerV2()
+    if engine.vllm_config.parallel_config.world_size > 1:
+        return RanksV1(executor)
+    return RunnerV1(executor.driver_worker.worker.model_runner)

@@ -1,0 +1,72 @@
+"""The ranks of a worker with several devices: one process each, which computes its part of every layer.
+
+Owns their start and their end.  They are forked from the worker, which has imported all they need; the scheduler and
+the block tables stay in the worker.  A worker and its ranks end together: the kernel kills the ranks when the worker
+ends, and the worker ends as its rank did, at once, so that the daemon resumes its requests on another worker.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from melld.engine.worker.start import die_with_parent, vital
+from melld.engine.worker.template import has_one_thread
+
+if TYPE_CHECKING:
+    from vllm.v1.executor import Executor
+
+
+def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Executor]":
+    """Return a subclass of vLLM's `MultiprocExecutor` whose ranks and worker end together.
+
+    `own_files`: descriptors that ranks must not keep open.
+    """
+
+    class Watched(executor):  # type: ignore[misc]
+        def _init_executor(self) -> None:
+            # A fork copies the calling thread alone.  vLLM's CPU build asks for `spawn`, which imports all anew.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if has_one_thread() else "spawn"
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks find each other on this machine, and nobody else them
+            worker_pid = os.getpid()
+            os.register_at_fork(after_in_child=lambda: begin(worker_pid, own_files))
+            super()._init_executor()
+            self.collective_rpc(_begin, args=(worker_pid,))
+
+        def start_worker_monitor(self, inline: bool = False) -> None:  # noqa: ARG002  vLLM's
+            ends = {os.pidfd_open(handle.proc.pid): handle.rank for handle in self.workers}
+            threading.Thread(target=vital(lambda: _end_with_first(ends)), name="ranks", daemon=True).start()
+
+    return Watched
+
+
+def begin(worker_pid: int, not_ours: Sequence[int] = ()) -> None:
+    """Tie this rank to its worker, and keep Ctrl-C in a terminal, which is for the daemon, from it."""
+    for file in not_ours:
+        os.close(file)
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    die_with_parent(worker_pid)
+
+
+def _begin(_rank: Any, worker_pid: int) -> None:
+    begin(worker_pid)
+
+
+def _end_with_first(ends: dict[int, int]) -> None:
+    """Wait for the end of a rank, and end this process in the same way.  `ends`: the ranks by pidfd."""
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    end = poll.poll()[0][0]
+    how = os.waitid(os.P_PIDFD, end, os.WEXITED | os.WNOWAIT)
+    assert how is not None
+    exited = how.si_code == os.CLD_EXITED
+    word = f"with exit code {how.si_status}" if exited else f"by {signal.Signals(how.si_status).name}"
+    print(f"rank {ends[end]} of this worker has ended {word}", file=sys.stderr, flush=True)  # noqa: T201
+    if not exited:
+        os.kill(os.getpid(), how.si_status)
+    os._exit(1)

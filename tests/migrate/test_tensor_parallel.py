@@ -1,0 +1,85 @@
+"""Workers of two ranks each: answers as from one device, moves, and the death of a rank, on a real daemon."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melld.kvstore.process_meter import with_children
+from tests.migrate.live import GREEDY, SEEDED, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+from tests.serve.test_serve import is_gone
+
+CASES = {"greedy": GREEDY, "seeded": {**SEEDED, "logprobs": True, "top_logprobs": 3}}
+
+
+class Group:
+    """A daemon of two workers with two CPU devices each."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+        self.operator = Operator(daemon)
+
+    def ranks(self, worker: str) -> list[int]:
+        """The processes of the worker's ranks."""
+        (pid,) = [one["pid"] for one in self.operator.status()["workers"] if one["worker"] == worker]
+        return [child for child in with_children(pid)[1:] if os.getsid(child) == child]
+
+    def begun(self, case: str) -> Stream:
+        """A stream whose first tokens have come."""
+        stream = Stream(self.daemon, CASES[case])
+        stream.wait_chunks(8)
+        return stream
+
+
+@pytest.fixture(scope="module")
+def group(demo_model: Path) -> Iterator[Group]:
+    """Both workers always in use."""
+    flags = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
+    with DaemonProcess(demo_model, "--device", "cpu:4", "--set", "devices.per_worker=2", *flags) as process:
+        process.wait_ready()
+        group = Group(process)
+        group.operator.wait_ready()
+        yield group
+
+
+@pytest.fixture(scope="module")
+def told(daemon: DaemonProcess) -> dict[str, str]:
+    """What one device says."""
+    streams = {name: Stream(daemon, body) for name, body in CASES.items()}
+    return {name: stream.result().choices[0].text for name, stream in streams.items()}
+
+
+def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) -> None:
+    """Whoever has two small cards gets the answers of one large one."""
+    assert [worker["device"] for worker in group.operator.status()["workers"]] == ["cpu:0+1", "cpu:2+3"]
+    assert [len(group.ranks(worker)) for worker in ("w0", "w1")] == [2, 2]
+    streams = {name: Stream(group.daemon, body) for name, body in CASES.items()}
+    assert {name: stream.result().choices[0].text for name, stream in streams.items()} == told
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[str, str], case: str) -> None:
+    """Every rank must know the request, and each sample with the same generator."""
+    stream = group.begun(case)
+    assert [report["via"] for report in group.operator.move(stream, "tokens")] == ["tokens"]
+    answer = stream.result()
+    assert (answer.error, answer.choices[0].text) == (None, told[case])
+
+
+def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
+    """vLLM by itself would notice after seconds, and its clients would lose their answers."""
+    streams = {case: group.begun(case) for case in CASES}
+    (worker,) = {one["worker"] for one in group.operator.requests_of(streams["greedy"])}
+    (pid,) = [one["pid"] for one in group.operator.status()["workers"] if one["worker"] == worker]
+    victim, sibling = group.ranks(worker)
+    os.kill(victim, signal.SIGKILL)
+    group.operator.wait_gone(worker, pid)
+    answers = {case: stream.result() for case, stream in streams.items()}
+    assert [answer.error for answer in answers.values()] == [None, None]
+    assert {case: answer.choices[0].text for case, answer in answers.items()} == told
+    group.operator.wait_ready()
+    assert [is_gone(process) for process in (victim, sibling, pid)] == [True] * 3
+    assert len(group.ranks(worker)) == 2
