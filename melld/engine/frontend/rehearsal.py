@@ -78,6 +78,9 @@ def told_in_one_line(config: Config) -> Iterator[None]:
 def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
     """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
+    if "torchvision" in words:
+        words = f"its images need torchvision, which is not here: melld's CPU lock leaves it out ({words})"
+        return ConfigError("[model] path", words)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"
     reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from melld.demo_model import make_demo_model
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.forked import run_python
 
@@ -64,6 +65,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+def needs_torchvision(directory: Path) -> None:
+    """A PaliGemma, as far as it is read before its processor is imported."""
+    make_demo_model(directory)
+    text = json.loads((directory / "config.json").read_text()) | {"model_type": "gemma"}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 64, "image_size": 56, "patch_size": 14}
+    config = {"architectures": ["PaliGemmaForConditionalGeneration"], "model_type": "paligemma", "image_token_index": 5}
+    (directory / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": vision}))
+    (directory / "processor_config.json").write_text('{"processor_class": "PaliGemmaProcessor"}')
+    processor = {"image_processor_type": "SiglipImageProcessor", "image_seq_length": 16}
+    (directory / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
@@ -79,6 +92,8 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     ours = {**TOOLS, "tool_call_parser": "ours", "reasoning_parser": "ours"}
     cases = [*((str(demo_model), options) for options, _, _ in REFUSED), (str(wrong), {}), served, served]
     cases += [(str(demo_model), ours | plugins), (str(demo_model), {"tool_parser_plugin": "/no/such"})]
+    needs_torchvision(wrong / "sees")
+    cases.append((str(wrong / "sees"), {}))
     done = run_python(
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -111,9 +126,16 @@ def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) ->
 
 def test_parsers_of_the_operators_own_are_known(told: list[list[str]]) -> None:
     """The files that hold them are read, and one that cannot be read is named."""
-    served, refused, _ = told[len(REFUSED) + 3 :]
+    served, refused = told[len(REFUSED) + 3 :][:2]
     assert served[0] == "served", served
     assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: the log says why"]
+
+
+def test_a_model_whose_images_need_torchvision_says_so(told: list[list[str]]) -> None:
+    """vLLM's CPU build brings none; without a word, its import fails somewhere in the dark."""
+    where, why = told[-2]
+    assert where == "[model] path"
+    assert why.startswith("its images need torchvision, which is not here")
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:
