@@ -65,6 +65,45 @@ def make_windowed(directory: Path) -> None:
     )
 
 
+def make_latent(directory: Path) -> None:
+    """A DeepSeek V2 without experts: its KV is one latent vector a token, and the demo model's rest."""
+    latent, rope, part = 512, 64, HEAD_WIDTH
+    make_demo_model(directory)
+    random = np.random.default_rng(4)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Any:
+        return random.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain * columns**-0.5)
+
+    weights = {name: one for name, one in read_weights(directory).items() if "self_attn" not in name}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}.self_attn"
+        weights |= {
+            f"{prefix}.q_proj.weight": matrix(HEADS * (part + rope), HIDDEN, 1.5),
+            f"{prefix}.kv_a_proj_with_mqa.weight": matrix(latent + rope, HIDDEN, 1.5),
+            f"{prefix}.kv_a_layernorm.weight": np.ones(latent, dtype=np.float32),
+            f"{prefix}.kv_b_proj.weight": matrix(HEADS * 2 * part, latent, 1.5),
+            f"{prefix}.o_proj.weight": matrix(HIDDEN, HEADS * part),
+        }
+    write_weights(directory, weights)
+    change_config(
+        directory,
+        architectures=["DeepseekV2ForCausalLM"],
+        model_type="deepseek_v2",
+        num_key_value_heads=HEADS,
+        head_dim=rope,
+        kv_lora_rank=latent,
+        q_lora_rank=None,
+        qk_rope_head_dim=rope,
+        qk_nope_head_dim=part,
+        v_head_dim=part,
+        first_k_dense_replace=LAYERS,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        moe_intermediate_size=HIDDEN,
+    )
+
+
 def make_adapter(directory: Path, seed: int, rank: int = 8) -> None:
     """A LoRA adapter of the demo model, strong enough to change most tokens."""
     from safetensors.numpy import save_file

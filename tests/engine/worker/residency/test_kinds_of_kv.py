@@ -1,0 +1,70 @@
+"""KV of other kinds moves as the demo model's does: latent vectors, and numbers of eight bits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.demo_model import make_demo_model
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, SAMPLED
+from tests.tiny_models import make_latent
+
+pytestmark = pytest.mark.long
+KINDS: dict[str, Any] = {
+    "latent": (make_latent, {"block_size": 16, "attention_backend": "CPU_MLA"}),
+    "fp8": (make_demo_model, {"kv_cache_dtype": "fp8"}),
+}
+HAS_AVX512 = "avx512" in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
+    """Two workers."""
+    if request.param == "fp8" and not HAS_AVX512:
+        pytest.skip("vLLM's CPU attention reads fp8 by AVX-512 alone")
+    make, options = KINDS[request.param]
+    model = tmp_path_factory.mktemp("model") / request.param
+    make(model)
+    with two_workers(model, options) as workers:
+        yield Pair(*workers)
+
+
+@pytest.fixture
+def pair(kind: Pair) -> Iterator[Pair]:
+    """When all requests have ended, both workers are as empty as they began."""
+    yield kind
+    try:
+        kind.assert_idle()
+    finally:
+        kind.clear()
+
+
+@pytest.mark.parametrize("case", [GREEDY, SAMPLED, HALF_PREFILLED], ids=lambda case: case.name)
+def test_a_request_moved_by_its_kv_says_what_it_would_have_said(pair: Pair, case: Case) -> None:
+    """Every byte of its blocks arrives."""
+    assert len(set(pair.unmoved(case).tokens)) > 5
+    pair.check_move(case, "kv", 2 if case is HALF_PREFILLED else 9)
+
+
+def test_a_request_moved_by_its_tokens_ends(pair: Pair) -> None:
+    """Its text may be another: of latent vectors vLLM computes a prompt by other sums than single tokens."""
+    running = pair.start(GREEDY)
+    pair.step(9)
+    pair.move(running, "tokens")
+    (answer,) = pair.finish(running)
+    assert len(answer.tokens) == len(pair.unmoved(GREEDY).tokens)
+
+
+def test_without_the_copy_it_says_something_else(pair: Pair) -> None:
+    """The tests above would notice."""
+    expected = pair.unmoved(GREEDY)
+    running = pair.start(GREEDY)
+    pair.step(9)
+    pair.there("reserve", *pair.here("core_request", running.request_id), 0)
+    assert pair.here("freeze", running.request_id, "kv") == "settled"
+    pair.there("attach", pair.here("snapshot", running.request_id), "kv")
+    running.home = pair.there
+    pair.here("release", running.request_id)
+    assert pair.finish(running) != [expected]
