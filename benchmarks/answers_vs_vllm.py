@@ -171,7 +171,7 @@ def greedy(questions: Questions) -> Questions:
 DRAFT_MODEL = {"method": "draft_model", "model": "DIR/drafter", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 KINDS |= {
-    "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL}, greedy(QUESTIONS)),
+    "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL, "max_model_len": 8192}, greedy(QUESTIONS)),
     "windows": Kind(make_windowed, {}, QUESTIONS),
     "ngram": Kind(make_demo_model, {"speculative_config": NGRAM}, greedy(QUESTIONS)),
 }
