@@ -38,10 +38,14 @@ class Group:
 def group(demo_model: Path) -> Iterator[Group]:
     """Both workers always in use."""
     flags = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
-    with DaemonProcess(demo_model, "--device", "cpu:4", "--set", "devices.per_worker=2", *flags) as process:
+    with DaemonProcess(
+        demo_model, "--device", "cpu:4", "--set", "devices.per_worker=2", *flags, "--set", "migration.checksum=true"
+    ) as process:
         process.wait_ready()
         group = Group(process)
         group.operator.wait_ready()
+        for _ in range(2):
+            process.wait_for(" by shared_memory of 2 ranks")
         yield group
 
 
@@ -60,11 +64,12 @@ def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) 
     assert {name: stream.result().choices[0].text for name, stream in streams.items()} == told
 
 
+@pytest.mark.parametrize("via", ["tokens", "kv"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[str, str], case: str) -> None:
-    """Every rank must know the request, and each sample with the same generator."""
+def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[str, str], case: str, via: str) -> None:
+    """Every rank must know the request, have its part of the blocks, and sample with the same generator."""
     stream = group.begun(case)
-    assert [report["via"] for report in group.operator.move(stream, "tokens")] == ["tokens"]
+    assert [report["via"] for report in group.operator.move(stream, via)] == [via]
     answer = stream.result()
     assert (answer.error, answer.choices[0].text) == (None, told[case])
 

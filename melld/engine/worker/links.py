@@ -13,6 +13,7 @@ import msgspec
 
 from melld.engine.wire import messages as wire
 from melld.engine.wire.messages import ArenaSpec
+from melld.engine.worker.rank_links import Lines
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
@@ -36,6 +37,8 @@ class Shared(NamedTuple):
     memory: KvMemory | None = None
     handle: bytes = b""
     failure: str = ""
+    lines: Lines | None = None
+    """To the ranks, which have the memory, of a worker with several devices."""
 
 
 def share_memory(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
@@ -43,8 +46,13 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)
-        if (ranks := engine.vllm_config.parallel_config.world_size) > 1:
-            raise UnsupportedLayout(f"it is divided among the processes of {ranks} devices")
+        if engine.vllm_config.parallel_config.world_size > 1:
+            lines: Lines | None = getattr(engine.model_executor, "lines", None)
+            if lines is None:
+                raise UnsupportedLayout("its ranks are no forks of it")
+            return Shared(
+                handle=lines.serve(engine.model_executor, engine.scheduler.kv_cache_config.num_blocks), lines=lines
+            )
         memory = KvMemory(engine)
         if arena is not None:
             return Shared(memory, shared_memory.export_arena(arena.path, arena.inode, memory.layout))
@@ -74,8 +82,8 @@ class LinkTried(msgspec.Struct, frozen=True):
 class LinkOpener:
     """A maker of this worker's links, from its memory and the copy rules."""
 
-    def __init__(self, memory: KvMemory | None, rules: wire.CopyRules) -> None:
-        self._memory = memory
+    def __init__(self, shared: Shared, rules: wire.CopyRules) -> None:
+        self._memory, self._lines = shared.memory, shared.lines
         self._rules = rules
 
     def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
@@ -85,6 +93,8 @@ class LinkOpener:
             MelldError: no link is possible.
             msgspec.ValidationError, OSError, RuntimeError: a bad handle, or an error of the system or torch.
         """
+        if self._lines is not None:
+            return self._lines.open(handle, scratch)
         if self._memory is None:
             raise TransportFailed("links", "this worker's KV memory cannot be shared")
         return choose.open_best(handle, self._memory.region, self._memory.layout, scratch)

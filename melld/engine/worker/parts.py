@@ -67,7 +67,7 @@ def make_parts(
     lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
     residency = Residency(engine, block_bytes, lent.map.scratch if lent is not None else ())
     budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected))
-    links = Links(LinkOpener(memory, spec.copy_rules), residency, inbox.put, writer.say)
+    links = Links(LinkOpener(shared, spec.copy_rules), residency, inbox.put, writer.say)
     blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)
     return Parts(

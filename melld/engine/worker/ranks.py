@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.worker.rank_links import Lines
 from melld.engine.worker.start import die_with_parent, vital
 from melld.engine.worker.template import has_one_thread
 
@@ -32,7 +33,10 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if has_one_thread() else "spawn"
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks find each other on this machine, and nobody else them
             worker_pid = os.getpid()
-            os.register_at_fork(after_in_child=lambda: begin(worker_pid, own_files))
+            if has_one_thread():
+                self.lines = lines = Lines(self.parallel_config.world_size)
+                os.register_at_fork(after_in_child=lines.own_in_rank, after_in_parent=lines.forked)
+                os.register_at_fork(after_in_child=lambda: begin(worker_pid, own_files))
             super()._init_executor()
             self.collective_rpc(_begin, args=(worker_pid,))
 
@@ -43,8 +47,18 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
     return Watched
 
 
+_begun = False
+
+
 def begin(worker_pid: int, not_ours: Sequence[int] = ()) -> None:
-    """Tie this rank to its worker, and keep Ctrl-C in a terminal, which is for the daemon, from it."""
+    """Tie this rank to its worker, and keep Ctrl-C in a terminal, which is for the daemon, from it.
+
+    What a rank forks is left alone.
+    """
+    global _begun  # noqa: PLW0603  a rank is a process
+    if _begun:
+        return
+    _begun = True
     for file in not_ours:
         os.close(file)
     if os.getsid(0) != os.getpid():

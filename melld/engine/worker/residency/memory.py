@@ -13,18 +13,17 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 
-class KvMemory:
-    """The KV cache of one engine, for `migrate/transports`."""
+class RankMemory:
+    """The KV cache of one device, for `migrate/transports`."""
 
-    def __init__(self, engine: "EngineCore") -> None:
+    def __init__(self, runner: Any, num_blocks: int) -> None:
         """Read the layout.
 
         Raises:
             UnsupportedLayout: the blocks are not of one shape, in one allocation.
         """
-        self.tensors = kv_cache_tensors(engine)
-        scheduler: Any = engine.scheduler
-        self.layout: KvLayout = layout_of(self.tensors, scheduler.kv_cache_config.num_blocks)
+        self.tensors = _tensors_of(runner)
+        self.layout: KvLayout = layout_of(self.tensors, num_blocks)
 
     @property
     def region(self) -> torch.Tensor:
@@ -33,11 +32,27 @@ class KvMemory:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+class KvMemory(RankMemory):
+    """The KV cache of an engine with one device, in this process."""
+
+    def __init__(self, engine: "EngineCore") -> None:
+        """Read the layout; raise `UnsupportedLayout` as `RankMemory`."""
+        scheduler: Any = engine.scheduler
+        super().__init__(_runner_of(engine), scheduler.kv_cache_config.num_blocks)
+
+
 def kv_cache_tensors(engine: "EngineCore") -> list[torch.Tensor]:
     """Return each tensor object of the engine's KV cache: the runner's, and those of the attention layers."""
+    return _tensors_of(_runner_of(engine))
+
+
+def _runner_of(engine: "EngineCore") -> Any:
     executor: Any = engine.model_executor
-    runner = executor.driver_worker.worker.model_runner
-    layers = engine.vllm_config.compilation_config.static_forward_context.values()
+    return executor.driver_worker.worker.model_runner
+
+
+def _tensors_of(runner: Any) -> list[torch.Tensor]:
+    layers = runner.vllm_config.compilation_config.static_forward_context.values()
     found = [*runner.kv_caches, *(getattr(layer, "kv_cache", None) for layer in layers)]
     distinct = {id(tensor): tensor for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel()}
     return list(distinct.values())
