@@ -191,15 +191,19 @@ class Daemon:
             probe.start()
             self._condition.state = DaemonState.READY
             self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
-            first = next(model for model in self._models if model.serving is not None)
-            example = example_of(first.serving)
-            directory, status = self.config.server.runtime_directory, self.watch.status()
-            missing = [one for one in status.workers if one.state not in SERVING]
-            self._say(ready_text(status.url, first.name, bool(self.settings.keys), example, directory, missing))
+            self._say_ready()
             try:
                 yield
             finally:
                 probe.stop()
+
+    def _say_ready(self) -> None:
+        """Show the operator where the API is, with a call to try, and which workers do not serve."""
+        first = next(model for model in self._models if model.serving is not None)
+        example = example_of(first.serving)
+        directory, status = self.config.server.runtime_directory, self.watch.status()
+        missing = [one for one in status.workers if one.state not in SERVING]
+        self._say(ready_text(status.url, first.name, bool(self.settings.keys), example, directory, missing))
 
     # -- drain ------------------------------------------------------------------------------------------------------
 
