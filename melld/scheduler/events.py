@@ -254,6 +254,8 @@ class MoveRequest(Command, frozen=True, tag=True, gc=False):
     destination: WorkerId
     kv_bytes: int
     urgency_s: float = float("inf")
+    after_first_token: bool = False
+    """Hand over between the first token's step and the next, by KV: the prompt's blocks follow as it computes."""
 
 
 class ActivateWorker(Command, frozen=True, tag=True, gc=False):
