@@ -15,6 +15,8 @@ from melld.errors import ConfigError
 
 MIB = 1 << 20
 LARGEST_SIZE = 1 << 63
+MOST_PRIORITY = 100
+"""The largest number of a `priority`: enough to order a machine's clients by, while a time given by mistake is told."""
 SERVED_MODEL_NAME = "served_model_name"
 TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}

@@ -40,7 +40,8 @@ from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
 from melld.api.guards.request import check_request, check_request_id
-from melld.api.guards.work import asked_priority, check_work
+from melld.api.guards.tiers import Rights, priority_of
+from melld.api.guards.work import check_work
 from melld.api.http_metrics import HttpMetrics
 from melld.api.keys import Keys, presented_key
 from melld.api.long_answers import LongAnswer, make_logprobs_late
@@ -191,11 +192,12 @@ class Api:
         body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         model = asked_model(self._context.models, fields.get("model"))
+        # First of all checks: under overload most requests get no further and must cost little.
+        priority = priority_of(fields if call.engine else {}, self._rights())
         if call.engine or model.serving is None:
-            # First of all checks: under overload most requests get no further and must cost little.
             check_open(model)
-            model.check_queue(exchange.client, asked_priority(fields))
-        with self._called_by(exchange.client), self._counts.in_flight.track_inprogress():
+            model.check_queue(exchange.client, priority)
+        with self._called_by(exchange.client, priority), self._counts.in_flight.track_inprogress():
             wanted = request.headers.get("X-Request-Id")
             check_request_id(wanted, "X-Request-Id")
             exchange.request_id = wanted or exchange.request_id
@@ -259,16 +261,18 @@ class Api:
             raise Refusal(403, message, code="unknown_host")
 
     @contextlib.contextmanager
-    def _called_by(self, client: str) -> Iterator[None]:
+    def _called_by(self, client: str, priority: int) -> Iterator[None]:
         config = self._context.config()
-        made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens)
+        made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens, priority)
         with self.admission.call(client), called_by(made):
             yield
 
-    def _least_priority(self) -> int | None:
-        """Return the most urgent priority allowed: 0 with several keys, unless the operator has set another."""
+    def _rights(self) -> Rights:
+        """Return how urgent requests may be: not above the others with several keys, unless the operator allows it."""
         least = self._context.config().min_priority
-        return 0 if least is None and len(self._context.keys().digests) > 1 else least
+        if least is None and len(self._context.keys().digests) > 1:
+            least = 0
+        return Rights(max(0, least or 0), least)
 
     async def _serve(
         self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int
@@ -282,7 +286,7 @@ class Api:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
-        check_work(parsed, self._context.config(), self._least_priority())
+        check_work(parsed, self._context.config())
         work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns))
         if is_stream(parsed):
             return await self._stream(exchange, work)

@@ -119,6 +119,13 @@ PARAMETERS = [
     Row("100-prompts-100-choices", COMPLETIONS, completion(prompt=["x"] * 100, n=100), "n"),
     Row("repetition_penalty-1e-300", CHAT, chat(repetition_penalty=1e-300), "repetition_penalty"),
     Row("length_penalty--1e300", CHAT, chat(use_beam_search=True, length_penalty=-1e300), "length_penalty"),
+    Row("priority-a-word", CHAT, chat(priority="high"), "priority"),
+    Row("priority-a-fraction", CHAT, chat(priority=0.5), "priority"),
+    Row("priority-2^40", CHAT, chat(priority=2**40), "priority"),
+    Row("priority-beyond-the-key's", CHAT, chat(priority=-1), "priority"),
+    Row("unknown-tier", CHAT, chat(service_tier="fast"), "service_tier"),
+    Row("unknown-tier-of-a-response", "/v1/responses", {"input": "x", "service_tier": "fast"}, "service_tier"),
+    Row("unknown-tier-of-an-embedding", "/v1/embeddings", {"input": "x", "service_tier": 1}, "service_tier"),
     Row("n-a-word", CHAT, chat(n="many"), "n"),
     Row("stream_options-without-stream", CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
 ]

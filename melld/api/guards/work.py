@@ -6,13 +6,12 @@ compared with parsed values, because pydantic accepts several forms of one numbe
 
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from melld.api.answers import Refusal
 from melld.api.parsing import SCORED
 from melld.config import ServerConfig
 
-_INTEGER = TypeAdapter(int)
 # Beyond these a score is no longer a number, and the worker or the beam search fails.
 _RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}
 # vLLM goes through these for each prompt of a call, on the event loop: at most about 30 ms together.
@@ -22,25 +21,12 @@ MAX_CHARACTERS_IN_STRINGS = 100_000
 """Limit of a text whose tokens are returned as strings."""
 
 
-def asked_priority(body: dict[str, Any]) -> int:
-    """Return the `priority` that a body will have when it is parsed; 0 if it is invalid."""
-    try:
-        return _INTEGER.validate_python(body.get("priority", 0))
-    except ValidationError:
-        return 0
-
-
-def check_work(request: BaseModel, limits: ServerConfig, least_priority: int | None) -> None:
+def check_work(request: BaseModel, limits: ServerConfig) -> None:
     """Refuse a request that asks for more than one call may.
-
-    `least_priority` is the most urgent priority that its client may ask for: lower goes first.
 
     Raises:
         Refusal: 400, with the field as `param`.
     """
-    priority = _field(request, "priority")
-    if least_priority is not None and priority is not None and priority < least_priority:
-        raise _bad("priority", f"priority must be {least_priority} or more here: lower goes first")
     _check_choices(request, limits)
     for name, (least, most) in _RANGES.items():
         value = _field(request, name)

@@ -1,4 +1,4 @@
-"""The client of a request and the limits of its call, carried through vLLM's serving classes.
+"""The client of a request, the priority and the limits of its call, carried through vLLM's serving classes.
 
 Owns one context variable.  vLLM's classes carry no such field from the HTTP request to the engine client, and the tasks
 that they start inherit the call's context.  The variable is set for one call and reset, so that the next call on the
@@ -27,10 +27,17 @@ class Caller:
     """One call: its client, and what the fleet has admitted of it."""
 
     def __init__(
-        self, client: str, account: LogprobAccount, max_prompt_logprobs: int, max_repeated_prompt_tokens: int = 1 << 20
+        self,
+        client: str,
+        account: LogprobAccount,
+        max_prompt_logprobs: int,
+        max_repeated_prompt_tokens: int = 1 << 20,
+        priority: int = 0,
     ) -> None:
         self.client = client
         """Empty if no API keys are set."""
+        self.priority = priority
+        """Of all its requests: lower goes first."""
         self.admitted = asyncio.Event()
         """True once one of its requests has been admitted."""
         self.line = asyncio.Lock()

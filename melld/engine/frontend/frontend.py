@@ -98,6 +98,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         called = caller()
         await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
+        request.priority = called.priority
         self._fleet.admit(request, called.client)
         called.admitted.set()
 

@@ -1,0 +1,64 @@
+"""Decides how urgent a request is, by its `priority` and its `service_tier`.
+
+Pure: a parsed JSON body in, a number or a `Refusal` (400, with `param`) out.  Lower goes first.  Read from the body and
+not from vLLM's models, most of which have no `service_tier`, and before anything else: under overload it decides who is
+sent away.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field, TypeAdapter, ValidationError
+
+from melld.api.answers import Refusal
+from melld.config import MOST_PRIORITY
+
+_PRIORITY = TypeAdapter(Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)])
+_TIERS: dict[str | None, int | None] = {
+    "priority": -1,
+    "default": 0,
+    "standard_only": 0,
+    "flex": 1,
+    "auto": None,
+    "scale": None,
+}
+"""OpenAI's tiers, and Anthropic's; None: as if nothing was asked for."""
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """How urgent a client's requests may be."""
+
+    priority: int = 0
+    """The priority of those that ask for none."""
+    least: int | None = None
+    """The most urgent that they may ask for; None: any."""
+
+    def may(self, priority: int) -> bool:
+        """Return whether a request may ask for this priority."""
+        return self.least is None or priority >= self.least
+
+
+def priority_of(body: dict[str, Any], rights: Rights) -> int:
+    """Return the priority of a request: a tier beyond the client's rights counts as none.
+
+    Raises:
+        Refusal: 400, for an unknown tier and for a number out of range or beyond those rights.
+    """
+    tier = body.get("service_tier")
+    if tier is not None and not (isinstance(tier, str) and tier in _TIERS):
+        raise _bad("service_tier", f"service_tier must be one of {', '.join(map(str, _TIERS))}")
+    if "priority" not in body:
+        wanted = _TIERS.get(tier)
+        return wanted if wanted is not None and rights.may(wanted) else rights.priority
+    try:
+        priority = _PRIORITY.validate_python(body["priority"])
+    except ValidationError:
+        message = f"priority must be a whole number from {-MOST_PRIORITY} to {MOST_PRIORITY}: lower goes first"
+        raise _bad("priority", message) from None
+    if not rights.may(priority):
+        raise _bad("priority", f"priority must be {rights.least} or more here: lower goes first")
+    return priority
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(400, message, code="invalid_value", param=param)

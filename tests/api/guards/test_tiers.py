@@ -1,0 +1,79 @@
+"""How urgent a request is: by its number, its tier and what its client may ask for; anything else is told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from melld.api.answers import Refusal
+from melld.api.guards.tiers import Rights, priority_of
+from melld.config import MOST_PRIORITY
+from tests.api.guards.test_work import in_every_type
+
+LOW, HIGH = Rights(1, 0), Rights(-1, -5)
+
+
+def refused(body: dict[str, Any], rights: Rights = LOW) -> tuple[str | None, str]:
+    with pytest.raises(Refusal) as found:
+        priority_of(body, rights)
+    return found.value.answer.param, found.value.answer.message
+
+
+@pytest.mark.parametrize(
+    ("tier", "with_no_limit", "high", "low"),
+    [
+        (None, 0, -1, 1),
+        ("auto", 0, -1, 1),
+        ("scale", 0, -1, 1),
+        ("priority", -1, -1, 1),
+        ("default", 0, 0, 0),
+        ("standard_only", 0, 0, 0),
+        ("flex", 1, 1, 1),
+    ],
+)
+def test_a_tier_is_a_priority_as_far_as_the_client_may(
+    tier: str | None, with_no_limit: int, high: int, low: int
+) -> None:
+    """A tier beyond the client's rights is none: it gets what its requests get that ask for nothing."""
+    body = {"service_tier": tier}
+    assert [priority_of(body, rights) for rights in (Rights(), HIGH, LOW)] == [with_no_limit, high, low]
+    assert priority_of({}, LOW) == 1
+
+
+def test_a_number_wins() -> None:
+    """Whoever gives both means the finer one."""
+    assert priority_of({"priority": 3, "service_tier": "priority"}, Rights()) == 3
+    assert priority_of({"priority": -3, "service_tier": "flex"}, HIGH) == -3
+
+
+@given(st.integers(-2 * MOST_PRIORITY, 2 * MOST_PRIORITY) | st.integers(-(2**53), 2**53))
+def test_a_number_counts_however_it_is_written(number: int) -> None:
+    """`5.0` is 5 to vLLM, so it is 5 to the limit; out of range and beyond the rights it is told."""
+    for text in in_every_type(number):
+        try:
+            TypeAdapter(int).validate_json(text)
+        except ValidationError:
+            continue
+        body = json.loads(f'{{"priority": {text}}}')
+        if abs(number) > MOST_PRIORITY:
+            assert refused(body) == ("priority", "priority must be a whole number from -100 to 100: lower goes first")
+        elif number < 0:
+            assert refused(body) == ("priority", "priority must be 0 or more here: lower goes first")
+        else:
+            assert priority_of(body, LOW) == number
+
+
+@pytest.mark.parametrize("value", [5.5, "five", None, [], {}, 10**400])
+def test_what_is_no_number_is_told(value: Any) -> None:
+    """It is never taken for the least urgent, nor for the most."""
+    assert refused({"priority": value})[0] == "priority"
+
+
+@pytest.mark.parametrize("value", ["fast", "", "Priority", 1, True, [], {}])
+def test_an_unknown_tier_is_told_with_all_there_are(value: Any) -> None:
+    """Even beside a number, so that a slip is seen."""
+    said = "service_tier must be one of priority, default, standard_only, flex, auto, scale"
+    assert refused({"service_tier": value, "priority": 1}) == ("service_tier", said)
