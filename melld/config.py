@@ -202,6 +202,13 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     """How many ended requests `melld why` remembers, some KiB each."""
 
 
+class PrioritiesConfig(_Table, frozen=True, kw_only=True):
+    """What the classes of requests mean: high (`priority` below 0), normal (0) and low."""
+
+    age_s: PositiveSeconds = 60.0
+    """A request that has waited so long goes as one of the next class; so nobody starves."""
+
+
 class TargetsConfig(_Table, frozen=True, kw_only=True):
     """What each request is promised; `mell-slo` keeps as few workers awake as keep it."""
 
@@ -281,6 +288,7 @@ class Config(_Table, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    priorities: PrioritiesConfig = PrioritiesConfig()
     targets: TargetsConfig = TargetsConfig()
     migration: MigrationConfig = MigrationConfig()
     idle: IdleConfig = IdleConfig()

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from melld.config import Config
 from melld.control.status import WorkerStatus
 from melld.errors import ConfigError, MelldError
@@ -15,6 +17,7 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.idle import SLEEP_AFTER_S
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
@@ -36,6 +39,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
             horizon_s=config.scheduler.headroom_s,
             targets=promised_by(config),
             retire_after_s=retire_after_s(config),
+            priorities=Priorities(**msgspec.structs.asdict(config.priorities)),
         ),
         max_waiting=config.server.max_queued_requests,
         wait_deadline_s=config.server.queue_deadline_s,

@@ -235,7 +235,7 @@ class Drains:
     def _force(self, drain: WorkerDrain) -> None:
         """Stop the worker at the deadline: the requests left resume elsewhere from their tokens, as after its death.
 
-        Without room now, they wait ahead of all others.  If no other worker could ever hold one of them, nothing is
+        Without room now, they wait ahead of others.  If no other worker could ever hold one of them, nothing is
         forced, as it would wait for ever.
         """
         if drain.state is not DrainState.DRAINING:

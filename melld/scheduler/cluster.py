@@ -33,6 +33,7 @@ from melld.scheduler.events import (
 from melld.scheduler.growth import GrowthRate
 from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roster import Roster
 from melld.scheduler.state import Duty, Request, Worker
@@ -50,14 +51,15 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     instant_moves: bool = False
     targets: Targets | None = None
     retire_after_s: float | None = None
+    priorities: Priorities = Priorities()
 
 
 class Cluster(Occupancy):
     """All workers and requests of one model."""
 
     def __init__(self, settings: ClusterSettings | None = None) -> None:
-        super().__init__()
         self.settings = settings or ClusterSettings()
+        super().__init__(self.settings.priorities)
         self.growth = GrowthRate()
         self.roster = Roster()
         self.workers = self.roster.workers
@@ -162,7 +164,7 @@ class Cluster(Occupancy):
         return worker
 
     def remove_worker(self, worker: Worker) -> list[Request]:
-        """Remove a dead worker and abort moves to it; return its requests, which now wait ahead of all others."""
+        """Remove a dead worker and abort moves to it; return its requests, which now wait ahead of others."""
         for request in list(worker.arriving.values()):
             self.abort(request)
         displaced = list(worker.requests.values())
@@ -171,6 +173,7 @@ class Cluster(Occupancy):
             self._leave(request, worker)
             request.state = state
             self.unpin(request)
+            request.waits_since_s = self.now_s
             self.waiting.add(request, displaced=True)
         self.roster.remove(worker)
         self.unsteady.pop(worker.id, None)

@@ -106,7 +106,7 @@ class WorkerSteadied(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerDown(Event, frozen=True, tag=True, gc=False):
-    """A worker has died or was removed.  Its requests are placed again, or queued ahead of all that wait."""
+    """A worker has died or was removed.  Its requests are placed again, or queued ahead of others."""
 
     worker: WorkerId
 

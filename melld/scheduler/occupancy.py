@@ -9,6 +9,7 @@ blocks count once; what to move depends on each request's own size.
 
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.index import RoomIndex
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.state import Duty, Request, Worker
 from melld.scheduler.waiting import WaitingQueue
 
@@ -18,11 +19,11 @@ ACTIVE = Duty.ACTIVE
 class Occupancy:
     """Sums of one model's workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, priorities: Priorities) -> None:
         self.now_s = 0.0
         self.active: dict[WorkerId, Worker] = {}  # in the order of activation (resumed ones at the end)
         self.requests: dict[RequestId, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(priorities)
         self.ahead_bytes = 0
         self.room = RoomIndex(self.active, self.room_bytes)
         self._noted = self.room.noted

@@ -39,13 +39,17 @@ class Queueing:
     def would_shed(self, client: str, priority: int) -> bool:
         """Return True if a request of the client would be shed now because the queue is full."""
         most, waiting = self._most, self._cluster.waiting
-        return most is not None and waiting.newcomers >= most and waiting.would_be_last(client, priority)
+        return (
+            most is not None
+            and waiting.newcomers >= most
+            and waiting.would_be_last(client, priority, self._cluster.now_s)
+        )
 
     def shed_surplus(self) -> None:
         """Shed requests that have not begun until no more wait than may."""
         most, waiting = self._most, self._cluster.waiting
         while most is not None and waiting.newcomers > most:
-            self._shed(waiting.last(), Reason.QUEUE_FULL)
+            self._shed(waiting.last(self._cluster.now_s), Reason.QUEUE_FULL)
 
     def shed_late(self) -> None:
         """Shed requests that have waited too long and have not begun.  Never end a begun stream for lack of room."""
@@ -63,9 +67,9 @@ class Queueing:
         self._cluster.record(events.ShedRequest(reason, request.id, cause=self._cluster.event))
 
     def serve(self) -> None:
-        """Place waiting requests strictly in order; pass over only requests that no worker could hold even if empty."""
+        """Place waiting requests strictly in order; pass over only those that no worker could hold even if empty."""
         waiting = self._cluster.waiting
-        while (name := waiting.head()) is not None:
+        while (name := waiting.head(self._cluster.now_s)) is not None:
             request = self._cluster.requests[name]
             if self._policy.too_late(request):
                 self._shed(request, Reason.TOO_LATE)

@@ -65,7 +65,8 @@ NOTHING_CACHED: Mapping[WorkerId, int] = {}
 class Request:
     """One sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
-    `pinned`: an operator chose its place or destination, and no policy moves it from there.
+    `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
+    arrived, or lost its last worker.
     """
 
     __slots__ = (
@@ -82,6 +83,7 @@ class Request:
         "prompt_tokens",
         "sequence",
         "state",
+        "waits_since_s",
         "worker",
     )
 
@@ -103,7 +105,7 @@ class Request:
         self.kv_bytes = kv_bytes
         self.priority = priority
         self.sequence = sequence
-        self.arrived_s = arrived_s
+        self.arrived_s = self.waits_since_s = arrived_s
         self.client = client
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens

@@ -1,9 +1,14 @@
 """The queue of requests that wait for room.
 
-    those that lost their worker     by priority, then first come: their clients have seen tokens
+    by class and age                 each `age_s` of waiting lifts a priority by a class (`priorities`)
+    those that lost their worker     first come: their clients have seen tokens
     then by priority                 lower first, as in vLLM
     then by client                   least served first (`share.FairShare`)
     then first come                  within one client
+
+Requests of one priority age together, as the oldest of them has: age turns no order round among equals, least of all
+that of clients, and with one priority it changes nothing.  So nobody starves: a request is passed only by priorities of
+which somebody has waited as long, less `age_s` for each class between them and one more.
 
 Owns the order and the share of each client; never decides which request fits or may wait.
 """
@@ -13,20 +18,45 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from melld.ids import RequestId
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.share import FairShare
 from melld.scheduler.state import Request
 
 Line = OrderedDict[RequestId, Request]
 
 
-class WaitingQueue:
-    """Lines of requests, one per priority and client, and one of those that lost their worker."""
+class Equals:
+    """Waiting requests of one priority: those that lost their worker, and a line for each client."""
+
+    __slots__ = ("displaced", "lines")
 
     def __init__(self) -> None:
+        self.displaced: list[Request] = []  # by sequence
+        self.lines: dict[str, Line] = {}  # none is empty
+
+    def __bool__(self) -> bool:
+        return bool(self.displaced or self.lines)
+
+    def firsts(self) -> list[Request]:
+        """Return the first of each client."""
+        return [next(iter(line.values())) for line in self.lines.values()]
+
+    def newest(self) -> Request:
+        """Return the newest of the client with the most requests; between clients with equally many, the newest."""
+        longest = max(self.lines.values(), key=lambda line: (len(line), next(reversed(line.values())).sequence))
+        return next(reversed(longest.values()))
+
+
+class WaitingQueue:
+    """All waiting requests of one model."""
+
+    def __init__(self, priorities: Priorities | None = None) -> None:
         self.share = FairShare()
-        self._displaced: list[tuple[int, int, RequestId]] = []  # priority, sequence: sorted
-        self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by client; none is empty
+        self._level = (priorities or Priorities()).level
+        self._equals: dict[int, Equals] = {}  # by priority; none is empty
         self.requests: dict[RequestId, Request] = {}  # all that wait; read-only for others
+        self.newcomers = 0
+        """How many of them never had a worker."""
         self._clients: Counter[str] = Counter()
         self._passed: list[tuple[Request, bool]] = []
 
@@ -38,38 +68,31 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the waiting requests that have not begun, in no particular order."""
-        return (request for lines in self._lines.values() for line in lines.values() for request in line.values())
-
-    @property
-    def newcomers(self) -> int:
-        """Return the number of waiting requests that never had a worker."""
-        return len(self.requests) - len(self._displaced)
+        for equals in self._equals.values():
+            for line in equals.lines.values():
+                yield from line.values()
 
     def add(self, request: Request, displaced: bool = False) -> None:
-        """Queue the request; one that lost its worker goes ahead of all that never had one.
+        """Queue the request; one that lost its worker goes ahead of those of its priority that never had one.
 
         Call for requests that never had a worker in the order of their sequence.
         """
         self.requests[request.id] = request
-        if displaced:
-            bisect.insort(self._displaced, (request.priority, request.sequence, request.id))
-            return
-        self._returns(request.client)
-        self._clients[request.client] += 1
-        self._line(request)[request.id] = request
+        if not displaced:
+            self._returns(request.client)
+            self._clients[request.client] += 1
+            self.newcomers += 1
+        self._enter(request, displaced)
 
     def remove(self, request: RequestId) -> bool:
         """Remove the request; return True if it had lost its worker."""
         found = self.requests.pop(request)
-        entry = (found.priority, found.sequence, request)
-        place = bisect.bisect_left(self._displaced, entry)
-        if self._displaced[place : place + 1] == [entry]:
-            del self._displaced[place]
+        if self._leave(found):
             return True
+        self.newcomers -= 1
         self._clients[found.client] -= 1
         if not self._clients[found.client]:
             del self._clients[found.client]
-        self._leave_line(found)
         return False
 
     def begin(self, request: Request) -> None:
@@ -83,69 +106,77 @@ class WaitingQueue:
             return
         self.share.begin(request.client, request.kv_bytes)
 
-    def head(self) -> RequestId | None:
+    def head(self, now_s: float) -> RequestId | None:
         """Return the request that is served next."""
-        if self._displaced:
-            return self._displaced[0][2]
-        if not self._lines:
+        if not self._equals:
             return None
-        lines = self._lines[min(self._lines)]
-        if len(lines) == 1:
-            return next(iter(next(iter(lines.values()))))
-        first = [next(iter(line.values())) for line in lines.values()]
-        return min(first, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
+        equals = self._equals[min(self._equals, key=lambda priority: self._urgency(priority, now_s))]
+        if equals.displaced:
+            return equals.displaced[0].id
+        firsts = equals.firsts()
+        if len(firsts) == 1:
+            return firsts[0].id
+        return min(firsts, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
 
-    def last(self) -> Request:
-        """Return the request to shed: among the least urgent, the newest of the client with the most of them.
+    def last(self, now_s: float) -> Request:
+        """Return the request to shed: of each priority the newest of the client with the most, the least urgent."""
+        newest = [equals.newest() for equals in self._equals.values() if equals.lines]
+        return max(newest, key=lambda request: self._own_urgency(request, now_s))
 
-        Between clients with equally many, the newest.
-        """
-        lines = self._lines[max(self._lines)].values()
-        longest = max(lines, key=lambda line: (len(line), next(reversed(line.values())).sequence))
-        return next(reversed(longest.values()))
-
-    def would_be_last(self, client: str, priority: int) -> bool:
+    def would_be_last(self, client: str, priority: int, now_s: float) -> bool:
         """Return True if a request of the client, once queued, would be the one that `last` returns."""
-        if not self._lines:
-            return True
-        least_urgent = max(self._lines)
-        if priority != least_urgent:
-            return priority > least_urgent
-        lines = self._lines[priority]
-        return len(lines.get(client, ())) + 1 >= max(map(len, lines.values()))
+        newest = [equals.newest() for other, equals in self._equals.items() if other != priority and equals.lines]
+        if any(self._own_urgency(request, now_s) > (self._level(priority, 0.0), priority) for request in newest):
+            return False
+        lines = self._equals[priority].lines if priority in self._equals else {}
+        return len(lines.get(client, ())) + 1 >= max(map(len, lines.values()), default=0)
 
     def pass_over(self, request: RequestId) -> None:
         """Skip the head in `head` and `last` until `restore`; it still waits."""
-        assert self.head() == request, request
-        displaced = bool(self._displaced)
-        self._passed.append((self.requests[request], displaced))
-        if displaced:
-            del self._displaced[0]
-        else:
-            self._leave_line(self.requests[request])
+        found = self.requests[request]
+        self._passed.append((found, self._leave(found)))
 
     def restore(self) -> None:
         """Put all requests that were passed over back in their places."""
         while self._passed:
             request, displaced = self._passed.pop()
-            if displaced:
-                bisect.insort(self._displaced, (request.priority, request.sequence, request.id))
-            else:
-                self._line(request)[request.id] = request
-                self._line(request).move_to_end(request.id, last=False)
+            self._enter(request, displaced)
+            if not displaced:
+                self._equals[request.priority].lines[request.client].move_to_end(request.id, last=False)
+
+    def _urgency(self, priority: int, now_s: float) -> tuple[int, bool, int]:
+        """Return what orders the priorities, the most urgent first."""
+        if len(self._equals) == 1:
+            return 0, False, 0
+        equals = self._equals[priority]
+        oldest_s = min(request.waits_since_s for request in (*equals.displaced, *equals.firsts()))
+        return self._level(priority, now_s - oldest_s), not equals.displaced, priority
+
+    def _own_urgency(self, request: Request, now_s: float) -> tuple[int, int]:
+        return self._level(request.priority, now_s - request.waits_since_s), request.priority
 
     def _returns(self, client: str) -> None:
         if client not in self._clients:
             self.share.returns(client, self._clients)
 
-    def _line(self, request: Request) -> Line:
-        return self._lines.setdefault(request.priority, {}).setdefault(request.client, OrderedDict())
+    def _enter(self, request: Request, displaced: bool) -> None:
+        equals = self._equals.setdefault(request.priority, Equals())
+        if displaced:
+            bisect.insort(equals.displaced, request, key=lambda one: one.sequence)
+        else:
+            equals.lines.setdefault(request.client, OrderedDict())[request.id] = request
 
-    def _leave_line(self, request: Request) -> None:
-        lines = self._lines[request.priority]
-        line = lines[request.client]
-        del line[request.id]
-        if not line:
-            del lines[request.client]
-            if not lines:
-                del self._lines[request.priority]
+    def _leave(self, request: Request) -> bool:
+        """Remove the request from its place; return True if it had lost its worker."""
+        equals = self._equals[request.priority]
+        line = equals.lines.get(request.client)
+        displaced = line is None or request.id not in line
+        if line is None or displaced:
+            equals.displaced.remove(request)
+        else:
+            del line[request.id]
+            if not line:
+                del equals.lines[request.client]
+        if not equals:
+            del self._equals[request.priority]
+        return displaced

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.targets import promised
 from melld.simulator.policies import ALL_POLICIES
@@ -39,10 +40,13 @@ class Books:
         self.at: dict[str, str | None] = {}
         self.going: dict[str, str] = {}
         self.pinned: set[str] = set()  # an operator has sent them where they are or go
-        self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits is served in this order
+        self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits: never had a worker, priority, place in the line
+        self.waits_since: dict[str, float] = {}
+        self.now_s, self.age_s = 0.0, float("inf")
         self.prefix: dict[str, tuple[str, int]] = {}  # whose beginning it has, and how much of it
         self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
         self.client: dict[str, str] = {}
+        self.priority: dict[str, int] = {}
 
     def usable(self) -> list[str]:
         """Workers that may be given requests, asleep ones included."""
@@ -133,19 +137,50 @@ class Books:
                 self.forget(request)
 
     def goes_before(self, other: str, request: str, rank: tuple[bool, int, int]) -> bool:
-        """Return True if the other waiting request should have been served first; equal ones of two clients may be."""
+        """Return True if the other waiting request should have been served first; equal ones of two clients may be.
+
+        Of two priorities only where it is sure, since one that fits nowhere may still lift those of its priority.
+        """
         theirs = self.rank[other]
-        fair = theirs[:2] == rank[:2] and rank[0] and self.client[other] != self.client[request]
-        return theirs < rank and not fair and self.could_hold(self.size[other])
+        if not self.could_hold(self.size[other]):
+            return False
+        if theirs[1] == rank[1]:
+            fair = rank[0] and theirs[0] and self.client[other] != self.client[request]
+            return theirs < rank and not fair
+        here = {name: one for name, one in (self.rank | {request: rank}).items() if one[1] == rank[1]}
+        level, own = min(map(self.level, here)), self.level(other)
+        some_begun = not all(one[0] for one in here.values())
+        return own < level or (own == level and not some_begun and (not theirs[0] or theirs[1] < rank[1]))
+
+    def level(self, name: str) -> int:
+        """Return the class of the waiting request, less its age."""
+        waited_s = self.now_s - self.waits_since[name]
+        priority = self.priority[name]
+        return (priority > 0) - (priority < 0) - int(waited_s // self.age_s)
 
     def heads(self) -> list[str]:
-        """Return the requests that may be next: in the first class with one that fits, the first of each client."""
-        able = sorted((rank, name) for name, rank in self.rank.items() if self.could_hold(self.size[name]))
-        first: dict[str, str] = {}
-        for rank, name in able:
-            if rank[:2] == able[0][0][:2]:
-                first.setdefault(self.client[name] if rank[0] else "", name)
-        return list(first.values())
+        """Return the requests that may be next: of the most urgent priority, the first of each client.
+
+        Those that fit nowhere are passed over, and lift their priority until then.
+        """
+        left, found = dict(self.rank), list[str]()
+        while left and not found:
+            groups: dict[int, list[tuple[bool, int, int]]] = {}
+            levels: dict[int, int] = {}
+            for name, rank in left.items():
+                groups.setdefault(rank[1], []).append(rank)
+                levels[rank[1]] = min(levels.get(rank[1], 9), self.level(name))
+            priority = min(groups, key=lambda one: (levels[one], all(rank[0] for rank in groups[one]), one))
+            first: dict[str, str] = {}
+            for rank, name in sorted((rank, name) for name, rank in left.items() if rank[1] == priority):
+                if rank[0] == min(groups[priority])[0]:
+                    first.setdefault(self.client[name] if rank[0] else "", name)
+            found = [name for name in first.values() if self.could_hold(self.size[name])]
+            if len(found) < len(first):  # who of them is passed over, and when, depends on fair shares
+                found = [name for name in left if self.could_hold(self.size[name])]
+            for name in first.values():
+                del left[name]
+        return found
 
     def free_the_drained(self) -> None:
         """Unpin the requests of draining workers: they may leave."""
@@ -170,7 +205,6 @@ class PolicyMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.count = 0
-        self.priority: dict[str, int] = {}
         self.history: list[e.AnyEvent] = []
         self.answers: list[list[e.AnyCommand]] = []
 
@@ -186,6 +220,7 @@ class PolicyMachine(RuleBasedStateMachine):
             horizon_s=st.sampled_from([0.0, 2.0]),
             targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
+            priorities=st.builds(Priorities, age_s=st.sampled_from([60.0, 4.0])),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
     )
@@ -200,6 +235,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.settings = SchedulerSettings(cluster, *limits)
         self.scheduler = self.build()
         self.books = Books(self.instant)
+        self.books.age_s = cluster.priorities.age_s
         for name in NAMES[:workers]:
             self.bring_up(name, CAPACITY, slots)
 
@@ -207,6 +243,7 @@ class PolicyMachine(RuleBasedStateMachine):
         """Hand the event to the scheduler and its answer to the books."""
         event = msgspec.structs.replace(event, id=len(self.history) + 1)
         self.history.append(event)
+        self.books.now_s = event.at_s
         commands = self.scheduler.handle(event)
         self.answers.append(commands)
         for command in commands:
@@ -226,7 +263,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(
         sizes=st.lists(SIZES, min_size=1, max_size=8),
-        priority=st.sampled_from([0, 0, 0, 1]),
+        priority=st.sampled_from([0, 0, 0, 1, 4, -1]),
         client=st.sampled_from(["", "", "key0", "key1"]),
         prefix=st.sampled_from(["", "a", "b"]),
     )
@@ -235,7 +272,8 @@ class PolicyMachine(RuleBasedStateMachine):
             self.count += 1
             name = f"r{self.count}"
             self.books.size[name], self.books.at[name], self.books.rank[name] = size, None, (True, priority, self.count)
-            self.priority[name], self.books.client[name] = priority, client
+            self.books.priority[name], self.books.client[name] = priority, client
+            self.books.waits_since[name] = self.now_s
             self.books.prefix[name] = (prefix, min(size, PREFIX_BYTES)) if prefix else (name, 0)
             event = e.RequestArrived(self.now_s, name, size, prompt_tokens=size, priority=priority, client=client)
             self.tell(event)
@@ -307,7 +345,8 @@ class PolicyMachine(RuleBasedStateMachine):
                 self.books.pinned.discard(request)
                 if worker == name:
                     self.books.at[request] = None
-                    self.books.rank[request] = (False, self.priority[request], int(request[1:]))
+                    self.books.rank[request] = (False, self.books.priority[request], int(request[1:]))
+                    self.books.waits_since[request] = self.now_s
         self.tell(e.WorkerDown(self.now_s, name))
 
     @rule(name=st.sampled_from(NAMES), back=st.booleans())

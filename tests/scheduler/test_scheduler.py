@@ -52,7 +52,7 @@ def test_who_lost_a_worker_goes_ahead_of_those_who_never_had_one() -> None:
     scheduler = scheduler_with(workers=2)
     arrive(scheduler, "a", CAPACITY)
     arrive(scheduler, "b", CAPACITY)
-    arrive(scheduler, "new", CAPACITY, priority=-5)
+    arrive(scheduler, "new", CAPACITY)
     assert [e.QueueRequest("no room", "a")] == scheduler.handle(e.WorkerDown(1.0, "w0"))
     assert list(placed(finish(scheduler, "b", 1.0))) == ["a"]
 

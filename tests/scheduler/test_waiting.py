@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from melld.scheduler.priorities import Priorities, class_of
 from melld.scheduler.share import FairShare
 from melld.scheduler.state import Request
 from melld.scheduler.waiting import WaitingQueue
@@ -23,7 +24,7 @@ def waiting(
 def order(queue: WaitingQueue, requests: dict[str, Request]) -> list[str]:
     """Everyone is given room, one after the other."""
     served = []
-    while (name := queue.head()) is not None:
+    while (name := queue.head(0.0)) is not None:
         queue.begin(requests[name])
         served.append(name)
     return served
@@ -31,35 +32,35 @@ def order(queue: WaitingQueue, requests: dict[str, Request]) -> list[str]:
 
 @given(STEPS)
 def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool, bool, int, int]]) -> None:
-    """However requests come and give up, the order is displaced, priority, first come."""
+    """However requests come and give up, the order is class, displaced, first come."""
     queue = WaitingQueue()
-    expected: dict[str, tuple[bool, int, int]] = {}
+    expected: dict[str, tuple[int, bool, int]] = {}
     requests = {}
     for number, (come, displaced, priority, victim) in enumerate(steps):
         if come or not expected:
             request = requests[f"r{number}"] = Request(f"r{number}", 1, priority, number)
             queue.add(request, displaced)
-            expected[request.id] = (not displaced, priority, number)
+            expected[request.id] = (priority, not displaced, number)
         else:
             name = sorted(expected)[victim % len(expected)]
             queue.remove(name)
             del expected[name]
         ranked = sorted(expected, key=expected.__getitem__)
-        assert (ranked[0] if ranked else None) == queue.head()
+        assert (ranked[0] if ranked else None) == queue.head(0.0)
         assert len(ranked) == len(queue)
-        assert {one.id for one in queue} == {name for name, rank in expected.items() if rank[0]}
+        assert {one.id for one in queue} == {name for name, rank in expected.items() if rank[1]}
     assert order(queue, requests) == ranked if steps else True
 
 
 def test_who_is_passed_over_keeps_the_place() -> None:
     """Passing over is for one round of serving only."""
     queue = WaitingQueue()
-    displaced = Request("lost", 1, 3, 9)
+    displaced = Request("lost", 1, 0, 9)
     requests = {name: waiting(queue, name, number) for number, name in enumerate("abc")} | {"lost": displaced}
     queue.add(displaced, displaced=True)
     for name in ("lost", "a", "b"):
         queue.pass_over(name)
-    assert queue.head() == "c"
+    assert queue.head(0.0) == "c"
     queue.restore()
     assert len(queue) == 4
     assert order(queue, requests) == ["lost", "a", "b", "c"]
@@ -111,7 +112,7 @@ def test_who_comes_last_waits_for_one_request_at_most_of_each_other(before: int,
     queue = WaitingQueue()
     requests = {f"a{number}": waiting(queue, f"a{number}", number, "a", size=10) for number in range(before)}
     for _ in range(min(already_served, before)):
-        queue.begin(requests[str(queue.head())])
+        queue.begin(requests[str(queue.head(0.0))])
     requests["b"] = waiting(queue, "b", 1000, "b", size=10)
     assert "b" in order(queue, requests)[:2]
 
@@ -160,9 +161,9 @@ def test_of_too_many_the_greediest_clients_last_goes() -> None:
     for number in range(4):
         waiting(queue, f"a{number}", number, "a")
     waiting(queue, "b0", 4, "b")
-    assert queue.last().id == "a3"
+    assert queue.last(0.0).id == "a3"
     waiting(queue, "c0", 5, "c", priority=1)
-    assert queue.last().id == "c0"
+    assert queue.last(0.0).id == "c0"
 
 
 @given(ARRIVALS, st.sampled_from("abcde"), st.sampled_from([0, 1, 2]))
@@ -173,9 +174,9 @@ def test_who_would_go_is_known_before_it_comes(
     queue = WaitingQueue()
     for number, (other, size, theirs) in enumerate(arrivals):
         waiting(queue, f"r{number}", number, other, theirs, size)
-    expected = queue.would_be_last(client, priority)
+    expected = queue.would_be_last(client, priority, 0.0)
     newcomer = waiting(queue, "newcomer", len(arrivals), client, priority)
-    assert expected == (queue.last() is newcomer)
+    assert expected == (queue.last(0.0) is newcomer)
 
 
 def test_of_clients_with_as_many_the_newcomer_goes() -> None:
@@ -183,7 +184,7 @@ def test_of_clients_with_as_many_the_newcomer_goes() -> None:
     queue = WaitingQueue()
     for number, name in enumerate(("a0", "b0", "b1", "a1")):
         waiting(queue, name, number, name[0])
-    assert queue.last().id == "a1"
+    assert queue.last(0.0).id == "a1"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "day", "night"]), st.integers(0, 100), st.integers(0, 9))))
@@ -199,3 +200,74 @@ def test_a_client_that_never_waits_is_reckoned_like_one_that_does(served: list[t
             share.returns("newcomer", ())
     for client in ("", "day", "night", "newcomer"):
         assert long.served_bytes(client) == short.served_bytes(client)
+
+
+AGE_S = 10.0
+WAITS = st.lists(
+    st.tuples(st.integers(0, 15), st.sampled_from([-7, -1, 0, 1, 9]), st.booleans(), st.integers(0, 2)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(WAITS)
+def test_nobody_starves(waits: list[tuple[int, int, bool, int]]) -> None:
+    """Whoever comes, nobody is passed by another priority if all of that came much later."""
+    queue = WaitingQueue(Priorities(age_s=AGE_S))
+    requests: dict[str, Request] = {}
+    now_s = 0.0
+    for number, (later_s, priority, displaced, served) in enumerate(waits):
+        now_s += later_s
+        request = requests[f"r{number}"] = Request(f"r{number}", 1, priority, number, now_s)
+        queue.add(request, displaced and not number % 3)
+        for _ in range(served):
+            if (name := queue.head(now_s)) is not None:
+                queue.begin(first := requests[name])
+                oldest_s = min(one.arrived_s for one in requests.values() if one.priority == first.priority)
+                del requests[name]
+                for other in requests.values():
+                    between = class_of(other.priority) - class_of(first.priority) + 1
+                    if other.priority != first.priority:
+                        assert oldest_s <= other.arrived_s + between * AGE_S
+
+
+def test_a_low_one_that_has_waited_counts_as_normal_and_then_as_high() -> None:
+    """Age lifts a class at a time; the priority decides between those that are equally urgent then."""
+    queue = WaitingQueue(Priorities(age_s=60.0))
+    for number, (name, priority, at_s) in enumerate([("low", 5, 0.0), ("normal", 0, 50.0), ("high", -1, 100.0)]):
+        queue.add(Request(name, 1, priority, number, at_s))
+    assert [queue.head(at_s) for at_s in (100.0, 109.9, 110.0)] == ["high", "high", "high"]
+    queue.remove("high")
+    assert [queue.head(at_s) for at_s in (110.0, 119.0, 120.0)] == ["normal"] * 3
+    queue.remove("normal")
+    queue.add(Request("high", 1, -1, 3, 170.0))
+    assert [queue.head(at_s) for at_s in (170.0, 179.9, 180.0)] == ["high", "high", "low"]
+
+
+@given(WAITS, st.sampled_from(["", "a"]), st.sampled_from([-1, 0, 1, 2]))
+def test_the_least_urgent_is_shed_and_known_before(
+    waits: list[tuple[int, int, bool, int]], client: str, priority: int
+) -> None:
+    """Of those with the least urgent class after ageing, never one with another that is less urgent and newer."""
+    queue = WaitingQueue(Priorities(age_s=AGE_S))
+    now_s = 0.0
+    for number, (later_s, theirs, _, _) in enumerate(waits):
+        now_s += later_s
+        queue.add(Request(f"r{number}", 1, theirs, number, now_s, client="a" * (number % 2)))
+    expected = queue.would_be_last(client, priority, now_s)
+    newcomer = Request("newcomer", 1, priority, len(waits), now_s, client=client)
+    queue.add(newcomer)
+    last = queue.last(now_s)
+    assert expected == (last is newcomer)
+    newest = {request.priority: request for request in queue if request.client == last.client}
+    assert not any(request.priority > last.priority and request.sequence > last.sequence for request in newest.values())
+
+
+def test_with_one_priority_age_changes_nothing() -> None:
+    """A client with a long line does not go first because its requests have waited: fair shares are kept."""
+    queue = WaitingQueue(Priorities(age_s=1.0))
+    requests = {name: waiting(queue, name, number, name[0]) for number, name in enumerate(("a0", "a1", "a2"))}
+    queue.begin(requests["a0"])
+    requests["b"] = Request("b", 1, 0, 9, 1000.0, client="b")
+    queue.add(requests["b"])
+    assert queue.head(1000.0) == "b"

@@ -172,7 +172,7 @@ class ModelsSimulation:
     def _take_loads(self) -> dict[ModelName, ModelLoad]:
         for model, scheduler in self.schedulers.items():
             if waiting := len(scheduler.cluster.waiting):
-                head = scheduler.cluster.waiting.head()
+                head = scheduler.cluster.waiting.head(scheduler.cluster.now_s)
                 first_bytes = scheduler.cluster.requests[head].kv_bytes if head is not None else 0
                 self._loads[model] |= {"waiting": waiting, "first_bytes": first_bytes}
         loads = {model: ModelLoad(**counts) for model, counts in self._loads.items() if counts}  # type: ignore[arg-type]

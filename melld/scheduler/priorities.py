@@ -1,0 +1,30 @@
+"""Classes of requests, and how far the scheduler goes for them.
+
+    high     priority below 0: an interactive chat, say
+    normal   0
+    low      above 0: a batch job
+
+Owns the settings and the arithmetic of classes.  Never orders requests (`waiting` does) and never chooses a worker.
+"""
+
+import msgspec
+
+HIGH, NORMAL, LOW = -1, 0, 1
+
+
+class Priorities(msgspec.Struct, frozen=True):
+    """Settings.
+
+    `age_s`: a request that has waited so long counts as of the next class above its own, and so on without end.
+    """
+
+    age_s: float = 60.0
+
+    def level(self, priority: int, waited_s: float) -> int:
+        """Return how urgent a request is that has waited so long, lower first: its class less its age."""
+        return class_of(priority) - int(waited_s // self.age_s)
+
+
+def class_of(priority: int) -> int:
+    """Return the class of a request with that priority: `HIGH`, `NORMAL` or `LOW`."""
+    return (priority > 0) - (priority < 0)
