@@ -51,7 +51,7 @@ from melld.api.pages import PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
 from melld.api.streams import COMMENT, HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.config import ServerConfig
-from melld.control.status import DaemonStatus
+from melld.control.status import DaemonStatus, tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
 
@@ -277,6 +277,7 @@ class Api:
     async def _serve(
         self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int
     ) -> web.StreamResponse:
+        tier = tier_of(caller().priority)
         exchange.parameters = frozenset(fields)
         handler_of(call, serving)
         await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
@@ -284,10 +285,11 @@ class Api:
             exchange.request_id = fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")
+            fields["service_tier"] = tier.value
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config())
-        work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns))
+        work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns), tier)
         if is_stream(parsed):
             return await self._stream(exchange, work)
         result = await work

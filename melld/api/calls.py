@@ -37,8 +37,10 @@ from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
 from melld.api.long_answers import LongAnswer
 from melld.api.parsing import patient, trying
+from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
 from melld.config import ServerConfig
+from melld.control.status import Tier
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
 # clients.
@@ -105,7 +107,7 @@ CALLS = {
         parse=patient(AnthropicMessagesRequest),
         api="Messages",
         dialect=Dialect.ANTHROPIC,
-        dump={"exclude_none": True},
+        dump={"exclude_none": True, "serialize_as_any": True},  # the usage has more than vLLM's
     ),
     "/v1/messages/count_tokens": Call(
         serving="anthropic_serving_messages",
@@ -199,8 +201,10 @@ def is_stream(parsed: BaseModel) -> bool:
     return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
 
 
-async def perform(call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer) -> Result:
-    """Have vLLM serve a parsed request.
+async def perform(
+    call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
+) -> Result:
+    """Have vLLM serve a parsed request, and name its tier in the answer.
 
     Raises:
         Refusal, vLLM's errors: see `melld.api.error_mapping`.
@@ -211,6 +215,7 @@ async def perform(call: Call, serving: State, parsed: BaseModel, request: Forwar
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
     if isinstance(result, BaseModel):
+        name_in_body(result, tier)
         return Result(await long.encode(result, call.dump))
     if isinstance(result, StreamingResponse):  # vectors as bytes, whole; the header says where each begins
         headers = {name: result.headers[name] for name in ("content-type", "metadata") if name in result.headers}
@@ -218,7 +223,7 @@ async def perform(call: Call, serving: State, parsed: BaseModel, request: Forwar
         return Result(b"".join(pieces), headers)
     if isinstance(result, Response):
         return Result(bytes(result.body))
-    return Result(stream=await begun(result, call.dialect))
+    return Result(stream=await begun(result, call.dialect, tier))
 
 
 def trust_of(serving: State) -> Trust:

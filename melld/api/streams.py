@@ -22,6 +22,8 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 
 from melld.api.answers import Dialect
 from melld.api.error_mapping import ServingFault
+from melld.api.served_tier import name_in_event
+from melld.control.status import Tier
 
 HEAD_AFTER_S = 1.0
 """How long an admitted request without a token can still be answered with a status: workers find some errors."""
@@ -60,8 +62,10 @@ def _raise(
     raise ServingFault(create_error_response(message, err_type, status_code, param))
 
 
-async def begun(stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGenerator[str, None]:
-    """Return the stream after its first event; raise its errors until then.
+async def begun(
+    stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None = None
+) -> AsyncGenerator[str, None]:
+    """Return the stream after its first event, with the tier in its events; raise its errors until then.
 
     Raises:
         ServingFault, or any error of the stream: nothing has been sent yet.
@@ -70,24 +74,26 @@ async def begun(stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGen
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(stream.aclose)
         async for item in stream:
-            held.append(_text(item, dialect))
+            held.append(_text(item, dialect, tier))
             if len(held) > _HELD_BACK.get(dialect, 0):
                 break
         undo.pop_all()
-    return _go_on(held, stream, dialect)
+    return _go_on(held, stream, dialect, tier)
 
 
-async def _go_on(held: list[str], stream: AsyncGenerator[Any, None], dialect: Dialect) -> AsyncGenerator[str, None]:
+async def _go_on(
+    held: list[str], stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None
+) -> AsyncGenerator[str, None]:
     try:
         for text in held:
             yield text
         async for item in stream:
-            yield _text(item, dialect)
+            yield _text(item, dialect, tier)
     finally:
         await stream.aclose()
 
 
-def _text(item: Any, dialect: Dialect) -> str:
+def _text(item: Any, dialect: Dialect, tier: Tier | None) -> str:
     """Return an event as text; raise `ServingFault` for an error event (the Anthropic converter raises none)."""
     if dialect is Dialect.RESPONSES:
         return f"event: {item.type}\ndata: {item.model_dump_json(by_alias=True)}\n\n"
@@ -95,7 +101,7 @@ def _text(item: Any, dialect: Dialect) -> str:
         error = json.loads(item.partition("data:")[2])["error"]
         raise ServingFault(ErrorResponse(error=ErrorInfo(message=error["message"], type=error["type"], code=500)))
     text: str = item
-    return text
+    return text if tier is None else name_in_event(text, dialect, tier)
 
 
 async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:

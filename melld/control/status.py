@@ -109,6 +109,19 @@ def workers_ready(workers: Sequence[WorkerStatus]) -> str:
     return f"{len(serving)} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
 
 
+class Tier(enum.StrEnum):
+    """How urgent a request is, as OpenAI's APIs name it."""
+
+    PRIORITY = "priority"  # goes first: its `priority` is below 0
+    DEFAULT = "default"  # its `priority` is 0
+    FLEX = "flex"  # goes last: its `priority` is above 0
+
+
+def tier_of(priority: int) -> Tier:
+    """Return the tier of a request with this priority."""
+    return Tier.PRIORITY if priority < 0 else Tier.FLEX if priority else Tier.DEFAULT
+
+
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One request: one sequence; a call with `n` has several."""
 

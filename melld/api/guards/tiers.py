@@ -16,13 +16,13 @@ from melld.config import MOST_PRIORITY
 _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)])
 _TIERS: dict[str | None, int | None] = {
     "priority": -1,
+    "fast": -1,  # which OpenAI answers as "priority"
     "default": 0,
-    "standard_only": 0,
+    "standard_only": 0,  # Anthropic's
     "flex": 1,
-    "auto": None,
+    "auto": None,  # as if nothing was asked for
     "scale": None,
 }
-"""OpenAI's tiers, and Anthropic's; None: as if nothing was asked for."""
 
 
 class Rights(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ def refused(body: dict[str, Any], rights: Rights = LOW) -> tuple[str | None, str
         ("auto", 0, -1, 1),
         ("scale", 0, -1, 1),
         ("priority", -1, -1, 1),
+        ("fast", -1, -1, 1),
         ("default", 0, 0, 0),
         ("standard_only", 0, 0, 0),
         ("flex", 1, 1, 1),
@@ -72,8 +73,8 @@ def test_what_is_no_number_is_told(value: Any) -> None:
     assert refused({"priority": value})[0] == "priority"
 
 
-@pytest.mark.parametrize("value", ["fast", "", "Priority", 1, True, [], {}])
+@pytest.mark.parametrize("value", ["swift", "", "Priority", 1, True, [], {}])
 def test_an_unknown_tier_is_told_with_all_there_are(value: Any) -> None:
     """Even beside a number, so that a slip is seen."""
-    said = "service_tier must be one of priority, default, standard_only, flex, auto, scale"
+    said = "service_tier must be one of priority, fast, default, standard_only, flex, auto, scale"
     assert refused({"service_tier": value, "priority": 1}) == ("service_tier", said)

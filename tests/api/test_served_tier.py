@@ -1,0 +1,96 @@
+"""Every answer names the tier that served it, where its API has a word for it: whole or streamed."""
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from anthropic import Anthropic
+
+from tests.api.http_client import API_KEY, CHAT, COMPLETIONS, MODEL, chat, completion, request
+from tests.serve.daemon_process import DaemonProcess
+
+SERVED = [
+    ({}, "default"),
+    ({"service_tier": None}, "default"),
+    ({"service_tier": "auto"}, "default"),
+    ({"service_tier": "flex"}, "flex"),
+    ({"service_tier": "priority"}, "default"),  # beyond what this daemon allows
+    ({"priority": 7}, "flex"),
+    ({"service_tier": "flex", "priority": 0}, "default"),
+]
+RESPONSE = {"input": "Hello", "max_output_tokens": 2}
+
+
+def answered(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> Any:
+    answer = request(daemon.url, "POST", path, body)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def events(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    answer = request(daemon.url, "POST", path, body | {"stream": True})
+    assert answer.status == 200, answer.body
+    for line in answer.body.decode().splitlines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize(("asked", "tier"), SERVED)
+def test_openai_s_apis_name_it_in_the_answer_and_in_every_chunk(
+    strict: DaemonProcess, asked: dict[str, Any], tier: str
+) -> None:
+    """A client reads what it got, not what it asked for."""
+    for path, body in ((CHAT, chat(**asked)), (COMPLETIONS, completion(**asked))):
+        assert answered(strict, path, body)["service_tier"] == tier
+        chunks = list(events(strict, path, body | {"stream_options": {"include_usage": True}}))
+        assert len(chunks) > 2
+        assert {chunk["service_tier"] for chunk in chunks} == {tier}
+    assert answered(strict, "/v1/responses", RESPONSE | asked)["service_tier"] == tier
+    told = [event["response"] for event in events(strict, "/v1/responses", RESPONSE | asked) if "response" in event]
+    assert [one["service_tier"] for one in told] == [tier] * 3, "created, in progress, completed"
+
+
+@pytest.mark.parametrize(("asked", "tier"), [*SERVED, ({"service_tier": "standard_only"}, "default")])
+def test_a_message_s_usage_names_it_in_anthropic_s_words(
+    strict: DaemonProcess, asked: dict[str, Any], tier: str
+) -> None:
+    """Its clients know `standard`, `priority` and `batch`, and find it where a stream begins."""
+    word = {"default": "standard", "flex": "batch"}[tier]
+    whole = answered(strict, "/v1/messages", chat(**asked))
+    assert whole["usage"]["service_tier"] == word
+    assert whole["usage"]["output_tokens"] == 4
+    first, *_ = events(strict, "/v1/messages", chat(**asked))
+    assert (first["type"], first["message"]["usage"]["service_tier"]) == ("message_start", word)
+
+
+def test_the_official_clients_ask_and_read_it(strict: DaemonProcess) -> None:
+    """No extra field, no cast: theirs."""
+    with openai.OpenAI(base_url=f"{strict.url}/v1", api_key=API_KEY, max_retries=0) as client:
+        response = client.responses.create(model=MODEL, input="Hello", max_output_tokens=2, service_tier="flex")
+        assert response.service_tier == "flex"
+    with Anthropic(base_url=strict.url, api_key=API_KEY, max_retries=0) as anthropic:
+        message = anthropic.messages.create(
+            model=MODEL, max_tokens=2, messages=[{"role": "user", "content": "Hello"}], service_tier="standard_only"
+        )
+        assert message.usage.service_tier == "standard"
+
+
+def test_vllm_s_answers_are_as_counted_on() -> None:
+    """A field of the same name in a chunk would stand there twice; the Responses API repeats the request's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports give several
+        from vllm.entrypoints.anthropic.protocol import AnthropicUsage
+        from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
+        from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
+        from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
+
+    for lacking in (ChatCompletionStreamResponse, CompletionStreamResponse, AnthropicUsage):
+        assert "service_tier" not in lacking.model_fields, lacking
+    assert "service_tier=request.service_tier" in inspect.getsource(ResponsesResponse)
+    converter = inspect.getsource(AnthropicServingMessages)
+    assert 'wrap_data_with_event(data, "message_start")' in converter
