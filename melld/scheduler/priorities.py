@@ -10,6 +10,7 @@ Owns the settings and the arithmetic of classes.  Never orders requests (`waitin
 import msgspec
 
 HIGH, NORMAL, LOW = -1, 0, 1
+CLASSES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 
 
 class Priorities(msgspec.Struct, frozen=True):

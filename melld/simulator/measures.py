@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from melld.migrate.snapshot import Via
+from melld.scheduler.priorities import CLASSES, class_of
 from melld.simulator.bounds import lower_bound
 from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.run import Run
@@ -48,6 +49,17 @@ class Spread(msgspec.Struct, frozen=True):
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         p50, p90, p99 = np.percentile(seconds, [50, 90, 99]).tolist()
         return cls(float(seconds.mean()), p50, p90, p99, float(seconds.max()))
+
+
+class ClassReport(msgspec.Struct, frozen=True):
+    """Results of the requests of one class.  `latency_s`: from the arrival to the last token."""
+
+    requests: int
+    refused: int
+    queueing_s: Spread
+    ttft_s: Spread
+    itl_s: Spread
+    latency_s: Spread
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +102,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     queueing_s: Spread
     ttft_s: Spread
     itl_s: Spread
+    by_class: dict[str, ClassReport] = {}
+    """By class, where the workload has priorities."""
 
 
 class Measures:
@@ -216,7 +230,27 @@ class Measures:
             queueing_s=Spread.of(_known(placed - arrived)),
             ttft_s=Spread.of(_known(first - arrived)),
             itl_s=Spread.of(_known((ended - first)[more] / (outputs[more] - 1))),
+            by_class=self._by_class(placed, first, ended) if load.priority else {},
         )
+
+    def _by_class(self, placed: Floats, first: Floats, ended: Floats) -> dict[str, ClassReport]:
+        load, found = self._workload, {}
+        classes = np.array([class_of(priority) for priority in load.priority])
+        arrived, outputs = np.array(load.arrival_s), np.array(load.output_tokens)
+        for name, number in CLASSES.items():
+            here = classes == number
+            if not here.any():
+                continue
+            more = here & (outputs > 1)
+            found[name] = ClassReport(
+                requests=int(here.sum()),
+                refused=int(np.isnan(ended[here]).sum()),
+                queueing_s=Spread.of(_known((placed - arrived)[here])),
+                ttft_s=Spread.of(_known((first - arrived)[here])),
+                itl_s=Spread.of(_known((ended - first)[more] / (outputs[more] - 1))),
+                latency_s=Spread.of(_known((ended - arrived)[here])),
+            )
+        return found
 
     def _count_gpus(self, now_s: float, gpus: int) -> None:
         self.awake_gpu_s += self._gpus * (now_s - self._gpus_since_s)

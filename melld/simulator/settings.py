@@ -17,7 +17,8 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     `gpus` None: as many as the policy wants.  `link` None: moves take no time and hold no memory twice.
     `paper_slots`: check overflow after the scheduler has acted on the epoch.  `wake_s`: seconds from a worker's
     activation until it computes.  `failure_rate`: share of moves that fail.  `block_tokens`: tokens of a KV block.
-    `targets`: what the service promises; None: nothing is judged.
+    `targets`: what the service promises; None: nothing is judged.  `tells_priorities`: the scheduler learns the
+    priorities of the workload, else only the measures do.
     """
 
     capacity_bytes: int
@@ -34,6 +35,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     seed: int = 0
     block_tokens: int = BLOCK_TOKENS
     targets: Targets | None = None
+    tells_priorities: bool = True
 
     @property
     def block_bytes(self) -> int:

@@ -62,6 +62,7 @@ class Simulation:
         self._tells_paces = settings.targets is not None
         self._unbounded = settings.gpus is None
         self._chance = random.Random(settings.seed)
+        self._priority = (settings.tells_priorities and self.workload.priority) or [0] * len(self.workload)
         self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
         self._heap: list[tuple[float, int, Callable[[Any, int], None], Any, int]] = []
         self._ending: list[Ending] = []  # in this epoch, the next one last
@@ -129,7 +130,7 @@ class Simulation:
         workload, request = self.workload, RequestId(f"r{index}")
         prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
         self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
-        self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens))
+        self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens, self._priority[index]))
 
     def _finish(self, run: Run, version: int) -> None:
         if run.version != version:

@@ -1,7 +1,7 @@
 """Workloads: arrivals with prompt and output lengths, from files or from a seeded generator.
 
 Owns the file schema (CSV with a header line, plain or gzip: `arrival_s`, `prompt_tokens`, `output_tokens`; a file of
-lengths lacks the first).  The scheduler never sees `output_tokens`.
+lengths lacks the first; `priority` may be missing).  The scheduler never sees `output_tokens`.
 """
 
 import bisect
@@ -11,7 +11,7 @@ import math
 import pathlib
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
 import msgspec
@@ -31,11 +31,12 @@ class Lengths(NamedTuple):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Columns of equal length; `arrival_s` ascends from zero or later."""
+    """Columns of equal length; `arrival_s` ascends from zero or later.  `priority`: empty if it is 0 for all."""
 
     arrival_s: list[float]
     prompt_tokens: list[int]
     output_tokens: list[int]
+    priority: list[int] = []
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -47,7 +48,7 @@ class Workload(msgspec.Struct, frozen=True):
         """
         room = most_tokens - np.array(self.prompt_tokens, dtype=np.int64)
         output = np.maximum(1, np.minimum(np.array(self.output_tokens, dtype=np.int64), room)).tolist()
-        return Workload(self.arrival_s, self.prompt_tokens, output)
+        return msgspec.structs.replace(self, output_tokens=output)
 
     def scaled(self, factor: float) -> "Workload":
         """Return the workload with all lengths times the factor, at least one token each."""
@@ -55,28 +56,34 @@ class Workload(msgspec.Struct, frozen=True):
             self.arrival_s,
             [max(1, round(tokens * factor)) for tokens in self.prompt_tokens],
             [max(1, round(tokens * factor)) for tokens in self.output_tokens],
+            self.priority,
         )
 
     def stretched(self, rate_per_s: float) -> "Workload":
         """Return the same arrivals, slowed down or sped up to the given mean rate."""
         factor = len(self) / rate_per_s / max(self.arrival_s[-1], 1e-9)
-        return Workload([at_s * factor for at_s in self.arrival_s], self.prompt_tokens, self.output_tokens)
+        return msgspec.structs.replace(self, arrival_s=[at_s * factor for at_s in self.arrival_s])
 
     def until(self, seconds: float) -> "Workload":
         """Return the arrivals before `seconds`."""
         count = bisect.bisect_left(self.arrival_s, seconds)
-        return Workload(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
+        return Workload(*(column[:count] for column in msgspec.structs.astuple(self)))
 
     def thinned(self, part: float, chance: random.Random) -> "Workload":
         """Return the workload with each request kept with probability `part`."""
         kept = [index for index in range(len(self)) if chance.random() < part]
-        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens)
-        return Workload(*([column[index] for index in kept] for column in columns))  # type: ignore[arg-type]
+        columns = msgspec.structs.astuple(self)
+        return Workload(*([column[index] for index in kept if column] for column in columns))
 
     def with_lengths(self, lengths: "LogNormal | Sequence[Lengths]", chance: random.Random) -> "Workload":
         """Return the same arrivals with new lengths, drawn from `lengths`."""
         drawn = [draw(lengths, chance) for _ in self.arrival_s]
-        return Workload(self.arrival_s, [one.prompt_tokens for one in drawn], [one.output_tokens for one in drawn])
+        prompts, outputs = [one.prompt_tokens for one in drawn], [one.output_tokens for one in drawn]
+        return Workload(self.arrival_s, prompts, outputs, self.priority)
+
+    def with_high(self, part: float, chance: random.Random) -> "Workload":
+        """Return the workload with each request of high priority with probability `part`, else of normal."""
+        return msgspec.structs.replace(self, priority=[-int(chance.random() < part) for _ in self.arrival_s])
 
 
 class LogNormal(msgspec.Struct, frozen=True):
@@ -126,14 +133,31 @@ def poisson(
     rate_per_s: float, seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
 ) -> Workload:
     """Return the arrivals of a Poisson process until `seconds`, each with lengths drawn from `lengths`."""
+    return _renewal(lambda: chance.expovariate(rate_per_s), seconds, lengths, chance)
+
+
+def gamma(
+    rate_per_s: float, variation: float, seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
+) -> Workload:
+    """Return arrivals as `poisson` does, in bursts: the times between them have a Gamma distribution.
+
+    `variation`: the ratio of their standard deviation to their mean; 1 is a Poisson process.
+    """
+    shape = variation**-2
+    return _renewal(lambda: chance.gammavariate(shape, 1 / (shape * rate_per_s)), seconds, lengths, chance)
+
+
+def _renewal(
+    next_s: Callable[[], float], seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
+) -> Workload:
     columns = Workload([], [], [])
-    at_s = chance.expovariate(rate_per_s)
+    at_s = next_s()
     while at_s < seconds:
         drawn = draw(lengths, chance)
         columns.arrival_s.append(at_s)
         columns.prompt_tokens.append(drawn.prompt_tokens)
         columns.output_tokens.append(drawn.output_tokens)
-        at_s += chance.expovariate(rate_per_s)
+        at_s += next_s()
     return columns
 
 
@@ -143,11 +167,12 @@ def read_trace(path: pathlib.Path) -> Workload:
     Raises:
         ConfigError: the file cannot be read, lacks a column, or has an invalid line; the error names file and line.
     """
-    columns = Workload([], [], [])
+    columns, priority = Workload([], [], []), list[int]()
     last_s = 0.0
-    for line, row in _rows(path, ("arrival_s", "prompt_tokens", "output_tokens")):
+    for line, row in _rows(path, ("arrival_s", "prompt_tokens", "output_tokens"), "priority"):
         try:
             at_s, lengths = float(row[0]), _lengths(row[1], row[2])
+            priority += map(int, row[3:])
         except ValueError as error:
             raise ConfigError(f"{path}:{line}", f"not a request: {error}") from error
         if not last_s <= at_s < math.inf:
@@ -158,7 +183,7 @@ def read_trace(path: pathlib.Path) -> Workload:
         columns.output_tokens.append(lengths.output_tokens)
     if not columns.arrival_s:
         raise ConfigError(str(path), "has no requests")
-    return columns
+    return msgspec.structs.replace(columns, priority=priority)
 
 
 def read_lengths(path: pathlib.Path) -> list[Lengths]:
@@ -185,8 +210,8 @@ def _lengths(prompt: str, output: str) -> Lengths:
     return Lengths(max(1, lengths.prompt_tokens), max(1, lengths.output_tokens))
 
 
-def _rows(path: pathlib.Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line numbers and the wanted columns' texts."""
+def _rows(path: pathlib.Path, wanted: Sequence[str], *optional: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line numbers and the texts of the wanted columns and of those optional ones that there are."""
     try:
         with _open(path) as file:
             reader = csv.reader(file)
@@ -194,7 +219,7 @@ def _rows(path: pathlib.Path, wanted: Sequence[str]) -> Iterator[tuple[int, list
             missing = [name for name in wanted if name not in header]
             if missing:
                 raise ConfigError(str(path), f"lacks the column {', '.join(missing)} in its header line")
-            places = [header.index(name) for name in wanted]
+            places = [header.index(name) for name in (*wanted, *optional) if name in header]
             for row in reader:
                 if not row:
                     continue

@@ -1,5 +1,7 @@
 """The simulation: time, memory, growth, preemption and migration follow from the settings, by hand calculation."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -14,7 +16,7 @@ from melld.simulator.run import SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
-from tests.simulator.setups import BLOCK_BYTES, BLOCKS, MACHINES, SMALL, one_by_one, scheduler, small_load
+from tests.simulator.setups import BLOCK_BYTES, BLOCKS, FEW_GPUS, MACHINES, SMALL, one_by_one, scheduler, small_load
 
 
 class Script:
@@ -247,3 +249,18 @@ def test_an_answer_stops_when_the_gpu_is_full() -> None:
     report = simulate("best-fit", SMALL, one_by_one((0.0, 100, 10**6)))
     assert report.preemptions == 0
     assert report.end_s == pytest.approx(0.01 + (16 * BLOCKS - 100 - 1) * 0.02, abs=1.0)
+
+
+def test_the_high_ones_go_first_where_the_scheduler_knows_of_them() -> None:
+    """Both runs measure them apart; only where the scheduler is told do they wait less than the others."""
+    load = small_load(rate_per_s=4.0).with_high(0.2, random.Random(3))
+    reports = {}
+    for tells in (True, False):
+        settings = msgspec.structs.replace(FEW_GPUS, gpus=2, tells_priorities=tells)
+        reports[tells] = run_policy("mell-plus", settings, load, SchedulerChoices()).report.by_class
+        assert {name: one.requests for name, one in reports[tells].items()} == {
+            "high": load.priority.count(-1),
+            "normal": load.priority.count(0),
+        }
+    assert reports[True]["high"].queueing_s.mean < 0.5 * reports[False]["high"].queueing_s.mean
+    assert reports[True]["high"].queueing_s.mean < 0.5 * reports[True]["normal"].queueing_s.mean

@@ -5,12 +5,22 @@ import pathlib
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.errors import ConfigError
-from melld.simulator.workload import Lengths, LogNormal, Workload, parse_lengths, poisson, read_lengths, read_trace
+from melld.simulator.workload import (
+    Lengths,
+    LogNormal,
+    Workload,
+    gamma,
+    parse_lengths,
+    poisson,
+    read_lengths,
+    read_trace,
+)
 
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
 
@@ -131,3 +141,29 @@ def test_log_normal_lengths_are_named_on_the_command_line() -> None:
             continue
         with pytest.raises(ConfigError, match="PROMPT_MEDIAN"):
             parse_lengths(wrong)
+
+
+def test_gamma_arrivals_have_the_wished_rate_and_bursts() -> None:
+    """A variation above 1 is bursts at the same mean rate; of 1 it is a Poisson process."""
+    for variation in (1.0, 4.0):
+        made = gamma(20.0, variation, 20_000.0, LogNormal(), random.Random(1))
+        gaps = np.diff([0.0, *made.arrival_s])
+        assert len(made) / 20_000.0 == pytest.approx(20.0, rel=0.05)
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_priorities_stay_with_their_requests(tmp_path: pathlib.Path) -> None:
+    """A trace may name them, some may be drawn, and no change of lengths or times loses one."""
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,10,1,0\n1,20,2,-1\n2,30,3,4\n")
+    trace = read_trace(path)
+    assert trace.priority == [0, -1, 4]
+    chance = random.Random(2)
+    for same in (trace.limited(5), trace.scaled(2), trace.stretched(1.0), trace.with_lengths(LogNormal(), chance)):
+        assert same.priority == [0, -1, 4]
+    assert trace.until(1.5).priority == [0, -1]
+    kept = trace.thinned(0.5, chance)
+    assert kept.priority == [trace.priority[trace.prompt_tokens.index(tokens)] for tokens in kept.prompt_tokens]
+    drawn = poisson(50.0, 100.0, LogNormal(), chance).with_high(0.1, chance).priority
+    assert set(drawn) == {0, -1}
+    assert drawn.count(-1) / len(drawn) == pytest.approx(0.1, abs=0.02)

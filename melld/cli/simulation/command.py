@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.replay is not None:
             return _replay(arguments, policies, settings)
         workload = _workload(arguments)
+        if arguments.high_part is not None:
+            workload = workload.with_high(arguments.high_part, random.Random(arguments.seed))
         outcomes = [_run_one(policy, arguments, settings, workload) for policy in policies]
         reports = [outcome.report for outcome in outcomes]
         if arguments.json:
@@ -134,7 +136,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
             raise ConfigError("--poisson", "needs --lengths and --seconds")
         if arguments.rate is not None or arguments.keep is not None:
             raise ConfigError("--rate" if arguments.rate else "--keep", "is for --trace")
-        made = workloads.poisson(arguments.poisson, arguments.seconds, lengths, chance)
+        made = workloads.gamma(arguments.poisson, arguments.variation, arguments.seconds, lengths, chance)
         if not len(made):
             raise ConfigError("--seconds", "no request arrives in this time: make it longer")
         return made.scaled(arguments.length_factor)

@@ -52,6 +52,16 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         default=math.inf,
         help="stop the arrivals after N seconds (needed with --poisson)",
     )
+    group.add_argument(
+        "--variation",
+        metavar="CV",
+        type=_positive,
+        default=1.0,
+        help="with --poisson: standard deviation of the times between arrivals by their mean; above 1: bursts",
+    )
+    group.add_argument(
+        "--high-part", metavar="P", type=_probability, help="draw so many of the requests as of high priority, of 1"
+    )
     group.add_argument("--seed", metavar="S", type=int, default=0, help="seed of all random choices (default: 0)")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from melld.decisions.records import encode
 from melld.decisions.replay import Replayed
-from melld.simulator.measures import Report
+from melld.simulator.measures import ClassReport, Report
 from melld.simulator.settings import SimulatorSettings
 
 GIB = 2**30
@@ -60,7 +60,21 @@ def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
     widths = [max(len(report.policy), 10) for report in reports]
     rows = [heading, "", " " * label_width + _row([report.policy for report in reports], widths)]
     rows += [f"{label:<{label_width}}" + _row([show(report) for report in reports], widths) for label, show in LINES]
+    for name in first.by_class:
+        rows.append(f"{name} priority")
+        for label, show_class in CLASS_LINES:
+            cells = [show_class(report.by_class[name]) for report in reports]
+            rows.append(f"{'  ' + label:<{label_width}}" + _row(cells, widths))
     return "\n".join(rows)
+
+
+CLASS_LINES: Sequence[tuple[str, Callable[[ClassReport], str]]] = (
+    ("requests", lambda c: f"{c.requests}"),
+    ("time to first token, median s", lambda c: f"{c.ttft_s.p50:.3f}"),
+    ("  99th percentile", lambda c: f"{c.ttft_s.p99:.3f}"),
+    ("time between tokens, mean ms", lambda c: f"{c.itl_s.mean * 1e3:.1f}"),
+    ("until the last token, mean s", lambda c: f"{c.latency_s.mean:.3f}"),
+)
 
 
 def replay_text(result: Replayed) -> str:
