@@ -21,7 +21,7 @@ OF_API = ("guards", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
 FIRST = (*SHARING[:4], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker")
 """What takes longest goes first, so that both processes end with short files."""
-OF_VLLM = ("test_long_answers", "test_media", "test_prompt_logprobs", "test_token_texts")
+OF_VLLM = ("test_loading", "test_long_answers", "test_media", "test_prompt_logprobs", "test_token_texts")
 """Files whose tests import vLLM, which takes seconds: in one process, and not before they run."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
@@ -52,6 +52,7 @@ def pytest_collection_finish() -> None:
 
     Torch's threads would wait for each other while other processes have the cores: one is quicker.
     """
+    assert "vllm" not in sys.modules, "a test module imports vLLM before a test needs it: tests/late.py"
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,10 +14,9 @@ from prometheus_client import CollectorRegistry
 from melld.api.keys import Keys
 from melld.config import ServerConfig
 from melld.daemon.model import ModelNotLoaded
+from tests.late import late
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's imports give several
-    from melld.api import app
+app = late("melld.api.app")
 
 
 class Absent:
@@ -49,7 +47,7 @@ class Absent:
 @contextlib.asynccontextmanager
 async def served(model: Absent) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    context = app.ApiContext(
+    context = app().ApiContext(
         models=[model],
         config=ServerConfig,
         keys=Keys,
@@ -58,7 +56,7 @@ async def served(model: Absent) -> AsyncIterator[str]:
         status=lambda: None,  # type: ignore[arg-type,return-value]
         registry=CollectorRegistry(),
     )
-    async with app.start_api(context, [listener]):
+    async with app().start_api(context, [listener]):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
 
 
@@ -68,7 +66,7 @@ def post(url: str, body: bytes) -> urllib.request.Request:
 
 async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxy cuts it; what goes wrong afterwards is told in it."""
-    monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
+    monkeypatch.setattr(app(), "LOADING_HEAD_AFTER_S", 0.0)
     model = Absent()
     async with served(model) as url:
         asked = post(url, b'{"model": "slow", "prompt": "a", "stream": true}')
