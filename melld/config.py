@@ -25,13 +25,28 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
+DIGEST = "sha256:<64 hex digits>"
 SECRET = {"secret": True}
 """Marks a key whose value never appears in an error: it may be an API key."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file; unknown keys are refused and every value is checked."""
+
+
+class ClientConfig(_Table, frozen=True, kw_only=True):
+    """`[[server.clients]]`: a key with a name, and how urgent its requests are."""
+
+    key: Annotated[str, msgspec.Meta(examples=[DIGEST], extra=SECRET)]
+    """Its digest."""
+    name: str
+    """For the status and the decision log.  Keys with one name are one client."""
+    priority: Priority | None = None
+    """Of requests that ask for none.  Default: 0, or the most urgent that they may ask for."""
+    min_priority: Priority | None = None
+    """The most urgent that they may ask for.  Default: `[server] min_priority`, or `priority` if that is lower."""
 
 
 class ServerConfig(_Table, frozen=True, kw_only=True):
@@ -43,8 +58,14 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     """TCP port; 0 takes a free one."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
     """A file with a key per line, plain or as `sha256:` and its hex digest."""
-    api_keys: Annotated[tuple[str, ...], msgspec.Meta(examples=[["sha256:<64 hex digits>"]], extra=SECRET)] = ()
+    api_keys: Annotated[tuple[str, ...], msgspec.Meta(examples=[[DIGEST]], extra=SECRET)] = ()
     """Such digests; plain keys belong in `api_key_file`."""
+    clients: Annotated[
+        tuple[ClientConfig, ...],
+        msgspec.Meta(examples=[[{"key": DIGEST, "name": "chat", "priority": -1}]], extra=SECRET),
+    ] = ()
+    """Keys with names, as `[[server.clients]]`: `key` (such a digest), `name`, `priority` of requests that
+    ask for none, `min_priority`: the most urgent that they may ask for.  Lower goes first."""
     allow_remote_without_key: bool = False
     """Listen beyond loopback even without a key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
@@ -387,6 +408,21 @@ def _check_models(models: tuple[ModelConfig, ...], where: str) -> None:
             owners[name] = model
 
 
+def _check_keys(server: ServerConfig, where: str) -> None:
+    digests = [("api_keys", digest) for digest in server.api_keys]
+    for name, digest in digests + [("clients.key", client.key) for client in server.clients]:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            why = f"holds something other than {DIGEST}, as `printf %s KEY | sha256sum` prints them"
+            raise ConfigError(where, f"[server.{name}] {why}")
+    for client in server.clients:
+        if not re.fullmatch(r"[\w.-]{1,64}", client.name):
+            raise ConfigError(where, "[server.clients.name] wants at most 64 letters, digits and - . _")
+        least, own = client.min_priority, client.priority
+        if least is not None and own is not None and own < least:
+            why = f"{client.name} has min_priority {least}: its priority is that or more, not {own}"
+            raise ConfigError(where, f"[server.clients] {why}")
+
+
 def _check_together(config: Config, where: str) -> None:
     _check_models(config.served, where)
     if config.devices.cuda is not None and config.devices.cpu is not None:
@@ -398,7 +434,4 @@ def _check_together(config: Config, where: str) -> None:
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
     _ = config.migration.link_limit_bytes_per_s
-    for digest in config.server.api_keys:
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            why = "holds something other than sha256:<64 hex digits>, as `printf %s KEY | sha256sum` prints them"
-            raise ConfigError(where, f"[server.api_keys] {why}")
+    _check_keys(config.server, where)

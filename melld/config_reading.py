@@ -65,7 +65,9 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
     path = re.sub(r"\[[^\]]*\]", "", place).strip("`.").split(".") if place.strip("`") else []
     if (found := re.search(r"unknown field `(.*)`", what)) is not None:
         return _unknown_key(found[1], path, known)
-    if "missing required field" in what:
+    if (lacking := re.search(r"missing required field `(.*)`", what)) is not None:
+        if path not in ([], ["model"], ["models"]):
+            return f"[{'.'.join(path)}] lacks `{lacking[1]}`"
         return (
             "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
         )

@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from melld.config import Config, parse_bytes, parse_config
 from melld.errors import ConfigError
 
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def client(text: str) -> str:
+    """A configuration with one client."""
+    return f'[model]\npath="m"\n[[server.clients]]\n{text}'
+
 
 @pytest.mark.parametrize(
     ("text", "told"),
@@ -46,6 +53,14 @@ from melld.errors import ConfigError
         ("models=[]", "no model: name one"),
         ('models="m"', "[models] wants a list of a table"),
         ('[model]\npath="m"\n[server]\napi_keys=["secret"]', "[server.api_keys] holds something other than sha256:"),
+        (client("key='secret'\nname='a'"), "[server.clients.key] holds something other than sha256:"),
+        (client("name='a'"), "[server.clients] lacks `key`"),
+        (client(f"key='{DIGEST}'\nname='a b'"), "[server.clients.name] wants at most 64 letters"),
+        (
+            client(f"key='{DIGEST}'\nname='a'\npriority=101"),
+            "[server.clients.priority] wants a whole number from -100 to 100",
+        ),
+        (client(f"key='{DIGEST}'\nname='a'\nmin_priority=1\npriority=0"), "a has min_priority 1"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
@@ -157,10 +172,19 @@ def test_what_can_only_mean_one_thing_is_understood(short: str, long: str) -> No
     assert parse_config(model + short, "melld.toml") == parse_config(model + long, "melld.toml")
 
 
-def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[model]\npath="m"\n[server]\napi_keys=["sk-secret"]',
+        '[model]\npath="m"\n[server]\nclients=["sk-secret"]',
+        '[model]\npath="m"\n[server]\nclients=[{key=["sk-secret"], name="a"}]',
+        client("key='sk-secret'\nname='a'"),
+    ],
+)
+def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error(text: str) -> None:
     """Errors end up in logs: a key must not."""
     with pytest.raises(ConfigError) as caught:
-        parse_config('[model]\npath="m"\n[server]\napi_keys=["sk-secret"]', "melld.toml")
+        parse_config(text, "melld.toml")
     assert "sk-secret" not in str(caught.value)
 
 

@@ -40,10 +40,10 @@ from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
 from melld.api.guards.request import check_request, check_request_id
-from melld.api.guards.tiers import Rights, priority_of
+from melld.api.guards.tiers import Rights, priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.http_metrics import HttpMetrics
-from melld.api.keys import Keys, presented_key
+from melld.api.keys import Client, Keys, presented_key
 from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
@@ -124,7 +124,7 @@ class Exchange:
         self.request = request
         self.request_id = uuid.uuid4().hex
         self.route = "other"
-        self.client = ""
+        self.client = Client()
         self.dialect = Dialect.OPENAI
         self.parameters: frozenset[str] = frozenset()
         self.response: web.StreamResponse | None = None
@@ -148,7 +148,7 @@ class Api:
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,
             context.why_closed,
-            lambda: len(context.keys().digests),
+            lambda: context.keys().count(),
         )
         self._facts = dataclasses.replace(
             context, why_not_ready=lambda: self.admission.why_closed() or context.why_not_ready()
@@ -187,17 +187,17 @@ class Api:
             page = await PAGES[exchange.route](self._facts, rest)
             headers = {"Content-Type": page.content_type} | page.headers
             return web.Response(status=page.status, body=page.body, headers=headers)
-        self.admission.check(exchange.client)
+        self.admission.check(exchange.client.name)
         config = self._context.config()
         body = await read_body(request, call.limits(config))
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         model = asked_model(self._context.models, fields.get("model"))
         # First of all checks: under overload most requests get no further and must cost little.
-        priority = priority_of(fields if call.engine else {}, self._rights())
+        priority = priority_of(fields if call.engine else {}, self._rights(exchange.client))
         if call.engine or model.serving is None:
             check_open(model)
-            model.check_queue(exchange.client, priority)
-        with self._called_by(exchange.client, priority), self._counts.in_flight.track_inprogress():
+            model.check_queue(exchange.client.name, priority)
+        with self._called_by(exchange.client.name, priority), self._counts.in_flight.track_inprogress():
             wanted = request.headers.get("X-Request-Id")
             check_request_id(wanted, "X-Request-Id")
             exchange.request_id = wanted or exchange.request_id
@@ -242,8 +242,8 @@ class Api:
             raise Refusal(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
         return call, rest
 
-    def _check_key(self, request: web.BaseRequest) -> str:
-        """Check the request's key and return the client's short name."""
+    def _check_key(self, request: web.BaseRequest) -> Client:
+        """Check the request's key and return its client."""
         headers, keys = request.headers, self._context.keys()
         if not keys and not self._context.config().allow_remote_without_key:
             self._check_host(headers.get("Host"))
@@ -267,12 +267,10 @@ class Api:
         with self.admission.call(client), called_by(made):
             yield
 
-    def _rights(self) -> Rights:
-        """Return how urgent requests may be: not above the others with several keys, unless the operator allows it."""
+    def _rights(self, client: Client) -> Rights:
+        """Return how urgent its requests may be: not above those of others, unless the operator allows it."""
         least = self._context.config().min_priority
-        if least is None and len(self._context.keys().digests) > 1:
-            least = 0
-        return Rights(max(0, least or 0), least)
+        return rights_of(client, 0 if least is None and self._context.keys().count() > 1 else least)
 
     async def _serve(
         self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int

@@ -21,26 +21,41 @@ _PREFIX = "sha256:"
 _DIGEST = re.compile(f"{_PREFIX}([0-9a-f]{{64}})", re.IGNORECASE)
 
 
-class Keys(msgspec.Struct, frozen=True):
-    """The SHA-256 digests of the keys; without any, no key is needed."""
+class Client(msgspec.Struct, frozen=True):
+    """Who presents a key."""
 
-    digests: tuple[bytes, ...] = ()
+    name: str = ""
+    """Its own, or its key's number; empty if no key is needed."""
+    priority: int | None = None
+    """Of requests that ask for none, if it has one of its own."""
+    min_priority: int | None = None
+    """The most urgent that it may ask for, if it has a limit of its own."""
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """The clients by the SHA-256 digests of their keys; without any, no key is needed."""
+
+    clients: dict[bytes, Client] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.digests)
+        return bool(self.clients)
 
-    def client_of(self, presented: str | None) -> str | None:
-        """Return the client's name: the key's number, or an empty text if none is needed; None for a wrong key.
+    def count(self) -> int:
+        """Return how many clients there are."""
+        return len({client.name for client in self.clients.values()})
+
+    def client_of(self, presented: str | None) -> Client | None:
+        """Return who presents this key, nobody in particular if none is needed; None for a wrong key.
 
         Every key is compared, in constant time.
         """
-        if not self.digests:
-            return ""
+        if not self.clients:
+            return Client()
         if presented is None:
             return None
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self.digests]
-        return f"key{matches.index(True)}" if any(matches) else None
+        matches = [client for known, client in self.clients.items() if hmac.compare_digest(digest, known)]
+        return matches[0] if matches else None
 
 
 def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
@@ -57,7 +72,9 @@ def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
         digests += found
     if credential is not None:
         digests += parse_keys(_read(credential, may_lack=True), str(credential))
-    return Keys(tuple(dict.fromkeys(digests)))
+    clients = {digest: Client(f"key{number}") for number, digest in enumerate(dict.fromkeys(digests))}
+    named = {_digest(one.key): Client(one.name, one.priority, one.min_priority) for one in config.clients}
+    return Keys(clients | named)
 
 
 def parse_keys(text: str, where: str) -> list[bytes]:

@@ -20,7 +20,7 @@ from melld.daemon.preflight import bind
 from melld.daemon.systemd import Supervision
 from melld.errors import ConfigError
 
-RELOADABLE = ("server.api_keys", "server.api_key_file", "server.drain_s")
+RELOADABLE = ("server.api_keys", "server.clients", "server.api_key_file", "server.drain_s")
 
 
 class Settings:
@@ -87,7 +87,7 @@ class Settings:
         refuse_open_sockets(self.listeners, keys, allowed=both_allow)
         changed = changed_keys(self.config, new)
         applied = [key for key in changed if key in RELOADABLE]
-        before, after = set(self.keys.digests), set(keys.digests)
+        before, after = set(self.keys.clients), set(keys.clients)
         self.keys = keys
         server = msgspec.structs.replace(self.config.server, **{key.split(".")[1]: changed[key] for key in applied})
         self.config = msgspec.structs.replace(self.config, server=server)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from melld.api.admission import RETRY_AFTER, Admission, Door, shutting_down
 from melld.api.answers import Answer, Refusal
-from melld.api.keys import Keys
+from melld.api.keys import Client, Keys, load_keys
+from melld.config import ServerConfig
 from melld.engine.frontend.caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
@@ -136,6 +137,9 @@ def test_logprobs_of_prompts_are_limited_in_a_call_and_among_calls() -> None:
 
 def test_a_key_is_named_by_its_place_among_the_keys() -> None:
     """What stands in logs and events says nothing about the key."""
-    digests = tuple(hashlib.sha256(key).digest() for key in (b"one", b"two"))
-    assert [Keys(digests).client_of(key) for key in ("one", "two", "three", None)] == ["key0", "key1", None, None]
-    assert Keys().client_of("anything") == ""
+    keys = load_keys(
+        ServerConfig(api_keys=tuple(f"sha256:{hashlib.sha256(key).hexdigest()}" for key in (b"one", b"two")))
+    )
+    found = [keys.client_of(key) for key in ("one", "two", "three", None)]
+    assert found == [Client("key0"), Client("key1"), None, None]
+    assert Keys().client_of("anything") == Client("")

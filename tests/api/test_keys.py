@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.api.keys import MAX_FILE_BYTES, Keys, load_keys, parse_keys, presented_key
-from melld.config import ServerConfig
+from melld.api.keys import MAX_FILE_BYTES, Client, Keys, load_keys, parse_keys, presented_key
+from melld.config import ClientConfig, ServerConfig
 from melld.errors import ConfigError
 
 KEY = "sk-a-key-that-nobody-may-see"
@@ -46,7 +46,7 @@ def test_plain_keys_and_digests_open(file: Path) -> None:
 def test_no_key_is_asked_for_where_none_is_set() -> None:
     """A newcomer on loopback just asks."""
     assert not Keys()
-    assert Keys((b"digest",))
+    assert Keys({b"digest": Client("key0")})
     assert Keys().client_of(None) is not None
 
 
@@ -110,6 +110,17 @@ def test_the_service_managers_credential_counts_too_and_may_lack(file: Path, tmp
     own.write_text("own\n")
     keys = load_keys(ServerConfig(api_key_file=str(own)), file)
     assert [keys.client_of(key) is not None for key in ("handed", "own", "other")] == [True, True, False]
+
+
+def test_a_client_has_its_key_s_name_and_rights(file: Path) -> None:
+    """A key that stands in the file too gets them as well; one without keeps its number, by which it is known."""
+    file.write_text("one\ntwo\n")
+    chat = ClientConfig(key=digest_of("two"), name="chat", priority=-1)
+    batch = [ClientConfig(key=digest_of(key), name="batch", min_priority=1) for key in ("three", "four")]
+    keys = load_keys(ServerConfig(api_key_file=str(file), clients=(chat, *batch)))
+    found = [keys.client_of(key) for key in ("one", "two", "three", "four", "five")]
+    assert found == [Client("key0"), Client("chat", -1), *[Client("batch", None, 1)] * 2, None]
+    assert keys.count() == 3
 
 
 @given(st.text())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.api.keys import Keys
+from melld.api.keys import Client, Keys
 from melld.api.reach import address_of, is_local, names_this_machine, refuse_open_listen, refuse_open_sockets
 from melld.config import ServerConfig
 from melld.errors import ConfigError
@@ -45,7 +45,7 @@ def test_a_socket_that_is_open_to_the_network_needs_a_key(family: int, address: 
         with pytest.raises(ConfigError, match="reachable from other machines") as refused:
             refuse_open_sockets([other, listener], Keys(), allowed=False)
         assert address_of(listener) in str(refused.value)
-        refuse_open_sockets([other, listener], Keys((b"digest",)), allowed=False)
+        refuse_open_sockets([other, listener], Keys({b"digest": Client()}), allowed=False)
         refuse_open_sockets([other, listener], Keys(), allowed=True)
 
 
@@ -84,7 +84,7 @@ def test_an_open_host_is_refused_before_anything_listens(host: str) -> None:
     """`melld check-config` says it too."""
     with pytest.raises(ConfigError, match=r"^\[server.host\].*API key"):
         refuse_open_listen(ServerConfig(host=host), Keys())
-    refuse_open_listen(ServerConfig(host=host), Keys((b"digest",)))
+    refuse_open_listen(ServerConfig(host=host), Keys({b"digest": Client()}))
     refuse_open_listen(ServerConfig(host=host, allow_remote_without_key=True), Keys())
 
 

@@ -1,6 +1,7 @@
 """What a reload changes in a daemon that listens, and what it must not.  The sockets are real; no engine is needed."""
 
 import contextlib
+import hashlib
 import os
 import socket
 import threading
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from melld.config import Config, ModelConfig, ServerConfig
+from melld.api.keys import Client
+from melld.config import ClientConfig, Config, ModelConfig, ServerConfig
 from melld.control.messages import Reloaded
 from melld.daemon.preflight import ready_text, url_of
 from melld.daemon.settings import Settings, in_words
@@ -106,6 +108,16 @@ async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None
         assert in_words(reloaded) == "API keys (2 added, 1 removed)"
         assert settings.keys.client_of("four") is not None
         assert in_words(await settings.reload()) == "nothing has changed"
+
+
+async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:
+    """Who must go first changes while requests run; that a key got a name is told, never which key."""
+    operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
+    with operator.settings() as settings:
+        named = ClientConfig(key=f"sha256:{hashlib.sha256(b'two').hexdigest()}", name="chat", priority=-1)
+        operator.server = ServerConfig(port=0, api_key_file=str(key_file), clients=(named,))
+        assert in_words(await settings.reload()) == "server.clients"
+        assert [settings.keys.client_of(key) for key in ("one", "two")] == [Client("key0"), Client("chat", -1)]
 
 
 def test_what_a_reload_has_changed_is_told_in_words() -> None:

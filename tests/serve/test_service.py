@@ -1,17 +1,19 @@
 """`melld serve` under a service manager, with all of its imports: its start, a reload, and what a kill leaves."""
 
 import asyncio
+import hashlib
 import re
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import openai
 import pytest
 
+from tests.api.http_client import COMPLETIONS, completion, request
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.serve.test_serve import answer, is_gone, until
@@ -101,6 +103,29 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     reload(service)
     assert "unknown key `prt`" in service.daemon.status()["warnings"][0]
     assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
+
+
+def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> None:
+    """From a reload on: by themselves, as far as they may ask, and no further; other keys stay behind it."""
+    digest = hashlib.sha256(b"chat-key").hexdigest()
+    rights = f"key = 'sha256:{digest}'\nname = 'chat'\npriority = -1\nmin_priority = -5\n"
+    service.configuration.write_text(f"[server]\ndrain_s = 1\n[[server.clients]]\n{rights}")
+    reload(service)
+    service.daemon.wait_for("reloaded: server.clients, API keys (1 added, 0 removed)")
+    url = f"http://127.0.0.1:{service.api.getsockname()[1]}"
+
+    def tier(key: str, **fields: Any) -> tuple[int, str | None]:
+        answer = request(url, "POST", COMPLETIONS, completion(**fields), {"Authorization": f"Bearer {key}"})
+        return answer.status, answer.json().get("service_tier")
+
+    asked: list[dict[str, Any]] = [{}, {"service_tier": "flex"}, {"service_tier": "priority"}, {"priority": -5}]
+    assert [tier("chat-key", **fields) for fields in asked] == [
+        (200, "priority"), (200, "flex"), (200, "priority"), (200, "priority")
+    ]  # fmt: skip
+    assert [tier("second-key", **fields) for fields in asked] == [
+        (200, "default"), (200, "flex"), (200, "default"), (400, None)
+    ]  # fmt: skip
+    assert tier("chat-key", priority=-6) == (400, None)
 
 
 async def test_workers_die_with_a_daemon_that_is_killed(service: Service) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
 from melld.api.answers import Refusal
+from melld.api.keys import Client
 from melld.config import MOST_PRIORITY
 
 _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)])
@@ -36,6 +37,15 @@ class Rights(msgspec.Struct, frozen=True):
     def may(self, priority: int) -> bool:
         """Return whether a request may ask for this priority."""
         return self.least is None or priority >= self.least
+
+
+def rights_of(client: Client, least: int | None) -> Rights:
+    """Return a client's rights; `least` limits those without a limit of their own."""
+    if client.min_priority is not None:
+        least = client.min_priority
+    elif least is not None and client.priority is not None:
+        least = min(least, client.priority)
+    return Rights(max(0, least or 0) if client.priority is None else client.priority, least)
 
 
 def priority_of(body: dict[str, Any], rights: Rights) -> int:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from melld.api.answers import Refusal
-from melld.api.guards.tiers import Rights, priority_of
+from melld.api.guards.tiers import Rights, priority_of, rights_of
+from melld.api.keys import Client
 from melld.config import MOST_PRIORITY
 from tests.api.guards.test_work import in_every_type
 
@@ -42,6 +43,21 @@ def test_a_tier_is_a_priority_as_far_as_the_client_may(
     body = {"service_tier": tier}
     assert [priority_of(body, rights) for rights in (Rights(), HIGH, LOW)] == [with_no_limit, high, low]
     assert priority_of({}, LOW) == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "rights"),
+    [
+        (Client(), (Rights(0, None), Rights(0, 0), Rights(2, 2))),
+        (Client("", -1), (Rights(-1, None), Rights(-1, -1), Rights(-1, -1))),
+        (Client("", 3), (Rights(3, None), Rights(3, 0), Rights(3, 2))),
+        (Client("", None, 1), (Rights(1, 1),) * 3),
+        (Client("", 1, -2), (Rights(1, -2),) * 3),
+    ],
+)
+def test_a_client_s_own_rights_go_before_those_of_all(client: Client, rights: tuple[Rights, ...]) -> None:
+    """What its requests get that ask for nothing is never beyond what they may ask for."""
+    assert tuple(rights_of(client, least) for least in (None, 0, 2)) == rights
 
 
 def test_a_number_wins() -> None:
