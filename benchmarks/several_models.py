@@ -20,10 +20,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from soak_meters import read_process
+from soak_meters import read_all
 
 from melld.demo_model import make_demo_model
-from tests.faults.checker import descendants
 from tests.migrate.live import Answer, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
@@ -48,7 +47,7 @@ WORDS = [
 ]
 SAMPLE_S = 5.0
 FLAT_PART = 0.03
-"""The last third of the samples may lie so far above the middle one."""
+"""The median of the last third of the samples may lie so far above that of the middle one."""
 
 
 def cases() -> list[dict[str, Any]]:
@@ -72,7 +71,8 @@ class Play:
         self.quiet: dict[tuple[str, int], Answer] = {}
         self.tally: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.memory: list[int] = []
+        self.memory: dict[str, list[int]] = {"daemon": [], "template": [], "largest worker": [], "KV": []}
+        """Bytes, in the order of the samples.  How many workers there are changes with what is loaded."""
         self.firsts_s: list[float] = []
         self._end_s = 0.0
         self._lock = threading.Lock()
@@ -153,14 +153,16 @@ class Play:
 
     def _measure(self) -> None:
         while time.monotonic() < self._end_s:
-            self.memory.append(self.resident_bytes())
+            status = self.operator.status()
+            workers = [0]
+            for one in read_all(self.daemon.process.pid, status):
+                if one.role in self.memory:
+                    self.memory[one.role].append(one.own_bytes)
+                else:
+                    workers.append(one.own_bytes)
+            self.memory["largest worker"].append(max(workers))
+            self.memory["KV"].append(sum(device["arena_bytes"] for device in status["devices"]))
             time.sleep(SAMPLE_S)
-
-    def resident_bytes(self) -> int:
-        """Return the memory of the daemon and all its processes, shared pages once."""
-        daemon = self.daemon.process.pid
-        readings = [read_process("", pid) for pid in (daemon, *descendants(daemon))]
-        return sum(reading.pss_bytes for reading in readings if reading is not None)
 
     def accounts(self) -> list[str]:
         """Return what does not add up once nothing runs."""
@@ -187,17 +189,20 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
     print(f"learned {len(played.quiet)} answers", flush=True)
     played.run()
     wrong = played.wrong + played.accounts()
-    third = len(played.memory) // 3
-    early, late = statistics.median(played.memory[third : 2 * third]), statistics.median(played.memory[2 * third :])
-    if late > early * (1 + FLAT_PART):
-        wrong.append(f"memory rose from {early / 2**20:.0f} to {late / 2**20:.0f} MiB")
+    memory_mib = {}
+    for role, samples in played.memory.items():
+        third = len(samples) // 3
+        early, late = (statistics.median(part) / 2**20 for part in (samples[third : 2 * third], samples[2 * third :]))
+        memory_mib[role] = [round(early, 1), round(late, 1)]
+        if late > early * (1 + FLAT_PART) and role != "KV":
+            wrong.append(f"the memory of the {role} rose from {early:.0f} to {late:.0f} MiB")
     firsts_s = sorted(played.firsts_s)
     happened = {
         "tally": dict(sorted(played.tally.items())),
         "loads": played.metric("melld_model_loads_total"),
         "takes": played.takes(),
         "moved_blocks": played.metric("melld_kv_moved_blocks_total"),
-        "memory_mib": [round(early / 2**20), round(late / 2**20)],
+        "memory_mib": memory_mib,
         "first_token_s": [round(statistics.median(firsts_s), 3), round(firsts_s[int(0.99 * len(firsts_s))], 3)],
     }
     return happened, wrong

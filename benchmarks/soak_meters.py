@@ -10,10 +10,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from tests.faults.checker import Subject, descendants, is_there
+from tests.faults.checker import descendants, is_there
 
 KV_MAPPING = re.compile(r"([0-9a-f]+:[0-9a-f]+) (\d+)\s+/memfd:melld-kv")
 DEV_SHM = re.compile(r"(/dev/shm/\S+)")
@@ -26,14 +27,14 @@ RISE_PER_HOUR = 0.02
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One process at one time.  `at_s` and `age_s` in seconds; `pss_bytes`: its share of pages that others have too."""
+    """One process at one time.  `at_s` and `age_s` in seconds; `own_bytes`: memory that nobody shares, beside KV."""
 
     at_s: float
     role: str
     pid: int
     age_s: float
     rss_bytes: int
-    pss_bytes: int
+    own_bytes: int
     descriptors: int
     threads: int
     kv_memories: frozenset[str]
@@ -60,7 +61,7 @@ def read_process(role: str, pid: int) -> Reading | None:
         pid=pid,
         age_s=uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK"),
         rss_bytes=int(rollup.get("Rss", 0)) * 1024,
-        pss_bytes=int(rollup.get("Pss", 0)) * 1024,
+        own_bytes=(int(rollup.get("Private_Dirty", 0)) - int(rollup.get("Pss_Shmem", 0))) * 1024,
         descriptors=len(descriptors),
         threads=int(fields[17]),
         kv_memories=frozenset(f"{device} {inode}" for device, inode in KV_MAPPING.findall(maps)),
@@ -75,10 +76,9 @@ def _target(descriptor: Path) -> str:
         return ""
 
 
-def read_all(subject: Subject) -> list[Reading]:
-    """Return the daemon, its template process and its workers."""
-    daemon = subject.daemon.process.pid
-    workers = {worker["pid"]: worker["worker"] for worker in subject.status()["workers"] if worker["pid"]}
+def read_all(daemon: int, status: Any) -> list[Reading]:
+    """Return the daemon with this process number and status, its template process and its workers."""
+    workers = {worker["pid"]: worker["worker"] for worker in status["workers"] if worker["pid"]}
     roles = {daemon: "daemon"} | {pid: workers.get(pid, "template") for pid in descendants(daemon)}
     found = [read_process(role, pid) for pid, role in roles.items() if is_there(pid)]
     return [reading for reading in found if reading is not None]

@@ -50,7 +50,7 @@ class Quiet(msgspec.Struct, frozen=True):
         values = metrics(subject)
         return cls(
             at_s=time.monotonic(),
-            readings=read_all(subject),
+            readings=read_all(subject.daemon.process.pid, subject.status()),
             tasks=int(values[TASKS]),
             delays=delays,
             longest_delay_s=values["melld_event_loop_delay_max_seconds"],
