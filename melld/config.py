@@ -179,8 +179,8 @@ class CpuDevices(_Table, frozen=True, kw_only=True):
     kv_bytes: int | str = "128MiB"
     """The KV cache of each, for one model."""
     memory_bytes: Annotated[int | str | None, msgspec.Meta(examples=["16GiB"])] = None
-    """What each may hold of several models, weights and KV together.  Default: nine tenths of the memory that is
-    available at the start, divided among them."""
+    """What each may hold of several models, weights and KV together, and of one model's weights.  Default: nine tenths
+    of the memory that is available at the start, divided among them."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -200,9 +200,14 @@ class DevicesConfig(_Table, frozen=True, kw_only=True):
     """GPUs, by index or UUID.  One that is named twice gets two workers: then set the memory of each by
     `[model.vllm] kv_cache_memory_bytes`."""
     cpu: CpuDevices | None = None
-    per_worker: Positive = 1
-    """Devices of each worker: they divide every layer of the model among them (tensor parallelism), for models that are
-    too large for one.  A model's attention heads must be a multiple of it."""
+    per_worker: Annotated[Positive | None, msgspec.Meta(examples=[2])] = None
+    """Devices of each worker: they divide every layer of the model among them (tensor parallelism).  The model's
+    attention heads must be a multiple of it.  Default: as few as hold the weights and leave room for KV."""
+
+    @property
+    def group_size(self) -> int:
+        """Return the devices of each worker."""
+        return self.per_worker or 1
 
 
 class SchedulerConfig(_Table, frozen=True, kw_only=True):
@@ -429,7 +434,7 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:
         raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
-    if config.devices.per_worker > 1 and len(config.served) > 1:
+    if config.devices.group_size > 1 and len(config.served) > 1:
         raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes

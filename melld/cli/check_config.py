@@ -23,7 +23,7 @@ from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.preflight import check_model, check_policy
-from melld.daemon.sizes import check_sizes
+from melld.daemon.sizes import check_sizes, group_devices
 from melld.daemon.systemd import read_supervision
 from melld.daemon.units import remark_on_key_file
 from melld.engine.arguments import engine_arguments
@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_keys(config, os.environ)
         gpus = find_gpus(config.devices, Nvml(), os.environ)
         check_sizes(config, gpus)
+        config = group_devices(config, gpus)
         if not arguments.quick:
             check_with_vllm(config, gpus)
     except ConfigError as error:

@@ -36,7 +36,7 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
         ConfigError: a configured GPU is not there, or the devices do not make whole workers.
     """
     gpus = [] if devices.cpu is not None else _gpus(devices, nvml, environment)
-    each, count = devices.per_worker, len(gpus) or (devices.cpu or CpuDevices()).count
+    each, count = devices.group_size, len(gpus) or (devices.cpu or CpuDevices()).count
     if count % each:
         whole = f"make it {each} devices, or a multiple of {each}"
         raise ConfigError("[devices] per_worker", f"{count} devices cannot be shared out {each} a worker: {whole}")
@@ -80,7 +80,7 @@ def make_slots(
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
-    each = config.devices.per_worker
+    each = config.devices.group_size
     suffixes = _suffixes(gpus, shares) or [str(index) for index in range((config.devices.cpu or CpuDevices()).count)]
     names = [f"{kind}:{'+'.join(group)}" for group in _groups(suffixes, each)]
     slots = []

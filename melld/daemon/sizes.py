@@ -1,8 +1,10 @@
 """What models take and what devices hold, before anything is loaded: from files, settings and the machine.
 
-Owns the guesses that each load replaces by measured figures, and the refusal of models that can never fit.
+Owns the guesses that each load replaces by measured figures, how many devices a worker takes, and the refusal of models
+that can never fit.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,13 @@ from melld.kvstore.device_reading import Device
 from melld.landlord import events as e
 from melld.landlord.granules import granule_bytes_for
 
+log = logging.getLogger("melld.devices")
 AVAILABLE_PART = 0.9
 """The part of the machine's available memory that CPU devices may hold together, unless it is configured."""
+WEIGHTS_PART = 0.9
+"""The part of its devices that a model's weights may take: the rest is for KV and what a step needs."""
+SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel_size")
+"""Options of vLLM with which weights do not take on the devices what their files say."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, LOAD_BYTES_PER_S = 3.0, 1e9
@@ -31,17 +38,88 @@ UNKNOWN_BLOCK_BYTES = 1 << 18
 
 def weights_bytes(model: ModelConfig, dtype: str) -> int:
     """Return what the weights take when loaded as `dtype`, by the sizes of their files; 0 if those are not here."""
-    directory = Path(model.path)
-    sizes = [sum(file.stat().st_size for file in directory.glob(pattern)) for pattern in WEIGHT_FILES]
-    stored = next((size for size in sizes if size), 0)
-    try:
-        described = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return stored
+    directory = _directory_of(model)
+    stored = _stored_bytes(directory)
+    described = _description(directory)
     kept = BYTES_OF.get(str(described.get("dtype") or described.get("torch_dtype")), 0)
     if "quantization_config" in described or not kept:
         return stored
     return stored * BYTES_OF.get(dtype, kept) // kept
+
+
+def _directory_of(model: ModelConfig) -> Path:
+    """Return where the model's files are, or would be: a model of the hub may have been downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = None if Path(model.path).exists() else try_to_load_from_cache(model.path, "config.json")
+    except HFValidationError:
+        found = None
+    return Path(found).parent if isinstance(found, str) else Path(model.path)
+
+
+def _stored_bytes(directory: Path) -> int:
+    """Return the bytes of the files that vLLM would load: those of the index, else all of the first kind there is."""
+    try:
+        index = msgspec.json.decode((directory / "model.safetensors.index.json").read_bytes(), type=_WeightsIndex)
+        return sum((directory / name).stat().st_size for name in set(index.weight_map.values()))
+    except (OSError, msgspec.MsgspecError):
+        sizes = [sum(file.stat().st_size for file in directory.glob(pattern)) for pattern in WEIGHT_FILES]
+        return next((size for size in sizes if size), 0)
+
+
+class _WeightsIndex(msgspec.Struct):
+    """What `model.safetensors.index.json` says: the file of each tensor."""
+
+    weight_map: dict[str, str]
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
+    """Return the configuration with the number of devices of each worker, if it is to be found.
+
+    It is the least that divides the devices and the model's attention heads, and on which the weights leave room.
+    """
+    model = config.model
+    shared = len({gpu.uuid for gpu in gpus}) < len(gpus)
+    if config.devices.per_worker is not None or len(config.served) > 1 or shared:
+        return config
+    if any(model.vllm_option(name) for name in SHRINKING):
+        return config
+    memory = device_memory_bytes(config, gpus)
+    weights = weights_bytes(model, str(engine_arguments(config, "cuda" if gpus else "cpu").get("dtype", "")))
+    size = fewest_devices(weights, min(memory), len(memory), _heads(_description(_directory_of(model))))
+    if size == 1:
+        return config
+    log.info(
+        "%s takes %s MiB and a device may hold %s: %d devices make a worker",
+        *(model.names[0], f"{weights / 2**20:,.0f}", f"{min(memory) / 2**20:,.0f}", size),
+    )
+    devices = msgspec.structs.replace(config.devices, per_worker=size)
+    return msgspec.structs.replace(config, devices=devices)
+
+
+def fewest_devices(weights: int, memory: int, devices: int, heads: int) -> int:
+    """Return how many of so many `devices`, of so much `memory` each, a worker needs: if none leave room, all that may.
+
+    `heads`: the model's attention heads.  What is zero is not known, and then nothing is divided.
+    """
+    known = memory and heads
+    may = [size for size in range(1, devices + 1) if not devices % size and known and not heads % size] or [1]
+    return next((size for size in may if weights <= WEIGHTS_PART * size * memory), may[-1])
+
+
+def _heads(described: Mapping[str, Any]) -> int:
+    text = described.get("text_config")
+    found = (text if isinstance(text, dict) else described).get("num_attention_heads")
+    return found if isinstance(found, int) else 0
 
 
 def block_bytes_of(vllm_config: Any) -> int:

@@ -43,7 +43,7 @@ from melld.daemon.landlord import LandlordShell
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
 from melld.daemon.preflight import scheduler_settings
-from melld.daemon.sizes import block_bytes_of, check_sizes, declarations
+from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Why
@@ -110,6 +110,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
     check_sizes(config, gpus)
+    config = group_devices(config, gpus)
     kind, count = kind_of(gpus), len(config.served)
     alone = [config.alone(model) for model in config.served]
     slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]

@@ -73,8 +73,8 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
         check_option(key)
     arguments: dict[str, Any] = {"distributed_executor_backend": "uni", "disable_log_stats": False}
     arguments |= IMAGES_TRAVEL_WHOLE
-    if config.devices.per_worker > 1:
-        arguments |= {"distributed_executor_backend": "mp", "tensor_parallel_size": config.devices.per_worker}
+    if config.devices.group_size > 1:
+        arguments |= {"distributed_executor_backend": "mp", "tensor_parallel_size": config.devices.group_size}
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes

@@ -1,0 +1,81 @@
+"""What a model takes, and on how many devices: from its files and the machine, before anything is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.config import ModelConfig, parse_config
+from melld.daemon.sizes import WEIGHTS_PART, fewest_devices, group_devices, weights_bytes
+from melld.kvstore.device_reading import Device
+
+GIB = 1 << 30
+
+
+@given(st.integers(1, 200), st.integers(1, 96), st.integers(1, 16), st.sampled_from([0, 12, 14, 32, 64]))
+def test_a_worker_is_made_of_the_fewest_devices_that_hold_the_model(
+    weights: int, memory: int, devices: int, heads: int
+) -> None:
+    """Whole workers alone, of as many devices as the heads can be shared among; where none have room, all are tried."""
+    size = fewest_devices(weights * GIB, memory * GIB, devices, heads)
+    assert devices % size == 0
+    may = [one for one in range(1, devices + 1) if devices % one == 0 and heads and heads % one == 0]
+    fit = [one for one in may if weights <= WEIGHTS_PART * one * memory]
+    assert size == min(fit, default=max(may, default=1))
+    assert fewest_devices(weights * GIB, 0, devices, heads) == 1, "of a device that does not tell its memory"
+
+
+def test_seventy_billion_parameters_take_two_large_cards_or_eight_small_ones() -> None:
+    """141 GB in half precision; on two of 80 GB little is left for KV, and it is tried."""
+    weights = 141 * 10**9
+    assert fewest_devices(weights, int(0.9 * 80e9), 2, 64) == 2
+    assert fewest_devices(weights, int(0.9 * 24e9), 8, 64) == 8
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of 100 MiB in two files, of which a third kind lies beside them."""
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16", "num_attention_heads": 4}))
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors")
+    for name, mib in zip(names, (60, 40, 100), strict=True):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(mib << 20)
+    index = {"metadata": {}, "weight_map": {"a": names[0], "b": names[0], "c": names[1]}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def test_only_the_files_that_are_loaded_count(model: Path) -> None:
+    """Several hubs' models hold the same weights twice, in another order."""
+    config = ModelConfig(path=str(model))
+    assert weights_bytes(config, "auto") == 100 << 20
+    assert weights_bytes(config, "float32") == 200 << 20
+    (model / "model.safetensors.index.json").write_text("{")
+    assert weights_bytes(config, "auto") == 200 << 20, "without an index all that there are"
+
+
+@pytest.mark.parametrize(
+    ("mib", "more", "size"),
+    [
+        (120, "", 2),
+        (250, "", 1),
+        (30, "", 4),
+        (120, "per_worker = 1", 1),
+        (120, "per_worker = 4", 4),
+        (120, "[model.vllm]\ncpu_offload_gb = 1", 1),
+    ],
+)
+def test_devices_are_grouped_for_a_model_that_one_cannot_hold(model: Path, mib: int, more: str, size: int) -> None:
+    """200 MiB as float32, and a tenth for KV; what an operator has set stays."""
+    text = f'[model]\npath = "{model}"\n[devices]\ncpu = {{count = 4, memory_bytes = "{mib}MiB"}}\n{more}\n'
+    assert group_devices(parse_config(text, "test"), []).devices.group_size == size
+
+
+def test_gpus_are_grouped_by_the_memory_of_the_least_one(model: Path) -> None:
+    """Ranks divide a model evenly; a GPU that serves two workers is nobody's to group."""
+    config = parse_config(f'[model]\npath = "{model}"\n[devices]\ncuda = [0, 1]\n', "test")
+    gpus = [Device(index=0, uuid="GPU-1", memory_bytes=1 << 30), Device(index=1, uuid="GPU-2", memory_bytes=80 << 20)]
+    assert group_devices(config, gpus).devices.group_size == 2
+    assert group_devices(config, gpus[:1] * 2).devices.group_size == 1
