@@ -23,10 +23,19 @@ class Group:
         self.daemon = daemon
         self.operator = Operator(daemon)
 
+    def pid(self, worker: str) -> int:
+        """The worker's process."""
+        (pid,) = [one["pid"] for one in self.operator.status()["workers"] if one["worker"] == worker]
+        return int(pid)
+
     def ranks(self, worker: str) -> list[int]:
         """The processes of the worker's ranks."""
-        (pid,) = [one["pid"] for one in self.operator.status()["workers"] if one["worker"] == worker]
-        return [child for child in with_children(pid)[1:] if os.getsid(child) == child]
+        return [child for child in with_children(self.pid(worker))[1:] if os.getsid(child) == child]
+
+    def worker_of(self, stream: Stream) -> str:
+        """Where the stream's request runs."""
+        (request,) = self.operator.requests_of(stream)
+        return str(request["worker"])
 
     def begun(self, case: str) -> Stream:
         """A stream whose first tokens have come."""
@@ -75,11 +84,25 @@ def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[s
     assert (answer.error, answer.choices[0].text) == (None, told[case])
 
 
+def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[str, str]) -> None:
+    """An operator takes a pair of devices out of service: nobody is cut, and both are free until they are wanted."""
+    stream = group.begun("greedy")
+    worker = group.worker_of(stream)
+    processes = [group.pid(worker), *group.ranks(worker)]
+    assert group.daemon.melld("drain", worker, "--wait").returncode == 0
+    answer = stream.result()
+    assert (answer.error, answer.choices[0].text) == (None, told["greedy"])
+    assert [is_gone(process) for process in processes] == [True] * 3
+    assert group.daemon.melld("resume", worker).returncode == 0
+    group.operator.wait_ready()
+    assert len(group.ranks(worker)) == 2
+
+
 def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
     """vLLM by itself would notice after seconds, and its clients would lose their answers."""
     streams = {case: group.begun(case) for case in CASES}
-    (worker,) = {one["worker"] for one in group.operator.requests_of(streams["greedy"])}
-    (pid,) = [one["pid"] for one in group.operator.status()["workers"] if one["worker"] == worker]
+    worker = group.worker_of(streams["greedy"])
+    pid = group.pid(worker)
     victim, sibling = group.ranks(worker)
     os.kill(victim, signal.SIGKILL)
     group.operator.wait_gone(worker, pid)
