@@ -34,6 +34,9 @@ class PromptLogprobs:
 
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return the step without the outputs that must wait."""
+        if (name := next((name for name, held in self._held.items() if held is step), None)) is not None:
+            del self._held[name]  # only now: its outputs that were on their way before it have joined it
+            return step
         if not self._held and not any(map(self._is_long, step.outputs)):
             return step
         at_once = []
@@ -79,4 +82,4 @@ class PromptLogprobs:
                 )
             )
         output.new_prompt_logprobs_tensors = None
-        self._put_back(self._held.pop(output.request_id))
+        self._put_back(self._held[output.request_id])
