@@ -51,7 +51,7 @@ def plain_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_says_what_it_would_have_said_on_a_gpu(plain_pair: Pair, case: Case, via: str) -> None:
     """The promise of the CPU tests, with vLLM's V2 runner and a copy over CUDA IPC."""
-    plain_pair.check_move(case, via, 12, late=True)
+    plain_pair.check_moves([(case, via)], 12)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
@@ -68,4 +68,4 @@ def fast_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_moved_request_goes_on_exactly_in_bfloat16_with_graphs(fast_pair: Pair, case: Case) -> None:
     """What people run: its KV is copied whole, so not a bit of the answer may change."""
-    fast_pair.check_move(case, "kv", 12, late=True)
+    fast_pair.check_moves([(case, "kv")], 12)

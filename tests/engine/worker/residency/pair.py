@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,23 @@ class Pair:
 
     def unmoved(self, case: Case) -> Answer:
         """The answer of a run in which nothing moves."""
-        if case not in self._unmoved:
-            self._unmoved[case] = self.finish(self.start(case))[0]
-        return self._unmoved[case]
+        return self.all_unmoved([case])[0]
+
+    def all_unmoved(self, cases: Iterable[Case]) -> list[Answer]:
+        """The answers of such a run; those that are not known yet are asked for at once."""
+        cases = list(cases)
+        new = [case for case in dict.fromkeys(cases) if case not in self._unmoved]
+        self._unmoved |= zip(new, self.finish(*map(self.start, new)), strict=True)
+        return [self._unmoved[case] for case in cases]
+
+    @contextlib.contextmanager
+    def emptied(self) -> Iterator["Pair"]:
+        """The invariant of every test: when all requests have ended, both workers are as empty as they began."""
+        yield self
+        try:
+            self.assert_idle()
+        finally:
+            self.clear()  # a failure here must not fail its neighbours
 
     def other(self, worker: WorkerProxy) -> WorkerProxy:
         """The worker that this one is not."""
@@ -171,16 +185,24 @@ class Pair:
             assert not state["frozen"], state
             assert not state["expected"], state
 
-    def check_move(self, case: Case, via: str, steps: int, *, late: bool = False) -> None:
-        """A request that moves after so many steps says what it says unmoved.  `late`: it must still run by then."""
+    def check_move(self, case: Case, via: str, steps: int) -> None:
+        """A request that moves after so many steps says what it says unmoved."""
         expected = self.unmoved(case)
         running = self.start(case)
         self.step(steps)
-        if late:
-            assert self.move(running, via) is not None
-        else:
-            self.move(running, via, decode_meanwhile=0)
+        self.move(running, via, decode_meanwhile=0)
         assert [expected] == self.finish(running)
+
+    def check_moves(self, moves: Iterable[tuple[Case, str]], steps: int) -> None:
+        """Requests that run side by side, and each move its way after so many steps, say what they say unmoved."""
+        moves = list(moves)
+        expected = self.all_unmoved(case for case, _ in moves)
+        running = [self.start(case) for case, _ in moves]
+        self.step(steps)
+        for one, (_, via) in zip(running, moves, strict=True):
+            assert self.move(one, via, decode_meanwhile=1) is not None, one.case.name
+        for one, answer, unmoved in zip(running, self.finish(*running), expected, strict=True):
+            assert answer == unmoved, one.case.name
 
     def check_every_move(self, case: Case, via: str, moments: int) -> None:
         """A short form of the request may move after 0, 1, 2 ... steps, and says the same."""

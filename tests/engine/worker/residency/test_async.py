@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.engine.worker.residency.driver import WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import (
     CASES,
@@ -25,24 +24,14 @@ def name_of(value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def async_pair(demo_model: Path) -> Iterator[Pair]:
+def shared_pair(demo_model: Path) -> Iterator[Pair]:
     """Two workers with two steps in flight each."""
     with two_workers(demo_model, {"async_scheduling": True}) as workers:
         yield Pair(*workers)
 
 
-@pytest.fixture
-def pair(async_pair: Pair) -> Iterator[Pair]:
-    """When all requests have ended, both workers are as empty as they began."""
-    yield async_pair
-    try:
-        async_pair.assert_idle()
-    finally:
-        async_pair.clear()
-
-
 HERE = (GREEDY, SAMPLED, CASES[-2])
-"""In the short form, and each by one of the two ways; `test_residency` moves every case both ways."""
+"""In the short form by one of the two ways; `test_residency` moves each both ways."""
 
 
 def by_both_ways(cases: Sequence[Any]) -> list[Any]:
@@ -55,20 +44,16 @@ def by_both_ways(cases: Sequence[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in HERE else pytest.mark.long) for case in CASES], ids=name_of
-)
-def test_a_step_ahead_changes_no_answer(
-    pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy], case: Case
-) -> None:
+def test_a_step_ahead_changes_no_answer(pair: Pair, plain_pair: Pair) -> None:
     """Else a comparison of moved with unmoved runs here would say nothing of what clients have had so far."""
-    assert pair.unmoved(case) == Pair(*residency_workers).unmoved(case)
+    for case, ahead, plain in zip(CASES, pair.all_unmoved(CASES), plain_pair.all_unmoved(CASES), strict=True):
+        assert ahead == plain, case.name
 
 
-@pytest.mark.parametrize(("case", "via"), by_both_ways(CASES), ids=name_of)
-def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
-    pair.check_move(case, via, 9, late=True)
+    pair.check_moves([(case, via) for case in CASES], 9)
 
 
 @pytest.mark.parametrize(("case", "via"), by_both_ways(HERE), ids=name_of)
@@ -85,7 +70,7 @@ def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> 
 
 def test_eight_requests_move_there_and_back(pair: Pair) -> None:
     """Emptying a worker is eight moves at the same time; and then they all come back."""
-    expected = [pair.unmoved(case) for case in CASES[:8]]
+    expected = pair.all_unmoved(CASES[:8])
     running = [pair.start(case) for case in CASES[:8]]
     pair.step(12)
     for turn in range(2):

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.worker.residency.driver import WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, Running
 from tests.engine.worker.residency.test_residency import GREEDY, PROMPT, SAMPLED
-
-pytestmark = pytest.mark.xdist_group("residency")  # they share their workers
 
 LONG = Case(
     "1,900 tokens", tuple(300 + 13 * i % 1500 for i in range(1900)), {"temperature": 0.0, "max_tokens": 4}
@@ -18,21 +15,12 @@ TARGET = (0.06, 0.03, 0.001, 0.00025)
 """60 ms for steps of 30 ms, 1 ms a decode and 0.25 ms a prompt token: 116 tokens beside one decode."""
 
 
-@pytest.fixture(scope="module")
-def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
-    return Pair(*residency_workers)
-
-
 @pytest.fixture
-def pair(shared_pair: Pair) -> Iterator[Pair]:
-    """Both workers without a target, as empty as they began."""
-    pair = shared_pair
-    yield pair
-    pair.there("aim", None)
-    try:
-        pair.assert_idle()
-    finally:
-        pair.clear()
+def pair(plain_pair: Pair) -> Iterator[Pair]:
+    """Both workers without a target."""
+    with plain_pair.emptied():
+        yield plain_pair
+        plain_pair.there("aim", None)
 
 
 def tokens_of_each_step(pair: Pair, running: Running, steps: int) -> list[int]:
@@ -51,7 +39,7 @@ def test_a_moved_request_goes_on_at_once_beside_long_prompts(
     pair: Pair, case: Case, prompts: int, target: tuple[float, ...]
 ) -> None:
     """Its client waits for no chunk of anybody's prompt, from the first step on; and all tokens are right."""
-    expected = [pair.unmoved(one) for one in (case, LONG, OTHER)]
+    expected = pair.all_unmoved([case, LONG, OTHER])
     pair.there("aim", *target)
     running = pair.start(case)
     pair.step(9)
@@ -80,7 +68,7 @@ def test_without_a_target_a_prompt_loses_only_what_others_decode(pair: Pair) -> 
 
 def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
     """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; when nobody decodes, all that vLLM allows."""
-    expected = [pair.unmoved(one) for one in (GREEDY, LONG, OTHER)]
+    expected = pair.all_unmoved([GREEDY, LONG, OTHER])
     pair.there("aim", *TARGET)
     decoding = pair.start(GREEDY, pair.there)
     pair.step(3)

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from melld.migrate.snapshot import MoveRefusal, RequestSnapshot
-from tests.engine.worker.residency.driver import Refused, WorkerProxy
+from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
-from tests.engine.worker.residency.test_async import by_both_ways, name_of
 from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
 from tests.tiny_models import make_drafter
 
@@ -29,7 +28,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=["draft_model", pytest.param("ngram", marks=pytest.mark.long)])
-def drafting(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
+def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
     """Two workers that draft three tokens a step."""
     config: dict[str, Any] = {"method": request.param, "num_speculative_tokens": DRAFTED}
     if request.param == "draft_model":
@@ -42,35 +41,24 @@ def drafting(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request
         yield Pair(*workers)
 
 
-@pytest.fixture
-def pair(drafting: Pair) -> Iterator[Pair]:
-    """When all requests have ended, both workers are as empty as they began."""
-    yield drafting
-    try:
-        drafting.assert_idle()
-    finally:
-        drafting.clear()
-
-
-def test_drafts_change_the_pace_and_no_token(pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy]) -> None:
+def test_drafts_change_the_pace_and_no_token(pair: Pair, plain_pair: Pair) -> None:
     """Some drafts are accepted and some are not: fewer steps than tokens, and the tokens of a worker without drafts."""
-    plain = Pair(*residency_workers)
-    for case in CASES:
+    for case, plain in zip(CASES, plain_pair.all_unmoved(CASES), strict=True):
         running = pair.start(case)
         steps = 0
         while running.answer.finish is None:
             pair.step()
             steps += 1
-        assert running.answer.tokens == plain.unmoved(case).tokens
+        assert running.answer.tokens == plain.tokens
         tokens = len(running.answer.tokens)
         assert tokens / (1 + DRAFTED) < steps
         assert steps < tokens or case is not GREEDY
 
 
-@pytest.mark.parametrize(("case", "via"), by_both_ways(CASES), ids=name_of)
-def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
-    """Whatever was drafted when it left is dropped, and drafted anew where it goes on."""
-    pair.check_move(case, via, 5, late=True)
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
+    """Whatever was drafted when they left is dropped, and drafted anew where they go on."""
+    pair.check_moves([(case, via) for case in CASES], 4)
 
 
 def test_log_probabilities_go_on(pair: Pair) -> None:
@@ -128,7 +116,7 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
 
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough, several of a step included."""
-    expected = [pair.unmoved(case).tokens for case in CASES]
+    expected = [answer.tokens for answer in pair.all_unmoved(CASES)]
     running = [pair.start(case) for case in CASES]
     core = [pair.here("core_request", one.request_id)[0] for one in running]
     pair.step(6)
@@ -150,14 +138,12 @@ def test_seeded_requests_end_wherever_they_are(pair: Pair) -> None:
     assert [len(answer.tokens) for answer in pair.finish(*running)] == [40] * 4
 
 
-def test_a_worker_that_drafts_otherwise_takes_no_kv(
-    pair: Pair, residency_workers: tuple[WorkerProxy, WorkerProxy]
-) -> None:
+def test_a_worker_that_drafts_otherwise_takes_no_kv(pair: Pair, plain_pair: Pair) -> None:
     """Blocks without the drafter's part do not fit; as tokens anything goes on anywhere."""
     running = pair.start(GREEDY)
     pair.step(4)
     core_request, tokens = pair.here("core_request", running.request_id)
-    plain = residency_workers[0]
+    plain = plain_pair.here
     plain("reserve", core_request, tokens, 0)
     pair.here("freeze", running.request_id, "kv")
     with pytest.raises(Refused) as refused:

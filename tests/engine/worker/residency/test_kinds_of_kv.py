@@ -20,7 +20,7 @@ HAS_AVX512 = "avx512" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
+def shared_pair(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
     """Two workers."""
     if request.param == "fp8" and not HAS_AVX512:
         pytest.skip("vLLM's CPU attention reads fp8 by AVX-512 alone")
@@ -29,16 +29,6 @@ def kind(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pai
     make(model)
     with two_workers(model, options) as workers:
         yield Pair(*workers)
-
-
-@pytest.fixture
-def pair(kind: Pair) -> Iterator[Pair]:
-    """When all requests have ended, both workers are as empty as they began."""
-    yield kind
-    try:
-        kind.assert_idle()
-    finally:
-        kind.clear()
 
 
 @pytest.mark.parametrize("case", [GREEDY, SAMPLED, HALF_PREFILLED], ids=lambda case: case.name)

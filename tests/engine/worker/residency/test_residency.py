@@ -2,12 +2,11 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from melld.migrate.snapshot import CopyPlan, MoveRefusal, RequestSnapshot
-from tests.engine.worker.residency.driver import Refused, WorkerProxy
+from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair
 
 PROMPT = tuple(100 + 7 * i % 1500 for i in range(90))
@@ -47,26 +46,10 @@ CASES = [
 HALF_PREFILLED = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"max_tokens": 10})
 
 
-@pytest.fixture(scope="module")
-def shared_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
-    return Pair(*residency_workers)
-
-
-@pytest.fixture
-def pair(shared_pair: Pair) -> Iterator[Pair]:
-    """The invariant of every test here: when all requests have ended, both workers are as empty as they began."""
-    yield shared_pair
-    try:
-        shared_pair.assert_idle()
-    finally:
-        shared_pair.clear()  # a failure here must not fail its neighbours
-
-
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
-    pair.check_move(case, via, 9, late=True)
+    pair.check_moves([(case, via) for case in CASES], 9)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
@@ -97,7 +80,7 @@ def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
 
 def test_eight_requests_move_at_once(pair: Pair) -> None:
     """Emptying a worker is eight moves at the same time, each of which is exact."""
-    expected = [pair.unmoved(case) for case in CASES[:8]]
+    expected = pair.all_unmoved(CASES[:8])
     running = [pair.start(case) for case in CASES[:8]]
     pair.step(12)
     for number, one in enumerate(running):
@@ -107,7 +90,7 @@ def test_eight_requests_move_at_once(pair: Pair) -> None:
 
 def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
     """A destination that dies or refuses costs the client nothing but a step or two."""
-    expected = [pair.unmoved(case) for case in (SAMPLED, CASES[7])]
+    expected = pair.all_unmoved([SAMPLED, CASES[7]])
     running = [pair.start(case) for case in (SAMPLED, CASES[7])]
     pair.step(10)
     for one in running:
@@ -162,7 +145,7 @@ def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
 def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
     """Requests on both sides go on while blocks are on their way, the moved one included."""
     case = Case("with a long prompt", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
-    expected, beside = pair.unmoved(case), pair.unmoved(SAMPLED)
+    expected, beside = pair.all_unmoved([case, SAMPLED])
     running, near, far = pair.start(case), pair.start(SAMPLED), pair.start(SAMPLED, pair.there)
     pair.step(6)
     name = running.request_id
@@ -253,7 +236,7 @@ def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -
     """Two workers so full that vLLM itself pushes requests out, and moves at random: every answer is what it was."""
     chance = random.Random(seed)
     cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
-    expected = {case: pair.unmoved(case) for case in cases}
+    expected = dict(zip(cases, pair.all_unmoved(cases), strict=True))
     hogs = [(worker, f"hog-{seed}-{number}") for worker in (pair.here, pair.there) for number in range(4)]
     for worker, name in hogs:  # 4 times 60 of 255 blocks
         worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
@@ -316,7 +299,7 @@ def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> Non
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough: even a seeded, penalised or schema-bound answer continues as it was."""
     cases = [case for case in CASES if case.name != "prompt logprobs"]
-    expected = [pair.unmoved(case) for case in cases]
+    expected = pair.all_unmoved(cases)
     running = [pair.start(case) for case in cases]
     core = [pair.here("core_request", one.request_id)[0] for one in running]
     pair.step(15)

@@ -17,7 +17,7 @@ LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 80})
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two workers: a group of layers that see all, two that see the last 64 tokens."""
     model = tmp_path_factory.mktemp("model") / "windowed"
     make_windowed(model)
@@ -25,19 +25,9 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(*workers)
 
 
-@pytest.fixture
-def pair(windowed: Pair) -> Iterator[Pair]:
-    """When all requests have ended, both workers are as empty as they began."""
-    yield windowed
-    try:
-        windowed.assert_idle()
-    finally:
-        windowed.clear()
-
-
 @pytest.fixture(scope="module")
-def geometry(windowed: Pair) -> KvGeometry:
-    windows = windowed.here("windows")
+def geometry(shared_pair: Pair) -> KvGeometry:
+    windows = shared_pair.here("windows")
     assert set(windows) == {0, WINDOW}
     return KvGeometry(BLOCK, 1, windows)
 
@@ -48,10 +38,9 @@ def real_blocks(groups: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-@pytest.mark.parametrize("case", [GREEDY, SAMPLED, LONG], ids=lambda case: case.name)
-def test_a_moved_request_says_what_it_would_have_said(pair: Pair, case: Case, via: str) -> None:
+def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
     """Before and beyond the window's end."""
-    pair.check_move(case, via, 9, late=True)
+    pair.check_moves([(case, via) for case in (GREEDY, SAMPLED, LONG)], 9)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
@@ -105,16 +94,17 @@ def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:
     pair.step(8)
     pair.move(running, "kv", decode_meanwhile=4 * BLOCK)
     pair.finish(running)
-    for more in (0, 3 * BLOCK, 5 * BLOCK):
-        prompt = LONG_PROMPT + tuple(running.answer.tokens[:more])
-        case = Case(f"{more} tokens more", prompt, CALM | {"max_tokens": 8})
-        assert pair.finish(pair.start(case, pair.there, salt="poisoned")) == [pair.unmoved(case)]
+    cases = [
+        Case(f"{more} tokens more", LONG_PROMPT + tuple(running.answer.tokens[:more]), CALM | {"max_tokens": 8})
+        for more in (0, 3 * BLOCK, 5 * BLOCK)
+    ]
+    assert [*pair.finish(*(pair.start(case, pair.there, salt="poisoned") for case in cases))] == pair.all_unmoved(cases)
 
 
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough."""
     cases = (LONG, SAMPLED)
-    expected = [pair.unmoved(case) for case in cases]
+    expected = pair.all_unmoved(cases)
     running = [pair.start(case) for case in cases]
     core = [pair.here("core_request", one.request_id)[0] for one in running]
     pair.step(15)
