@@ -37,6 +37,7 @@ class SimulatedFleet:
         self._prefill_free_s: list[float] = []
         self._computes_s: list[float] = []  # from when on
         self._counts: list[int] = []
+        self._urgent_free_s: list[float] = []  # when the urgent prompts are done
         self._preempted: dict[int, list[Run]] = {}
         self._moving: dict[RequestId, Run] = {}
         self._prefill_s = settings.latency.prefill_s
@@ -64,6 +65,7 @@ class SimulatedFleet:
             self._prefill_free_s.append(0.0)
             self._computes_s.append(0.0)
             self._counts.append(0)
+            self._urgent_free_s.append(0.0)
             added.append((name, index // self.settings.gpus_per_machine))
         self.running.add_workers(count)
         return added
@@ -108,6 +110,22 @@ class SimulatedFleet:
         counts[index] += 1
         run.row = running.add(run, index, first_s)
         return first_s + (run.output - 1) / running.pace[index]
+
+    def hurry(self, run: Run, now_s: float) -> list[Run]:
+        """Let the prompt of an urgent request just placed go before those of others; return these: they end later."""
+        running, index = self.running, run.worker
+        seconds = self._prefill_s(run.prompt) * running.stretch[index]
+        first_s = max(now_s, self._computes_s[index], self._urgent_free_s[index]) + seconds
+        delayed = [one for one in running.prefilling(index, now_s) if not one.urgent]
+        if not delayed:
+            first_s = run.first_token_s
+        self._urgent_free_s[index] = run.first_token_s = running.since_s[run.row] = first_s
+        for one in delayed:
+            one.version += 1
+            running.since_s[one.row] += seconds
+            if one.first_token_s > now_s:
+                one.first_token_s += seconds
+        return delayed
 
     def kv_bytes(self, run: Run) -> int:
         """Return the run's size, as last reported to the scheduler."""

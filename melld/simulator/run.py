@@ -47,8 +47,9 @@ class SimulatedMove:
 class Run(msgspec.Struct, eq=False, gc=False):
     """One simulated request.  `row`: its row in `Running` once placed; `worker`: the index of its worker.
 
-    `version` changes whenever its expected end does.  A struct without garbage collection, because there is one per
-    request and nothing that it refers to refers back.
+    `urgent`: of high priority: its prompt goes before those of others.  `version` changes whenever its expected end
+    does.  A struct without garbage collection, because there is one per request and nothing that it refers to refers
+    back.
     """
 
     id: RequestId
@@ -56,6 +57,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
     prompt: int
     output: int
     prompt_bytes: int
+    urgent: bool = False
     row: int = -1
     worker: int = -1
     version: int = 0

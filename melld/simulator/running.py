@@ -105,6 +105,11 @@ class Running:
         rows: Integers = self._held[: self.rows].nonzero()[0]
         return rows
 
+    def prefilling(self, worker: int, now_s: float) -> list[Run]:
+        """Return the worker's requests that emit nothing yet: their prompts wait, or are being computed."""
+        rows = ((self._worker == worker) & (self._since_s > now_s))[: self.rows] & self._held[: self.rows]
+        return [self.runs[row] for row in rows.nonzero()[0].tolist()]
+
     def workers_of(self, rows: Integers) -> Integers:
         """Return the worker of each row."""
         return self._worker[rows]

@@ -130,6 +130,8 @@ class Simulation:
         workload, request = self.workload, RequestId(f"r{index}")
         prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
         self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
+        if self._priority[index] < 0:
+            self._runs[request].urgent = True
         self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens, self._priority[index]))
 
     def _finish(self, run: Run, version: int) -> None:
@@ -253,6 +255,11 @@ class Simulation:
         run.become(RUNNING)
         now_s = run.placed_s = self.now_s
         end_s = self.fleet.place(run, command.worker, now_s)
+        if run.urgent and (delayed := self.fleet.hurry(run, now_s)):
+            for one in (run, *delayed):
+                if (end_s := self.fleet.end_s(one)) <= self._next_epoch_s:
+                    self._push(end_s, self._finish, one, one.version)
+            return
         if end_s <= self._next_epoch_s:  # no later replan would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
 

@@ -5,7 +5,7 @@ spends in the order of `running`, then on requests that wait: by itself a long p
 request that has just arrived by a move waits until that prompt ends.
 
     limit of a step    = chunk + decodes + arrivals      scheduler.max_num_scheduled_tokens
-    limit of a prompt  = chunk, shared out among the prompts under way while an arrival waits
+    limit of a prompt  = chunk, shared out among the prompts under way while an arrival or a more urgent prompt waits
                                                          scheduler_config.long_prefill_token_threshold
 
 The chunk is what the target leaves beside the decodes, and without a target all that vLLM allows.  Where nobody would
@@ -15,6 +15,7 @@ than its decodes: each prompt gets one token.
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,21 +87,26 @@ class StepBudget:
         return output
 
     def _prepare(self) -> None:
-        """Put decodes first, and set the limits of the step."""
+        """Put decodes first and the urgent before the others, and set the limits of the step."""
         scheduler = self._scheduler
+        _by_priority(scheduler.waiting)
         prompts = [request for request in scheduler.running if request.is_prefill_chunk]
         if prompts:
             decoding = [request for request in scheduler.running if not request.is_prefill_chunk]
             prompts.sort(key=lambda request: (request.priority, request.arrival_time))
             scheduler.running[:] = decoding + prompts
         if self._cuts and (prompts or scheduler.waiting or scheduler.kv_holding_waiting):
-            self._cut(len(scheduler.running) - len(prompts), len(prompts))
+            urgent = prompts and scheduler.waiting and scheduler.waiting.peek_request().priority < prompts[0].priority
+            self._cut(len(scheduler.running) - len(prompts), len(prompts), 1 if urgent else 0)
         else:
             self._arrived.clear()
             self._limit(self._most_tokens, self._own_chunk)
 
-    def _cut(self, decodes: int, prompts: int) -> None:
-        """Set the limits of a step beside which so many requests decode and so many prompts are under way."""
+    def _cut(self, decodes: int, prompts: int, urgent: int) -> None:
+        """Set the limits of a step beside which so many requests decode and so many prompts are under way.
+
+        `urgent` prompts wait that go before these: once they have begun, they stand first.
+        """
         most = self._most_tokens
         holding = list(self._scheduler.kv_holding_waiting)
         arrived = {r.request_id for r in holding if r.num_tokens - r.num_computed_tokens <= 1}
@@ -110,11 +116,11 @@ class StepBudget:
         if self.limit is not None and (streams or self._expected()) and (costs := self.times.costs) is not None:
             limit_s = max(self.limit.seconds, self.limit.lone_steps * costs.step_s(1.0))
             targeted = self.times.prompt_tokens_within(limit_s, streams)
-        if targeted is None and not holding:
+        if targeted is None and not holding and not urgent:
             self._limit(most, self._own_chunk)
             return
         own = streams * self._decode_tokens
-        sharing = max(1, prompts + len(holding) - len(arrived)) if holding else 1
+        sharing = max(1, prompts + len(holding) - len(arrived) + urgent) if holding or urgent else 1
         chunk = max(1, min(sharing if news else targeted or most, most - own))
         share = max(1, chunk // sharing)
         least = self._decode_tokens if self._decode_tokens > 1 else 0  # a request that arrives is padded with drafts
@@ -124,3 +130,16 @@ class StepBudget:
     def _limit(self, step_tokens: int, prompt_tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = step_tokens
         self._config.long_prefill_token_threshold = prompt_tokens
+
+
+def _by_priority(waiting: Any) -> None:
+    """Put requests that wait in vLLM in order of priority, those of one in the order in which they stand.
+
+    Unlike vLLM's own scheduling policy `priority` this keeps a request that goes on ahead of its equals.
+    """
+    if len(waiting) > 1 and isinstance(waiting, collections.deque):
+        priorities = [request.priority for request in waiting]
+        if any(later < sooner for sooner, later in itertools.pairwise(priorities)):
+            ordered = sorted(waiting, key=lambda request: request.priority)
+            waiting.clear()
+            waiting.extend(ordered)

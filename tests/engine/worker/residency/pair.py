@@ -61,11 +61,13 @@ class Pair:
         self.preemptions = 0
         self._unmoved: dict[Case, Answer] = {}
 
-    def start(self, case: Case, worker: WorkerProxy | None = None, *, salt: str | None = None) -> Running:
+    def start(
+        self, case: Case, worker: WorkerProxy | None = None, *, salt: str | None = None, priority: int = 0
+    ) -> Running:
         """Hand the request in.  By default nothing of another's prefix cache can help it."""
         number = next(_numbers)
         running = Running(case, f"request-{number}", worker or self.here)
-        extra = {"cache_salt": salt or f"salt-{number}"}
+        extra = {"cache_salt": salt or f"salt-{number}", "priority": priority}
         running.home("add", running.request_id, list(case.prompt), case.params, extra)
         self.live[running.request_id] = running
         return running

@@ -140,3 +140,14 @@ def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair
     pair.step()
     assert [pair.there("facts", one.request_id).num_computed_tokens for one in (first, urgent)] == [80, 80 + 255]
     pair.finish(decoding, first, urgent)
+
+
+def test_the_prompt_of_an_urgent_request_goes_first(pair: Pair) -> None:
+    """It overtakes prompts that wait and one that is under way, and changes no token of them."""
+    expected = [pair.unmoved(one) for one in (LONG, OTHER, GREEDY)]
+    others = [pair.start(one, pair.there) for one in (LONG, OTHER)]
+    pair.step(2)
+    urgent = pair.start(GREEDY, pair.there, priority=-1)
+    assert tokens_of_each_step(pair, urgent, 2) == [1, 1]
+    assert not any(other.answer.tokens for other in others)
+    assert expected == pair.finish(*others, urgent)
