@@ -24,6 +24,8 @@ POINTS = (
     "warmed",  # destination: the blocks are computed, room is not taken yet
     "copying",  # destination: a pull is about to begin
     "copied",  # destination: it has ended, and this is not said
+    "following",  # source: it looks for a chunk, or the first token, of a prompt that is followed
+    "followed",  # source: there is a chunk, and this is not said
     "freezing",  # source: about to freeze
     "frozen",  # source: frozen, and not said so
     "attaching",  # destination: about to attach, its last blocks are there
@@ -108,6 +110,7 @@ def inject(directory: Path) -> None:
     """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
     from vllm.v1.engine.core import EngineCore
 
+    from melld.engine.worker.descriptions import Descriptions
     from melld.engine.worker.links import LinkOpener
     from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
@@ -132,11 +135,14 @@ def inject(directory: Path) -> None:
     }
 
     def said(_writer: Any, message: Any, *_: Any) -> None:
+        if isinstance(message, say.RequestDescribed) and message.in_prompt and message.number > 1:
+            reach("followed")
         if (point := told.get(type(message))) is not None:
             reach(point)
 
     _wrap(EngineLoop, "__init__", before=started)
     _wrap(Writer, "say", before=said)
+    _wrap(Descriptions, "_look_again", before=lambda *_, **__: reach("following"))
     _wrap(Moves, "_freeze", before=lambda *_: reach("freezing"))
     _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
     _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))

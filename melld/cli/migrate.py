@@ -24,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit codes: 0 moved, or there already; 1 not moved, 2 bad usage, 3 no daemon to talk to."
     parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
     parser.add_argument("worker", metavar="WORKER", help="the worker to move it to")
-    parser.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or recompute it from its tokens")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or recompute it from its tokens")
+    way.add_argument(
+        "--after-first-token",
+        action="store_true",
+        help="copy its KV while its prompt is computed, and hand it over after its first token",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     add_daemon_flags(parser)
 
@@ -32,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon, wait, and print the report; return the exit code."""
     via = Via(arguments.via) if arguments.via else None
-    asked = Migrate(request=arguments.request, worker=arguments.worker, via=via)
+    names = {"request": arguments.request, "worker": arguments.worker}
+    asked = Migrate(**names, via=via, after_first_token=arguments.after_first_token)
     return ask("migrate", arguments, (asked, DEADLINE_S), dict[str, Any], in_words, was_moved)
 
 

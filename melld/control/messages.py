@@ -43,6 +43,8 @@ class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worker: str
     via: Via | None = None
     """None: copy its KV if possible, else recompute from its tokens."""
+    after_first_token: bool = False
+    """Copy its KV while its prompt is computed, and hand it over after its first token, whatever `via` says."""
 
 
 class AskStory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -253,7 +253,8 @@ def operations_of(models: Sequence[ServedModel], landlord: LandlordShell | None 
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         driver = _of_worker(models, asked.worker).driver
-        return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), asked.via)
+        way = asked.via, asked.after_first_token
+        return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
 
     async def profile(asked: Profile) -> Profiled:
         boundaries = model_called(models, asked.model).parts.boundaries

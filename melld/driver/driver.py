@@ -88,7 +88,7 @@ class Driver:
         self._told = NO_EVENT
         self._told_s = 0.0
         self._paced_s = 0.0
-        self._asked: dict[str, Via | None] = {}
+        self._asked: dict[str, tuple[Via | None, bool]] = {}
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
         self.executor = executor
@@ -184,10 +184,12 @@ class Driver:
         self._fleet.end(request, error)
         self.handle(events.RequestFinished(self._clock(), request=request))
 
-    async def migrate(self, request: RequestId, destination: WorkerId, via: Via | None) -> MoveReport | AlreadyThere:
+    async def migrate(
+        self, request: RequestId, destination: WorkerId, via: Via | None, after_first_token: bool = False
+    ) -> MoveReport | AlreadyThere:
         """Move a request for an operator and pin it there; return when the move is committed or cancelled.
 
-        `request`: its id, or a part of it that no other request has.
+        `request`: its id, or a part of it that no other request has.  `after_first_token`: see `MoveRequest`; by KV.
 
         Raises:
             MelldError: the move could not start.
@@ -199,8 +201,8 @@ class Driver:
         if self._fleet.live[request].worker == destination:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
-        self.executor.check_link(request, destination, via)
-        self._asked[request] = via
+        self.executor.check_link(request, destination, Via.KV if after_first_token else via)
+        self._asked[request] = via, after_first_token
         try:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
         finally:
@@ -318,5 +320,6 @@ class Driver:
             case events.RetireWorker():
                 self._fleet.sleep(command.worker)
             case events.MoveRequest():
-                asked = command.request in self._asked
-                self.wanted.want(command, asked, self._asked.get(command.request), is_epoch)
+                via, after_first_token = self._asked.get(command.request, (None, command.after_first_token))
+                command = msgspec.structs.replace(command, after_first_token=after_first_token)
+                self.wanted.want(command, command.request in self._asked, via, is_epoch)

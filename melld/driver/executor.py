@@ -97,10 +97,12 @@ class Executor:
         via: Via | None = None,
         paces: Mapping[Via, MovePace] | None = None,
         cause: EventId = NO_EVENT,
+        *,
+        after_first_token: bool = False,
     ) -> Move:
         """Start to move a request.  Without `via`, move its KV if possible, else its tokens.
 
-        `paces`, `cause`: see `Wish`.
+        `paces`, `cause`, `after_first_token`: see `Wish`.
 
         Raises:
             MoveRefused: the request is on no worker, or is moving already.
@@ -122,6 +124,7 @@ class Executor:
             lease=self._fleet.new_lease(request),
             paces=paces or {},
             cause=cause,
+            after_first_token=after_first_token,
         )
         move = Move(Migration(wish, self._clock()))
         self.moves[request] = self._by_number[wish.move] = move

@@ -65,7 +65,8 @@ class WantedMoves:
 
         `asked`: an operator wants it, by way of `via` if that is given.
         """
-        request = command.request
+        request, handed_over = command.request, command.after_first_token
+        via = Via.KV if handed_over else via
         self._chosen.pop(request, None)
         if via is not None:
             self._chosen[request] = via
@@ -74,11 +75,12 @@ class WantedMoves:
             request=request,
             source=command.source,
             destination=command.destination,
-            kv_bytes=kv_bytes or command.kv_bytes,
+            kv_bytes=max(kv_bytes, command.kv_bytes) if handed_over else kv_bytes or command.kv_bytes,
             tokens=tokens,
             urgency_s=command.urgency_s,
             ways=ways,
             asked=asked,
+            after_first_token=handed_over,
             cause=command.cause,
         )
         self.planner.ask(wanted, self._clock())
@@ -202,7 +204,14 @@ class WantedMoves:
         # If both ways are open, a source whose KV cannot be copied sends the tokens instead.
         via = None if start.via is Via.KV and wanted.ways == BOTH else start.via
         try:
-            move = self._executor.start(wanted.request, wanted.destination, via, self._paces(wanted), wanted.cause)
+            move = self._executor.start(
+                wanted.request,
+                wanted.destination,
+                via,
+                self._paces(wanted),
+                wanted.cause,
+                after_first_token=wanted.after_first_token,
+            )
         except Exception as error:  # the boundary of one move: the others start
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", start)

@@ -30,7 +30,16 @@ class MoveMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class DescribeRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the source: report the request's state and its final blocks.  Answer: `RequestDescribed`."""
+    """To the source: report the request's state and its final blocks.  Answer: `RequestDescribed`.
+
+    `freeze_after_first_token`: the request will leave after its prompt, so that what only a half-computed prompt stands
+    in the way of is no refusal.  With `beyond`, the answer waits until the request's full blocks are more than so many
+    (or fewer: it was preempted), or for 5 s; and between its first token and the next the request stops:
+    `RequestFrozen`.
+    """
+
+    freeze_after_first_token: bool = False
+    beyond: int | None = None
 
 
 class ReserveBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
@@ -109,7 +118,8 @@ class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
 class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
     """State of the request.  `refusals`: why it cannot go by a way; ways that are not named are open.
 
-    In `block_ids`, 0 is no block: behind a sliding window nothing is kept.
+    In `block_ids`, 0 is no block: behind a sliding window nothing is kept.  `in_prompt`: its first token is to come.
+    `step_s`: how long the source's last step took.
     """
 
     num_tokens: int
@@ -117,6 +127,8 @@ class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
     block_ids: BlockIds
     block_epoch: int
     refusals: dict[Via, str] = {}
+    in_prompt: bool = False
+    step_s: float = 0.0
 
 
 class RoomReserved(MoveMessage, frozen=True, tag=True, kw_only=True):

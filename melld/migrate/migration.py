@@ -3,10 +3,16 @@
 Owns the allowed steps and the roll-back, which is a path through the same table.  Pure: no I/O, no clock.
 
     QUEUED ─► LOOKING ─► RESERVING ─► COPYING ⇄ CHECKING ─► FREEZING ─► ATTACHING ─► RELEASING ─► ENDED   by KV
-                   └────────────────► WARMING ⇄ CHECKING ─► FREEZING ─► ...                               by tokens
+                   │                     ⇅
+                   │                 FOLLOWING ─► ATTACHING ─► ...             by KV, after a prompt's first token
+                   └────────────────► WARMING ⇄ CHECKING ─► FREEZING ─► ...                          by tokens
 
     failure before FREEZING:     CANCELLING ─► ENDED                        (the source never noticed)
             from FREEZING on:    THAWING ─► CANCELLING ─► ENDED             (the source resumes)
+
+FOLLOWING's command waits at the source until a chunk of the prompt is computed, or freezes the request once its first
+token is: only the last chunk's blocks are left to pull.  A request whose first token comes sooner decodes on while they
+are pulled, like any other.
 
 Entering a state sends its one command, which ends in exactly one event: its answer, its refusal, its deadline, or the
 loss of its worker.  The daemon hands the request over when it reads `RequestAttached` (`HandOver`): before, the
@@ -38,6 +44,7 @@ _TO_SOURCE = frozenset(
     {
         MoveState.LOOKING,
         MoveState.CHECKING,
+        MoveState.FOLLOWING,
         MoveState.FREEZING,
         MoveState.RELEASING,
         MoveState.THAWING,
@@ -112,6 +119,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     paces: Mapping[Via, MovePace] = {}
     cause: EventId = NO_EVENT
     """The event on which the move was decided."""
+    after_first_token: bool = False
+    """Follow the prompt as it is computed, by KV, and hand over after its first token."""
 
 
 class Migration:
@@ -135,6 +144,7 @@ class Migration:
         self._sent_epoch = -1
         self._sent_tokens = 0
         self._warmed = 0
+        self._progress_s = now_s
 
     def answered(self, answer: say.MoveAnswer, now_s: float) -> list[Action]:
         """Handle a worker's answer; return the next actions.  Ignore answers to earlier commands."""
@@ -150,6 +160,8 @@ class Migration:
             IllegalTransition: the table has no such row; nothing has changed.
         """
         before = self.state
+        if before is not MoveState.FOLLOWING:
+            self._progress_s = now_s
         after = TRANSITIONS.get((before, sign))
         if after is None:
             raise IllegalTransition("migration", str(self.wish.move), before, sign, self.told())
@@ -162,8 +174,8 @@ class Migration:
         if after is MoveState.ENDED:
             assert self.outcome is not None, self.told()
             actions.append(Finish(self.outcome))
-        elif after is not before or sign is Sign.LATE:
-            actions.append(self._tell())
+        elif after is not before or sign in (Sign.LATE, Sign.AWAITED):
+            actions.append(self._tell(now_s))
         if sign is Sign.ATTACHED:  # after the release: commands that use the source's room arrive after it
             actions.append(HandOver(self.wish.lease))
         return actions
@@ -194,6 +206,8 @@ class Migration:
             return Sign.WARMED
         if isinstance(answer, say.RequestDescribed | say.RoomReserved):
             return self._how_much()
+        if isinstance(answer, say.BlocksCopied) and self._follows:
+            return Sign.AWAITED
         return _SIGNS[type(answer)]
 
     def _way(self, described: say.RequestDescribed) -> Sign:
@@ -213,19 +227,32 @@ class Migration:
         if self.via is Via.TOKENS:
             behind = described.num_tokens - self._sent_tokens
             return Sign.BEHIND if behind > FEW_TOKENS and self._warmed < MAX_ROUNDS else Sign.ENOUGH
-        full = sum(len(group) for group in described.block_ids)
+        full = self._full_blocks()
         left = full if described.block_epoch != self._sent_epoch else full - self._sent_blocks
+        if self._follows or self.state is MoveState.FOLLOWING:
+            return Sign.MORE if left > 0 else Sign.AWAITED
         allowed = 0 if self.state is MoveState.RESERVING else FEW_BLOCKS
         return Sign.MORE if left > allowed and self.rounds < MAX_ROUNDS else Sign.ENOUGH
 
+    @property
+    def _follows(self) -> bool:
+        """Return True while the first token of a request that is to go after it was not seen."""
+        return self.wish.after_first_token and self._described is not None and self._described.in_prompt
+
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> Tell:
+    def _tell(self, now_s: float) -> Tell:
         self.number += 1
         wish = self.wish
         worker = wish.source if self.state in _TO_SOURCE else wish.destination
         paced_s = self._pace().takes_s if self.state in (MoveState.COPYING, MoveState.WARMING) else 0.0
-        return Tell(worker, self._command(), DEADLINES_S[self.state] + paced_s)
+        deadline_s = DEADLINES_S[self.state] + paced_s
+        if self.state is MoveState.FOLLOWING and self._described is not None:
+            deadline_s += self._described.step_s - (now_s - self._progress_s)
+        return Tell(worker, self._command(), max(deadline_s, 0.0))
+
+    def _full_blocks(self) -> int:
+        return sum(len(group) for group in self._described.block_ids) if self._described is not None else 0
 
     def _pace(self) -> MovePace:
         return self.wish.paces.get(self.via, MovePace())
@@ -240,7 +267,9 @@ class Migration:
         }
         match self.state:
             case MoveState.LOOKING | MoveState.CHECKING:
-                return say.DescribeRequest(**names)
+                return say.DescribeRequest(**names, freeze_after_first_token=wish.after_first_token)
+            case MoveState.FOLLOWING:
+                return say.DescribeRequest(**names, freeze_after_first_token=True, beyond=self._full_blocks())
             case MoveState.FREEZING:
                 return say.FreezeRequest(**names, via=self.via)
             case MoveState.ATTACHING:
@@ -254,7 +283,7 @@ class Migration:
         assert described is not None, self.told()
         capacity = described.num_tokens + HEADROOM_TOKENS
         if self.state is MoveState.COPYING:
-            self._sent_blocks = sum(len(group) for group in described.block_ids)
+            self._sent_blocks = self._full_blocks()
             self._sent_epoch = described.block_epoch
             return say.CopyBlocks(
                 **names,

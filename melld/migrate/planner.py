@@ -46,7 +46,7 @@ class PlannerSettings(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A wanted move.  `asked`: by an operator, who waits for it.
+    """A wanted move.  `asked`: by an operator, who waits for it.  `after_first_token`: see `migration.Wish`.
 
     `ways`: those that its request, link and destination allow now; the move waits while there are none.
     """
@@ -59,6 +59,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     urgency_s: float = math.inf
     ways: tuple[Via, ...] = (Via.KV, Via.TOKENS)
     asked: bool = False
+    after_first_token: bool = False
     cause: EventId = NO_EVENT
     """The event on which the move was decided."""
 

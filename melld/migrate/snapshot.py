@@ -84,7 +84,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
     `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while the
     request decodes, and are final as long as `block_epoch` stays the same (vLLM's preemption frees blocks).
-    `kv_bytes` counts every block that the request holds.
+    `kv_bytes` counts every block that the request holds.  `in_prompt`: its first token is neither out nor in the step
+    under way.
     """
 
     request: str
@@ -96,6 +97,12 @@ class RequestFacts(msgspec.Struct, frozen=True):
     block_epoch: int
     blocks: int
     kv_bytes: int
+    in_prompt: bool = False
+
+    @property
+    def full_blocks(self) -> int:
+        """Return the number of blocks that can be copied."""
+        return sum(len(group) for group in self.full_block_ids)
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):

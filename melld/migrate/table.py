@@ -16,6 +16,7 @@ class MoveState(enum.StrEnum):
     WARMING = "warming"  # the destination computes the blocks itself; the source decodes on
     COPYING = "copying"  # full blocks are pulled; the source decodes on
     CHECKING = "checking"  # the source reports what was added since
+    FOLLOWING = "following"  # the source computes the prompt on, and stops after the first token
     FREEZING = "freezing"  # the source stops
     ATTACHING = "attaching"  # the destination pulls the rest and takes over
     RELEASING = "releasing"  # committed: the source frees its blocks
@@ -36,6 +37,7 @@ class Sign(enum.StrEnum):
     WARMED = "computed"
     BEHIND = "has tokens to compute"
     COPIED = "copied"
+    AWAITED = "first token awaited"
     FROZEN = "frozen"
     ATTACHED = "attached"
     RELEASED = "released"
@@ -76,10 +78,12 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.LOOKING, _E.DESTINATION_LOST): _S.ENDED,
     (_S.RESERVING, _E.MORE): _S.COPYING,
     (_S.RESERVING, _E.ENOUGH): _S.FREEZING,
+    (_S.RESERVING, _E.AWAITED): _S.FOLLOWING,
     (_S.RESERVING, _E.REFUSED): _S.ENDED,
     (_S.WARMING, _E.WARMED): _S.CHECKING,
     (_S.WARMING, _E.REFUSED): _S.CANCELLING,
     (_S.COPYING, _E.COPIED): _S.CHECKING,
+    (_S.COPYING, _E.AWAITED): _S.FOLLOWING,
     (_S.COPYING, _E.REFUSED): _S.CANCELLING,
     (_S.COPYING, _E.COPY_FAILED): _S.CANCELLING,
     (_S.CHECKING, _E.MORE): _S.COPYING,
@@ -96,6 +100,10 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
             _E.DESTINATION_LOST: _S.ENDED,
         }.items()
     },
+    (_S.FOLLOWING, _E.MORE): _S.COPYING,
+    (_S.FOLLOWING, _E.AWAITED): _S.FOLLOWING,
+    (_S.FOLLOWING, _E.FROZEN): _S.ATTACHING,
+    (_S.FOLLOWING, _E.REFUSED): _S.CANCELLING,
     (_S.FREEZING, _E.FROZEN): _S.ATTACHING,
     (_S.FREEZING, _E.REFUSED): _S.CANCELLING,
     (_S.ATTACHING, _E.ATTACHED): _S.RELEASING,
@@ -103,7 +111,7 @@ TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
     (_S.ATTACHING, _E.COPY_FAILED): _S.THAWING,
     **{
         (state, sign): after
-        for state in (_S.FREEZING, _S.ATTACHING)
+        for state in (_S.FOLLOWING, _S.FREEZING, _S.ATTACHING)
         for sign, after in {
             _E.LATE: _S.THAWING,
             _E.GONE: _S.CANCELLING,
@@ -139,6 +147,7 @@ DEADLINES_S: Mapping[MoveState, float] = {
     MoveState.WARMING: 120.0,
     MoveState.COPYING: 60.0,
     MoveState.CHECKING: 10.0,
+    MoveState.FOLLOWING: 15.0,
     MoveState.FREEZING: 10.0,
     MoveState.ATTACHING: 5.0,
     MoveState.RELEASING: 10.0,
@@ -146,4 +155,6 @@ DEADLINES_S: Mapping[MoveState, float] = {
     MoveState.THAWING_ALONE: 10.0,
     MoveState.CANCELLING: 10.0,
 }
-"""Time limit of each state's command; short while the request is frozen."""
+"""Time limit of each state's command; short while the request is frozen.  FOLLOWING's runs from the last progress, and
+is longer by a step of the source.
+"""

@@ -23,6 +23,7 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import POINTS, SIGNALS
 
 BODIES = 20
+AFTER = "after the first token"
 UNMET_S = 5.0
 """A fault that nothing runs into for so long is taken back: another point has its turn."""
 
@@ -143,7 +144,9 @@ class History:
             one = chance.choice(running)
             there = chance.choice([worker for worker in ready if worker != one["worker"]])
             try:
-                report = self._operator.migrate(one["request"], there, chance.choice(["kv", "tokens", None]))
+                way = chance.choice(["kv", "tokens", None, AFTER])
+                via, after = (None, True) if way == AFTER else (way, False)
+                report = self._operator.migrate(one["request"], there, via, after_first_token=after)
                 self.tally[f"move {report['outcome']}"] += 1
             except ControlRefused as refused:
                 self.tally[f"move not begun: {refused.reason.code}"] += 1
@@ -151,7 +154,7 @@ class History:
     def _harmer(self) -> None:
         """Now and then, when all workers are well: one dies, or stops, somewhere in a migration or anywhere."""
         chance = random.Random(self._chance.random())
-        points = [point for point in POINTS if point not in ("step", "resumed")]
+        points = [point for point in POINTS if point not in ("step", "resumed", "following", "followed")]
         while not self._over.wait(self._harm_every_s):
             workers = self._look()
             ready = [worker for worker in workers if worker["state"] == "ready"]

@@ -22,6 +22,10 @@ from tests.worker_faults import slowed
 PATIENCE_S = 120.0
 CALM = ("ready", "asleep", "stopped")
 STORY = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 8}]
+LONG = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 110}]
+"""A prompt of several chunks."""
+CHUNK_S = 0.25
+"""How long a step lasts while such a prompt is followed: there is time to ask for its move."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -62,6 +66,7 @@ class Choice:
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
     finish: str | None = None
+    prompt_logprobs: Any = None
 
 
 @dataclass
@@ -132,6 +137,7 @@ class Stream(threading.Thread):
                 choice.text += piece.get("text") or delta.get("content") or ""
                 choice.logprobs += (piece.get("logprobs") or {}).get("content") or []
                 choice.finish = piece.get("finish_reason") or choice.finish
+                choice.prompt_logprobs = piece.get("prompt_logprobs") or choice.prompt_logprobs
             self._came.notify_all()
 
     def leave(self) -> None:
@@ -164,9 +170,10 @@ class Operator:
         """The status of each of the stream's requests (several with n > 1)."""
         return [one for one in self.status()["requests"] if stream.id and stream.id in one["request"]]
 
-    def migrate(self, request: str, worker: str, via: str | None) -> Any:
+    def migrate(self, request: str, worker: str, via: str | None, *, after_first_token: bool = False) -> Any:
         """The report.  Raises `ControlRefused` where the daemon would not."""
-        asked = Migrate(request=request, worker=worker, via=Via(via) if via else None)
+        way = Via(via) if via else None
+        asked = Migrate(request=request, worker=worker, via=way, after_first_token=after_first_token)
         return msgspec.json.decode(self._client.operate("migrate", asked, PATIENCE_S))
 
     def move(self, stream: Stream, via: str | None) -> list[Any]:
@@ -233,6 +240,8 @@ class Bench:
 
     def body(self, name: str) -> dict[str, Any]:
         """The case; its stop string is taken from the answer without one."""
+        if name == "long prompt":
+            return {**GREEDY, "messages": LONG, "max_tokens": 60}
         if name == "stop":
             text = self.unmoved("greedy").choices[0].text
             return {**GREEDY, "stop": [text[int(len(text) * 0.8) :][:6]]}

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from melld.control.client import ControlRefused
-from tests.migrate.live import CASES, Bench, Stream
+from tests.migrate.live import CASES, CHUNK_S, Bench, Stream
+from tests.worker_faults import slowed
 
 DIED = {"source": "source died", "destination": "destination died"}
 LATE = "deadline passed"
@@ -34,13 +35,16 @@ class Loss(msgspec.Struct, frozen=True):
     committed: bool = False
     then_goes_on: bool = False
     """Whoever was stopped, once the other's death is known."""
+    after_first_token: bool = False
+    """The move follows a prompt: one of several chunks."""
 
     @property
     def name(self) -> str:
         """For a test's id and for a line of the long form."""
         done = " and ".join(f"{role} {point} {what}" for role, point, what in self.faults)
+        way = "after the first token" if self.after_first_token else self.via
         after = f", then {self.then_killed} KILL" if self.then_killed else ""
-        return f"{self.via}: {done}{after}" + (", then CONT" if self.then_goes_on else "")
+        return f"{way}: {done}{after}" + (", then CONT" if self.then_goes_on else "")
 
 
 def _killed(role: str, point: str, via: str = "kv") -> Loss:
@@ -91,6 +95,22 @@ MATRIX = (
 )
 """For a daemon that checks what it copies."""
 
+_ORDINARY = (
+    *(_killed("source", point) for point in ("following", "followed", "freezing", "frozen", "releasing")),
+    *(_killed("destination", point) for point in DESTINATION_POINTS),
+    Loss(
+        (("destination", "attaching", "KILL"), ("source", "thawing", "KILL")),
+        (frozenset({DIED["destination"]}), frozenset({DIED["source"]})),
+    ),
+    *(_both("destination", point) for point in ("copied", "attached")),
+    _both("source", "following"),
+    _stopped("source", "following"),
+    _stopped("source", "frozen"),
+    _stopped("destination", "copied"),
+)
+HAND_OVERS = tuple(msgspec.structs.replace(loss, after_first_token=True) for loss in _ORDINARY)
+"""At every step of a hand-over after the first token."""
+FEW_HAND_OVERS = (HAND_OVERS[0], HAND_OVERS[1], HAND_OVERS[3], HAND_OVERS[8])
 
 FEW = (
     _killed("source", "frozen"),
@@ -110,11 +130,15 @@ FEWEST = (FEW[0], FEW[1], FEW[4])
 
 def suffer(bench: Bench, loss: Loss) -> list[str]:
     """Play the loss; what was not as it must be."""
-    unmoved = bench.unmoved("long")
-    with bench.slowed():
-        stream = Stream(bench.daemon, CASES["long"] | {"cache_salt": loss.name})  # its blocks are nowhere else
-        stream.wait_chunks(12)
-        [one] = bench.operator.requests_of(stream)
+    name = "long prompt" if loss.after_first_token else "long"
+    unmoved = bench.unmoved(name)
+    with slowed(bench.faults, CHUNK_S if loss.after_first_token else 0.0):
+        if loss.after_first_token:
+            stream, one = bench.seen_prefilling(bench.body(name), loss.name)
+        else:
+            stream = Stream(bench.daemon, CASES[name] | {"cache_salt": loss.name})  # its blocks are nowhere else
+            stream.wait_chunks(12)
+            [one] = bench.operator.requests_of(stream)
         workers = {"source": one["worker"], "destination": "w1" if one["worker"] == "w0" else "w0"}
         pids = {worker["worker"]: int(worker["pid"]) for worker in bench.operator.status()["workers"]}
         files = [bench.faults / f"{workers[role]}.{point}.{what}" for role, point, what in loss.faults]
@@ -139,7 +163,8 @@ def suffer(bench: Bench, loss: Loss) -> list[str]:
 
 def _moved(bench: Bench, request: str, worker: str, loss: Loss) -> list[str]:
     try:
-        report: Any = bench.operator.migrate(request, worker, loss.via)
+        via = None if loss.after_first_token else loss.via
+        report: Any = bench.operator.migrate(request, worker, via, after_first_token=loss.after_first_token)
     except ControlRefused as refused:
         return [f"the move was not begun: {refused}"]
     wrong = [f"{set(signs)} not in {report}" for signs in loss.told if not signs & _signs(report)]

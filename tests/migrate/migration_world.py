@@ -18,6 +18,9 @@ from melld.migrate.table import MoveState, Outcome, Sign
 SOURCE, DESTINATION = WorkerId("source"), WorkerId("destination")
 REQUEST = RequestId("request")
 LENGTH = 30
+PROMPT = 3
+CHUNKS = 4
+"""Of a prompt that is followed: its last one brings the first token."""
 
 
 @dataclass
@@ -27,6 +30,12 @@ class Copy:
     tokens: int
     lease: int
     frozen: bool = False
+    chunks_left: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Its full blocks, of two tokens; a chunk has three."""
+        return self.tokens // 2 + 3 * (CHUNKS - self.chunks_left)
 
 
 @dataclass
@@ -39,23 +48,25 @@ class Worker:
     inbox: deque[Any] = field(default_factory=deque)
     outbox: deque[Any] = field(default_factory=deque)
     order: CommandOrder = field(default_factory=CommandOrder)
+    parked: say.DescribeRequest | None = None
 
 
 class World:
     """A migration's two workers and wires; a script of small numbers chooses the events in any possible order."""
 
-    def __init__(self, via: Via | None) -> None:
-        self.workers = {SOURCE: Worker(Copy(3, 0)), DESTINATION: Worker()}
+    def __init__(self, via: Via | None, *, after_first_token: bool = False) -> None:
+        chunks = CHUNKS if after_first_token else 0
+        self.workers = {SOURCE: Worker(Copy(PROMPT, 0, chunks_left=chunks)), DESTINATION: Worker()}
         self.owner: WorkerId | None = SOURCE
         self.lease = 0
-        self.log = 3
+        self.log = PROMPT
         self.finished = False
         self.left = False
         self.outcomes: list[Outcome] = []
         self.handed_over = 0
         self.deadline: int | None = None
-        wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=via, lease=1)
-        self.migration = Migration(wish, 0.0)
+        names: dict[str, Any] = {"move": 1, "request": REQUEST, "source": SOURCE, "destination": DESTINATION}
+        self.migration = Migration(Wish(**names, via=via, lease=1, after_first_token=after_first_token), 0.0)
         self.act(self.migration.happened(Sign.STARTED, 0.0))
 
     # -- the daemon
@@ -120,7 +131,7 @@ class World:
         worker.inbox.clear()
         while worker.outbox:
             self.hear(name)
-        worker.copy, worker.room = None, False
+        worker.copy, worker.room, worker.parked = None, False, None
         self.happened(Sign.SOURCE_LOST if name == SOURCE else Sign.DESTINATION_LOST)
         if self.owner == name:
             self.lease = 7
@@ -140,11 +151,15 @@ class World:
         if isinstance(command, say.MoveMessage) and not worker.order.is_next(REQUEST, command.move, command.number):
             return
         if command == "abort":
-            worker.copy, worker.room = None, False
+            worker.copy, worker.room, worker.parked = None, False, None
         elif isinstance(command, Copy):
             worker.copy, worker.room = command, False  # what a move had brought there is nobody's
         else:
             names = {"move": 1, "number": command.number, "request": REQUEST}
+            if willing and getattr(command, "beyond", None) is not None:
+                worker.parked = command
+                self.look_again(worker)
+                return
             answer = self._do(worker, command, names) if willing or self._must(command) else None
             is_copy = isinstance(command, say.CopyBlocks | say.AttachRequest) and not willing
             failure = say.CopyFailed if is_copy else say.CommandFailed
@@ -153,12 +168,30 @@ class World:
     def _must(self, command: Any) -> bool:
         return isinstance(command, say.ThawRequest | say.ReleaseRequest | say.CancelReservation)
 
+    def look_again(self, worker: Worker, *, is_late: bool = False) -> None:
+        """Answer the parked command, if it is time: a chunk, or the first token, or five seconds."""
+        command, copy = worker.parked, worker.copy
+        if command is None:
+            return
+        names = {"move": 1, "number": command.number, "request": REQUEST}
+        answer: Any = None
+        if copy is None:
+            answer = say.CommandFailed(**names, reason="it has ended")
+        elif not copy.chunks_left and (copy.tokens <= PROMPT + 1 or copy.blocks == command.beyond):
+            answer = self._do(worker, say.FreezeRequest(**names, via=Via.KV), names)
+        elif is_late or copy.blocks != command.beyond:
+            answer = self._do(worker, command, names)
+        if answer is not None:
+            worker.parked = None
+            worker.outbox.append(answer)
+
     def _do(self, worker: Worker, command: Any, names: dict[str, Any]) -> Any:
         copy = worker.copy
         match command:
             case say.DescribeRequest() if copy is not None:
-                blocks = (tuple(range(copy.tokens // 2)),)
-                return say.RequestDescribed(**names, num_tokens=copy.tokens, block_ids=blocks, block_epoch=0)
+                ids, in_prompt = (tuple(range(copy.blocks)),), copy.chunks_left > 0
+                facts: dict[str, Any] = {"num_tokens": copy.tokens, "block_ids": ids, "block_epoch": 0}
+                return say.RequestDescribed(**names, **facts, in_prompt=in_prompt)
             case say.ReserveBlocks() | say.WarmRequest():
                 worker.room = True
                 return say.RoomReserved(**names, blocks=9, reused_blocks=0)
@@ -172,6 +205,7 @@ class World:
                 worker.copy = Copy(self.log, command.lease)
                 return say.RequestAttached(**names, blocks=1, nbytes=10, copy_s=0.1)
             case say.ThawRequest():
+                worker.parked = None
                 if copy is not None:
                     copy.frozen = False
                 return say.RequestThawed(**names)
@@ -187,14 +221,19 @@ class World:
         return None
 
     def step(self, name: WorkerId) -> None:
-        """A worker makes one token, if it has something to make it of."""
+        """A worker computes a chunk, or makes a token, if it has something to make it of."""
         worker = self.workers[name]
         copy = worker.copy
         if worker.alive and copy is not None and not copy.frozen and copy.tokens < LENGTH:
+            copy.chunks_left = max(copy.chunks_left - 1, 0)
+            if copy.chunks_left:
+                self.look_again(worker)
+                return
             worker.outbox.append((copy.tokens, copy.lease))
             copy.tokens += 1
             if copy.tokens == LENGTH:
                 worker.copy = None
+            self.look_again(worker)
 
     # -- a history
 
@@ -211,7 +250,9 @@ class World:
             case 7 | 8:
                 self.step(name)
             case 9:
-                self.pass_deadline()
+                self.look_again(self.workers[SOURCE], is_late=True)
+                if name == SOURCE:
+                    self.pass_deadline()
             case 10:
                 self.leave()
             case 11:

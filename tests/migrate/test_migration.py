@@ -23,13 +23,13 @@ from melld.migrate.migration import (
 from melld.migrate.snapshot import Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.effort import examples
-from tests.migrate.migration_world import ALL_CHOICES, CHOICES, DESTINATION, LENGTH, REQUEST, SOURCE, World
+from tests.migrate.migration_world import ALL_CHOICES, CHOICES, CHUNKS, DESTINATION, LENGTH, REQUEST, SOURCE, World
 
 WAYS = [Via.KV, Via.TOKENS, None]
 
 
-def play(ahead: int, choices: list[int], via: Via | None) -> World:
-    world = World(via)
+def play(ahead: int, choices: list[int], via: Via | None, after: bool) -> World:
+    world = World(via, after_first_token=after)
     world.advance(ahead)
     for choice in choices:
         world.play(choice)
@@ -38,10 +38,12 @@ def play(ahead: int, choices: list[int], via: Via | None) -> World:
 
 
 @settings(max_examples=examples(600), deadline=None)
-@given(st.integers(0, 18), st.lists(st.integers(0, CHOICES - 1), max_size=60), st.sampled_from(WAYS))
-def test_every_history_ends_with_one_owner_and_free_workers(ahead: int, choices: list[int], via: Via | None) -> None:
+@given(st.integers(0, 18), st.lists(st.integers(0, CHOICES - 1), max_size=60), st.sampled_from(WAYS), st.booleans())
+def test_every_history_ends_with_one_owner_and_free_workers(
+    ahead: int, choices: list[int], via: Via | None, after: bool
+) -> None:
     """Kills, lost patience, refusals and clients that leave, in any order: no token lost or doubled, nothing held."""
-    world = play(ahead, choices, via)
+    world = play(ahead, choices, via, after)
     assert len(world.outcomes) == 1
     assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
     assert world.finished or world.owner is None
@@ -50,10 +52,12 @@ def test_every_history_ends_with_one_owner_and_free_workers(ahead: int, choices:
 
 
 @settings(max_examples=examples(600), deadline=None)
-@given(st.integers(0, 18), st.lists(st.integers(0, ALL_CHOICES - 1), max_size=60), st.sampled_from(WAYS))
-def test_lost_repeated_and_overtaken_messages_change_nothing(ahead: int, choices: list[int], via: Via | None) -> None:
+@given(st.integers(0, 18), st.lists(st.integers(0, ALL_CHOICES - 1), max_size=60), st.sampled_from(WAYS), st.booleans())
+def test_lost_repeated_and_overtaken_messages_change_nothing(
+    ahead: int, choices: list[int], via: Via | None, after: bool
+) -> None:
     """Whatever the wires do to the words of a migration, on top of all else: one owner, and nothing held at the end."""
-    world = play(ahead, choices, via)
+    world = play(ahead, choices, via, after)
     assert len(world.outcomes) == 1
     assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
     for worker in world.workers.values():
@@ -61,10 +65,12 @@ def test_lost_repeated_and_overtaken_messages_change_nothing(ahead: int, choices
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(st.integers(0, 18), st.lists(st.integers(0, 19), max_size=60), st.sampled_from(WAYS))
-def test_without_deaths_the_client_gets_every_token(ahead: int, choices: list[int], via: Via | None) -> None:
+@given(st.integers(0, 18), st.lists(st.integers(0, 19), max_size=60), st.sampled_from(WAYS), st.booleans())
+def test_without_deaths_the_client_gets_every_token(
+    ahead: int, choices: list[int], via: Via | None, after: bool
+) -> None:
     """Refusals and delays may keep a request where it is, and never cost a token."""
-    world = play(ahead, choices, via)
+    world = play(ahead, choices, via, after)
     assert world.log == LENGTH
 
 
@@ -78,6 +84,18 @@ def test_left_alone_it_commits(via: Via | None) -> None:
             world.hear(name)
     assert world.outcomes == [Outcome.COMMITTED]
     assert (world.owner, world.lease, world.workers[SOURCE].copy) == (DESTINATION, 1, None)
+
+
+def test_a_followed_prompt_is_handed_over_after_its_first_token() -> None:
+    """However its chunks and the copies fall: the source makes one token, the destination all others."""
+    world = World(Via.KV, after_first_token=True)
+    for _ in range(CHUNKS):
+        world.advance(20)
+        assert world.migration.state is MoveState.FOLLOWING
+        world.step(SOURCE)
+    world.advance(20)
+    assert (world.outcomes, world.owner, world.log) == ([Outcome.COMMITTED], DESTINATION, 4)
+    assert [what for _, what in world.migration.story].count("has blocks to copy") == CHUNKS
 
 
 @pytest.mark.parametrize(("state", "sign"), sorted(TRANSITIONS))
@@ -126,8 +144,9 @@ PACES = {Via.KV: MovePace(1e6, 7.0), Via.TOKENS: MovePace(50.0, 400.0)}
 class Talk:
     """The daemon's side of one migration; the test speaks for both workers."""
 
-    def __init__(self, via: Via | None = None, paces: Mapping[Via, MovePace] = {}) -> None:
-        wish = Wish(**NAMES, source=SOURCE, destination=DESTINATION, via=via, lease=4, paces=paces)
+    def __init__(self, via: Via | None = None, paces: Mapping[Via, MovePace] = {}, *, after: bool = False) -> None:
+        ends: dict[str, Any] = {"source": SOURCE, "destination": DESTINATION}
+        wish = Wish(**NAMES, **ends, via=via, lease=4, paces=paces, after_first_token=after)
         self.migration = Migration(wish, 5.0)
         self.actions = self.migration.happened(Sign.STARTED, 5.0)
 
@@ -143,9 +162,11 @@ class Talk:
         self.actions = self.migration.answered(answer(**NAMES, number=number, **values), 5.0 + number)
         return self.told.command if self.actions and isinstance(self.actions[0], Tell) else None
 
-    def describe(self, blocks: int, epoch: int = 0, tokens: int = 0, refusals: Mapping[Via, str] = {}) -> Any:
+    def describe(
+        self, blocks: int, epoch: int = 0, tokens: int = 0, refusals: Mapping[Via, str] = {}, **named: Any
+    ) -> Any:
         ids = (tuple(range(blocks)),)
-        named = {"num_tokens": tokens, "block_ids": ids, "block_epoch": epoch}
+        named |= {"num_tokens": tokens, "block_ids": ids, "block_epoch": epoch}
         return self.hear(say.RequestDescribed, **named, refusals=dict(refusals))
 
     def copied(self, blocks: int) -> Any:
@@ -275,3 +296,59 @@ def test_a_command_that_frees_is_repeated_when_it_is_late_and_only_then() -> Non
     [again] = talk.migration.happened(Sign.LATE, 9.0)
     assert isinstance(again, Tell)
     assert isinstance(again.command, say.ReleaseRequest)
+
+
+FOLLOWED_S = DEADLINES_S[MoveState.FOLLOWING]
+
+
+def followed() -> Talk:
+    """A prompt whose first two blocks are copied."""
+    talk = Talk(Via.KV, after=True)
+    reserve = talk.describe(2, in_prompt=True, step_s=0.5)
+    assert isinstance(reserve, say.ReserveBlocks)
+    assert talk.reserved().block_ids == ((0, 1),)
+    assert talk.copied(2).beyond == 2
+    return talk
+
+
+def test_each_chunk_of_a_followed_prompt_is_copied_however_many_there_are() -> None:
+    """No limit of rounds, and not a block is left for later but the last chunk's."""
+    talk = followed()
+    for blocks in range(3, 3 + 2 * MAX_ROUNDS):
+        copy = talk.describe(blocks, in_prompt=True)
+        assert len(copy.block_ids[0]) == blocks
+        follow = talk.copied(1)
+        assert (follow.beyond, follow.freeze_after_first_token, talk.told.worker) == (blocks, True, SOURCE)
+    assert isinstance(talk.hear(say.RequestFrozen, num_tokens=100), say.AttachRequest)
+
+
+def test_a_prompt_that_waits_is_followed_for_a_while_and_no_longer() -> None:
+    """What the source says every few seconds is no progress: the room at the destination is not held for ever."""
+    talk = followed()
+    began_s, deadline_s = 5.0 + talk.migration.number - 1, talk.told.deadline_s
+    assert deadline_s == FOLLOWED_S + 0.5
+    assert talk.describe(2, in_prompt=True, step_s=0.25).beyond == 2
+    assert talk.told.deadline_s == FOLLOWED_S + 0.25 - (5.0 + talk.migration.number - 1 - began_s)
+    [thaw] = talk.migration.happened(Sign.LATE, 30.0)
+    assert isinstance(thaw, Tell)
+    assert isinstance(thaw.command, say.ThawRequest)
+    assert isinstance(talk.hear(say.RequestThawed), say.CancelReservation)
+
+
+def test_a_preempted_prompt_is_copied_again() -> None:
+    """Its blocks are others: those that were copied are worth nothing."""
+    talk = followed()
+    assert talk.describe(0, epoch=1, in_prompt=True).beyond == 0
+    assert talk.describe(1, epoch=1, in_prompt=True).block_epoch == 1
+
+
+def test_a_prompt_that_ends_before_it_is_looked_at_again_moves_like_any_request() -> None:
+    """Its last chunk is copied while it decodes on, and only then is it frozen."""
+    talk = followed()
+    assert isinstance(talk.describe(9), say.CopyBlocks)
+    assert talk.copied(7).beyond is None
+    assert isinstance(talk.describe(9), say.FreezeRequest)
+    begun = Talk(Via.KV, after=True)
+    begun.describe(9)
+    begun.reserved()
+    assert begun.copied(9).beyond is None

@@ -7,8 +7,9 @@ between two steps.  Never decides: the daemon does; never touches vLLM: `engine/
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.worker.descriptions import Descriptions
 from melld.engine.worker.links import Links
-from melld.engine.worker.migration_book import Attaching, Book, Expected, Job
+from melld.engine.worker.migration_book import Attaching, Book, Expected, Job, names_of
 from melld.engine.worker.migration_order import CommandOrder
 from melld.engine.worker.residency.residency import Residency, Stillness
 from melld.errors import MelldError
@@ -41,12 +42,13 @@ class Moves:
         self._order = CommandOrder()
         self._plans: dict[str, CopyPlan] = {}
         self._jobs: dict[str, Job] = {}
-        self._settling: dict[str, say.FreezeRequest | say.ThawRequest] = {}
+        self._settling: dict[str, say.MoveCommand] = {}
+        self._descriptions = Descriptions(residency, answer, lambda command: self._freeze(command, Via.KV))
         self.handlers: dict[type, Callable[[Any], None]] = {
-            say.DescribeRequest: self._describe,
+            say.DescribeRequest: self._descriptions.describe,
             Expected: self._expect,
             say.CopyBlocks: self._copy,
-            say.FreezeRequest: self._freeze,
+            say.FreezeRequest: lambda command: self._freeze(command, command.via),
             Attaching: self._attach,
             say.ReleaseRequest: self._release,
             say.ThawRequest: self._thaw,
@@ -70,6 +72,7 @@ class Moves:
 
     def before_step(self) -> None:
         """Continue warming, also before the engine goes idle."""
+        self._descriptions.before_step()
         if self.warming:
             self._residency.warm_on()
 
@@ -87,6 +90,7 @@ class Moves:
         """Answer for requests that have settled in this step, once its outputs are on their way."""
         for request, command in list(self._settling.items()):
             self._settled(request, command, self._residency.stillness(request))
+        self._descriptions.after_step(self._refuse)
 
     def forget(self, requests: Sequence[str]) -> None:
         """Drop all state of requests that have left: their blocks are free, and nobody waits for an answer."""
@@ -94,6 +98,7 @@ class Moves:
             self.warming.pop(request, None)
             self._plans.pop(request, None)
             self._settling.pop(request, None)
+            self._descriptions.drop(request)
         self._residency.abort(requests)
         for request in requests:
             self._book.left(request)
@@ -104,52 +109,40 @@ class Moves:
 
     # -- the source -------------------------------------------------------------------------------------------------
 
-    def _describe(self, command: say.DescribeRequest) -> None:
-        facts = self._residency.facts(command.request)
-        refusals = {via: self._residency.refusal(command.request, via) for via in Via}
-        described = say.RequestDescribed(
-            **_names(command),
-            num_tokens=facts.num_tokens,
-            computed_tokens=facts.num_computed_tokens,
-            block_ids=facts.full_block_ids,
-            block_epoch=facts.block_epoch,
-            refusals={via: refusal.value for via, refusal in refusals.items() if refusal is not None},
-        )
-        self._answer(described, ())
-
-    def _freeze(self, command: say.FreezeRequest) -> None:
-        stillness = self._residency.freeze(command.request, command.via)
+    def _freeze(self, command: say.FreezeRequest | say.DescribeRequest, via: Via) -> None:
+        stillness = self._residency.freeze(command.request, via)
         self._settling[command.request] = command
         self._settled(command.request, command, stillness)
 
-    def _settled(self, request: str, command: say.FreezeRequest | say.ThawRequest, stillness: Stillness) -> None:
+    def _settled(self, request: str, command: say.MoveCommand, stillness: Stillness) -> None:
         if stillness is Stillness.IN_FLIGHT:
             return
         del self._settling[request]
         if isinstance(command, say.ThawRequest):
             if stillness is Stillness.SETTLED:
                 self._residency.thaw(request)
-            self._answer(say.RequestThawed(**_names(command)), ())
+            self._answer(say.RequestThawed(**names_of(command)), ())
         elif stillness is Stillness.ENDED:
-            self._answer(say.CommandFailed(**_names(command), reason="it has ended"), ())
+            self._answer(say.CommandFailed(**names_of(command), reason="it has ended"), ())
         else:
             snapshot = self._residency.snapshot(request)
-            frozen = say.RequestFrozen(**_names(command), num_tokens=snapshot.num_tokens)
+            frozen = say.RequestFrozen(**names_of(command), num_tokens=snapshot.num_tokens)
             self._answer(frozen, (snapshot.encode(),))
 
     def _thaw(self, command: say.ThawRequest) -> None:
+        self._descriptions.drop(command.request)
         if command.request in self._settling:
             self._settling[command.request] = command
             return
         if command.request in self._residency.frozen:
             self._residency.thaw(command.request)
-        self._answer(say.RequestThawed(**_names(command)), ())
+        self._answer(say.RequestThawed(**names_of(command)), ())
 
     def _release(self, command: say.ReleaseRequest) -> None:
         if command.request in self._residency.frozen:
             self._residency.release(command.request)
             self._book.left(command.request)
-        self._answer(say.RequestReleased(**_names(command)), ())
+        self._answer(say.RequestReleased(**names_of(command)), ())
 
     # -- the destination --------------------------------------------------------------------------------------------
 
@@ -171,7 +164,7 @@ class Moves:
         reservation = self._residency.reserve(expected.arrival, command.token_capacity, computed)
         self._plans[command.request] = CopyPlan(reservation)
         reserved = say.RoomReserved(
-            **_names(command),
+            **names_of(command),
             blocks=sum(len(group) for group in reservation.block_ids),
             reused_blocks=reservation.reused_blocks,
         )
@@ -179,7 +172,7 @@ class Moves:
 
     def _copy(self, command: say.CopyBlocks) -> None:
         if not self._pull(command, command.block_ids, command.block_epoch, command.token_capacity, None):
-            self._answer(say.BlocksCopied(**_names(command), blocks=0, nbytes=0, copy_s=0.0), ())
+            self._answer(say.BlocksCopied(**names_of(command), blocks=0, nbytes=0, copy_s=0.0), ())
 
     def _attach(self, attaching: Attaching) -> None:
         command, snapshot = attaching.command, attaching.snapshot
@@ -223,16 +216,16 @@ class Moves:
         self._residency.copy_ended(command.request)
         plan = self._plans.get(command.request)
         if done.failure is not None:
-            self._answer(say.CopyFailed(**_names(command), reason=done.failure), ())
+            self._answer(say.CopyFailed(**names_of(command), reason=done.failure), ())
             return
         if done.pulled is None or plan is None:
-            self._answer(say.CommandFailed(**_names(command), reason="it was cancelled"), ())
+            self._answer(say.CommandFailed(**names_of(command), reason="it was cancelled"), ())
             return
         plan.copied(job.places, job.block_epoch)
         pulled = done.pulled
         if job.attaching is None:
             copied = say.BlocksCopied(
-                **_names(command), blocks=pulled.blocks, nbytes=pulled.nbytes, copy_s=pulled.copy_s
+                **names_of(command), blocks=pulled.blocks, nbytes=pulled.nbytes, copy_s=pulled.copy_s
             )
             self._answer(copied, ())
             return
@@ -246,25 +239,21 @@ class Moves:
         self._residency.attach(attaching.snapshot, command.via)
         self._plans.pop(command.request, None)
         self._book.came(command.request, command.lease)
-        attached = say.RequestAttached(**_names(command), blocks=blocks, nbytes=nbytes, copy_s=copy_s)
+        attached = say.RequestAttached(**names_of(command), blocks=blocks, nbytes=nbytes, copy_s=copy_s)
         self._answer(attached, ())
 
     def _cancel(self, command: say.CancelReservation) -> None:
         if self._book.leases.get(command.request, command.lease) != command.lease:
-            self._answer(say.ReservationCancelled(**_names(command)), ())  # cancelled, and reserved again since
+            self._answer(say.ReservationCancelled(**names_of(command)), ())  # cancelled, and reserved again since
             return
         for name, job in self._jobs.items():
             if job.command.request == command.request and (copies := self._links.to(job.command.source)):
                 copies.cancel(name)
         self.forget([command.request])
-        self._answer(say.ReservationCancelled(**_names(command)), ())
+        self._answer(say.ReservationCancelled(**names_of(command)), ())
 
 
 def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
     """Return the answer that the command was not carried out."""
     reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
-    return say.CommandFailed(**_names(command), reason=reason)
-
-
-def _names(command: Any) -> dict[str, Any]:
-    return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}
+    return say.CommandFailed(**names_of(command), reason=reason)

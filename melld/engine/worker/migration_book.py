@@ -53,3 +53,8 @@ class Book(msgspec.Struct):
         """Record that the request has left."""
         if self.leases.pop(request, None) is not None:
             self.gone.append(request)
+
+
+def names_of(command: Any) -> dict[str, Any]:
+    """Return what an answer repeats of its command."""
+    return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}

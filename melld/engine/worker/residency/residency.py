@@ -95,6 +95,7 @@ class Residency:
             block_epoch=self.epochs.of(request),
             blocks=blocks,
             kv_bytes=blocks * self._block_bytes,
+            in_prompt=not request.num_output_tokens and request.num_computed_tokens < request.num_prompt_tokens,
         )
 
     def refusal(self, request_id: str, via: Via) -> MoveRefusal | None:
