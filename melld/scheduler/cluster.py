@@ -35,6 +35,7 @@ from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.reasons import Reason
+from melld.scheduler.roles import RoleSettings
 from melld.scheduler.roster import Roster
 from melld.scheduler.state import Duty, Request, Worker
 from melld.scheduler.targets import Targets
@@ -52,6 +53,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     targets: Targets | None = None
     retire_after_s: float | None = None
     priorities: Priorities = Priorities()
+    roles: RoleSettings = RoleSettings()
 
 
 class Cluster(Occupancy):
@@ -110,7 +112,14 @@ class Cluster(Occupancy):
             self.roster.sleeps(worker)
         self.commands.append(RetireWorker(reason, worker.id, cause=self.event))
 
-    def assign(self, request: Request, worker: Worker, reason: Reason, urgency_s: float = float("inf")) -> None:
+    def assign(
+        self,
+        request: Request,
+        worker: Worker,
+        reason: Reason,
+        urgency_s: float = float("inf"),
+        after_first_token: bool = False,
+    ) -> None:
         """Place the waiting request on the worker, or move the running one there.  It must fit."""
         assert self.fits(worker, request.kv_bytes), (request.id, worker.id)
         source = request.worker
@@ -127,11 +136,9 @@ class Cluster(Occupancy):
         request.state = request.after("move")
         request.moved_s = self.now_s
         self._begin_move(request, source, worker)
-        self.commands.append(
-            MoveRequest(
-                reason, request.id, source.id, worker.id, request.kv_bytes, urgency_s=urgency_s, cause=self.event
-            )
-        )
+        ends = request.id, source.id, worker.id
+        how = urgency_s, after_first_token
+        self.commands.append(MoveRequest(reason, *ends, request.kv_bytes, *how, cause=self.event))
         if self.settings.instant_moves:
             self.commit(request)
 

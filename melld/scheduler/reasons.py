@@ -33,6 +33,7 @@ class Reason(enum.StrEnum):
     LARGE_LEFT = "large left"
     STRANDED = "stranded"
     CIRCLE = "circle"
+    ROLE = "role"
 
     @property
     def sentence(self) -> str:
@@ -63,5 +64,6 @@ _SENTENCES: Mapping[Reason, str] = {
     Reason.REFILL: "it fills a gap that another request left",
     Reason.LARGE_LEFT: "the large request beside it has ended",
     Reason.STRANDED: "its worker is left with small requests only",
+    Reason.ROLE: "its worker computes prompts, and another decodes",
     Reason.CIRCLE: "moves that wait for each other need a detour",
 }

@@ -1,48 +1,64 @@
-"""Whether a split carries more prompts than workers that all do both: some compute prompts, the others decode.
+"""Whether a split serves better than workers that all do both: some compute prompts, the others decode.
 
-    y               1 - step / target: the part of the time that prompts may take beside decodes of that step
-    mixed           P <= n y, at the step of the decodes shared by all n
-    split           P <= 0.7 m, while the step of the decodes shared by n - m stays within 0.9 of the target
+    prefill worker   is kept busy for 0.7 of its time: prompts come at random, and would queue for long beyond that
+    others           decode, and compute what is left of the prompts: P - 0.7 m, shared by n - m
+    pace             step / (1 - prompts' part of the time), at the step of the decodes shared by those n - m
 
-P is seconds of prompts per second.  Prompts come at random: beyond 0.7 they would queue for long.  A split pays where
-the target leaves little beside a step (below about twice a lone one) and the decodes still fit on fewer workers; where
-the target is three steps or more, mixed workers carry as much or more.  Pure.
+P is seconds of prompts per second; of n workers m are prefill workers, none where all are mixed.  A step grows slowly
+with its decodes: fewer workers that decode undisturbed keep a tight pace where mixed ones, which prompts interrupt, do
+not.  Where the target is three lone steps or more, both carry about as much.  Pure.
 """
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping
 
-PREFILL_PART, DECODE_PART = 0.7, 0.9
-"""How busy prompts may keep a prefill worker, and how much of the target a decode worker's steps may take."""
+import msgspec
+
+from melld.ids import WorkerId
+
+PREFILL_PART = 0.7
+"""How much of its time a prefill worker should be busy."""
+
+
+class Role(enum.StrEnum):
+    """What a worker is for.  A wish, no wall: where those of a role have no room, any worker takes a request."""
+
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class RoleSettings(msgspec.Struct, frozen=True):
+    """`auto`: the policy may split the workers.  `fixed`: roles that an operator gave instead; others are mixed."""
+
+    auto: bool = False
+    fixed: Mapping[WorkerId, Role] = {}
+
 
 Steps = Callable[[int], float]
 """The seconds of a step of all decodes, shared out evenly over that many workers."""
 
 
-def mixed_carries(steps: Steps, workers: int, target_s: float) -> float:
-    """Return the seconds of prompts per second that the workers can compute if each decodes as well."""
-    return workers * max(0.0, 1.0 - steps(workers) / target_s)
-
-
-def split_carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
-    """Return the same if so many only compute prompts, and the others only decode; 0 if those cannot keep the pace."""
+def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float) -> float:
+    """Return the mean time between tokens where so many of the workers only compute prompts; may be infinite."""
     decoding = workers - prefilling
-    if decoding < 1 or steps(decoding) > DECODE_PART * target_s:
-        return 0.0
-    return PREFILL_PART * prefilling
+    beside = max(0.0, prompts - PREFILL_PART * prefilling) / decoding
+    return steps(decoding) / (1.0 - beside) if beside < 1.0 else float("inf")
 
 
-def best_split(steps: Steps, workers: int, target_s: float) -> int:
-    """Return how many workers of the split that carries most compute prompts; 0 if mixed workers carry as much."""
-    best, most = 0, mixed_carries(steps, workers, target_s)
-    for prefilling in range(1, workers):
-        if (carried := split_carries(steps, workers, prefilling, target_s)) > most:
-            best, most = prefilling, carried
-    return best
+def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
+    """Return the seconds of prompts per second beside which the pace is the target; 0 if decodes alone exceed it."""
+    decoding = workers - prefilling
+    left = 1.0 - steps(decoding) / target_s
+    return PREFILL_PART * prefilling + decoding * left if left >= 0.0 else 0.0
 
 
-def least_split(steps: Steps, workers: int, target_s: float, prompts: float) -> int:
-    """Return the fewest workers that compute so many prompts beside others that only decode; 0 if no split does."""
-    for prefilling in range(1, workers):
-        if split_carries(steps, workers, prefilling, target_s) >= max(prompts, 1e-9):
-            return prefilling
-    return 0
+def pressure(steps: Steps, workers: int, prefilling: int, prompts: float, target_s: float) -> float:
+    """Return how near to its limit the tighter side is: the pace to the target, or prefill workers to being busy."""
+    busy = min(prompts / prefilling / PREFILL_PART, 1.0) if prefilling else 0.0
+    return max(busy, pace_s(steps, workers, prefilling, prompts) / target_s)
+
+
+def best_split(steps: Steps, workers: int, prompts: float, target_s: float) -> int:
+    """Return how many of the workers should only compute prompts, for the least pressure."""
+    return min(range(workers), key=lambda prefilling: pressure(steps, workers, prefilling, prompts, target_s))

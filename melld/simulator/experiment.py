@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.roles import RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
@@ -24,6 +25,7 @@ class SchedulerChoices(msgspec.Struct, frozen=True):
 
     horizon_s: float | None = None
     retire_after_s: float | None = None
+    roles: RoleSettings = RoleSettings()
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
@@ -61,6 +63,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         instant_moves=settings.instant_moves,
         targets=settings.targets,
         retire_after_s=choices.retire_after_s,
+        roles=choices.roles,
     )
     return Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster=cluster))
 

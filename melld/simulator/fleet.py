@@ -15,7 +15,7 @@ from melld.scheduler.events import WorkerPace
 from melld.simulator.links import SimulatedLinks
 from melld.simulator.prompts import Prompts
 from melld.simulator.run import Run, RunState, SimulatedMove
-from melld.simulator.running import Integers, Running
+from melld.simulator.running import PREFILL_CHUNK_TOKENS, Integers, Running
 from melld.simulator.settings import SimulatorSettings
 
 SPARE_WORKERS = 16
@@ -164,6 +164,29 @@ class SimulatedFleet:
         self.running.foreign_s[target] += seconds
         seconds *= self.running.stretch[target]
         return now_s + max(seconds, tokens / per_epoch * self.settings.epoch_s) + link.delay_s
+
+    def follow(self, run: Run, now_s: float) -> None:
+        """Book the copies of all chunks of the prompt but the last, made while the prompt is computed."""
+        assert run.move is not None
+        earlier = (run.prompt - 1) // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS
+        if self._links is not None and earlier:
+            begun_s = max(now_s, run.first_token_s - self._prefill_s(run.prompt))
+            kv_bytes = earlier * self.settings.bytes_per_token
+            self._links.transfer(run.worker, run.move.destination, kv_bytes, begun_s)
+
+    def hand_over(self, run: Run, now_s: float) -> float:
+        """Freeze the request, which has its first token, and copy the last chunk; return when that is done."""
+        assert run.move is not None
+        if self._links is None:
+            return now_s
+        last = (run.prompt - 1) % PREFILL_CHUNK_TOKENS + 1
+        kv_bytes = last * self.settings.bytes_per_token
+        end_s = self._links.transfer(run.worker, run.move.destination, kv_bytes, now_s)
+        for end in (run.worker, run.move.destination):
+            self.running.debt_s[end] += self._links.settings.copy_cost_s
+        run.version += 1  # it emits nothing meanwhile
+        self.running.since_s[run.row] = end_s
+        return end_s
 
     def tokens(self, run: Run, now_s: float) -> int:
         """Return the prompt and output tokens of a placed request, as of now."""

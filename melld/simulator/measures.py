@@ -15,7 +15,7 @@ from melld.simulator.bounds import lower_bound
 from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.run import Run
 from melld.simulator.running import Floats
-from melld.simulator.service import attainment, bound_gpu_s
+from melld.simulator.service import Slowdowns, attainment, bound_gpu_s, slowdowns
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -184,6 +184,10 @@ class Measures:
         """End the simulation."""
         self._count_gpus(now_s, self._gpus)
         self.end_s = now_s
+
+    def slowdowns(self) -> Slowdowns:
+        """Return how much slower than alone the requests were served; call `end` first."""
+        return slowdowns(self.settings, self._workload, np.array(self._first_token_s), np.array(self._end_s))
 
     def report(self, policy: str) -> Report:
         """Return the report; call `end` first."""

@@ -45,7 +45,7 @@ class MovePlanning:
         if self._awake_at_once:  # such a worker is awake when its moves begin
             self._woken = {command.worker for command in commands if type(command) is ActivateWorker}
         for command in commands:
-            if type(command) is MoveRequest:
+            if type(command) is MoveRequest and not command.after_first_token:
                 self.planner.ask(self._wanted(command, event.at_s), event.at_s)
                 if not is_epoch and (start := self.planner.at_once(command.request, self._fleet.batches())):
                     starts.append(start)

@@ -272,6 +272,9 @@ class Simulation:
 
     def _move(self, command: events.MoveRequest) -> None:
         run = self.fleet.runs[command.request]
+        if command.after_first_token:
+            self._follow(run, self.fleet.expect(run, command.destination, Via.KV, command.cause))
+            return
         via = Via.KV if self._planning is None else self._planning.way_of(command.request)
         move = self.fleet.expect(run, command.destination, via, command.cause)
         if self._planning is None:
@@ -299,6 +302,21 @@ class Simulation:
                 self._journal.fact(events.MoveCommitted(self.now_s, run.id, id=self._told, cause=move.cause))
         else:
             self._push(end_s, self._end_move, run, move.version)
+
+    def _follow(self, run: Run, move: SimulatedMove) -> None:
+        self.fleet.follow(run, self.now_s)
+        self._push(run.first_token_s, self._hand_over, run, move.version)
+
+    def _hand_over(self, run: Run, version: int) -> None:
+        """Copy what the first token's step has computed, unless the prompt is late or the request was preempted."""
+        if run.move is None or run.move.version != version:
+            return
+        if run.state is not RUNNING:
+            self._abort(run, "preempted")
+        elif run.first_token_s > self.now_s:
+            self._push(run.first_token_s, self._hand_over, run, version)
+        else:
+            self._begin_move(run, run.move, self.fleet.hand_over(run, self.now_s))
 
     def _activate(self, command: events.ActivateWorker) -> None:
         self.fleet.wake(command.worker, self.now_s)

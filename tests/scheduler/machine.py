@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.priorities import Priorities
+from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.targets import promised
 from melld.simulator.policies import ALL_POLICIES
@@ -25,6 +26,8 @@ SIZES = st.one_of(
 )
 PREFIX_BYTES = CAPACITY // 4
 NAMES = [f"w{number}" for number in range(6)]
+PREFILLING, DECODING = (dict.fromkeys(NAMES[:count], role) for count, role in ((2, Role.PREFILL), (6, Role.DECODE)))
+FIXED_ROLES = [{}, {}, PREFILLING, DECODING | PREFILLING, dict.fromkeys(NAMES, Role.PREFILL)]
 
 
 class Books:
@@ -102,6 +105,7 @@ class Books:
             case e.ActivateWorker(worker=worker):
                 assert worker in self.capacity, command
                 assert worker not in self.awake | self.drained, command
+                assert command.reason != "role", command
                 self.awake.add(worker)
             case e.RetireWorker(worker=worker):
                 assert worker in self.awake, command
@@ -116,6 +120,7 @@ class Books:
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
                 assert request not in self.going, command
+                assert not command.after_first_token or command.reason == "role", command
                 assert request not in self.pinned or source in self.drained or command.reason == "operator", command
                 self.pinned.discard(request)
                 if command.reason == "operator":
@@ -220,6 +225,7 @@ class PolicyMachine(RuleBasedStateMachine):
             horizon_s=st.sampled_from([0.0, 2.0]),
             targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
+            roles=st.builds(RoleSettings, auto=st.booleans(), fixed=st.sampled_from(FIXED_ROLES)),
             priorities=st.builds(Priorities, age_s=st.sampled_from([60.0, 4.0])),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),

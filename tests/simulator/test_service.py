@@ -8,7 +8,7 @@ import pytest
 
 from melld.cli import main
 from melld.scheduler.targets import Targets
-from melld.simulator.service import attainment, bound_gpu_s, union_s
+from melld.simulator.service import attainment, bound_gpu_s, slowdowns, union_s
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 from tests.simulator.setups import SMALL, one_by_one
@@ -84,3 +84,15 @@ def test_the_json_has_the_figures_of_the_targets(capsys: pytest.CaptureFixture[s
     assert report["goodput_per_gpu_second"] > 0
     assert main([*load, "--policy", "best-fit"]) == 0
     assert json.loads(capsys.readouterr().out)["policies"][0]["attainment"] is None
+
+
+def test_slow_downs_are_against_the_request_alone() -> None:
+    """Prompts of 0.1 s and steps of 0.02 s; one second too late, and one refused, are the slowest of each."""
+    load = one_by_one(*((100.0, 1000, 101),) * 11)
+    first_s = np.array([100.1] * 9 + [101.1, np.nan])
+    end_s = first_s + np.array([2.0] * 8 + [4.0, 4.0, np.nan])
+    found = slowdowns(PROMISED, load, first_s, end_s)
+    assert found.ttft == pytest.approx((1.0, 11.0, np.inf))
+    assert found.tbt == pytest.approx((1.0, 2.0, np.inf))
+    assert found.e2e == pytest.approx((1.0, 5.1 / 2.1, np.inf))
+    assert found.missed == [f"{name} {part}" for name in ("ttft", "tbt", "e2e") for part in ("p90", "p99")]

@@ -47,6 +47,10 @@ class Demand:
         for rate in (self._lasting, self._sudden):
             rate.accept(prefill_s, self._cluster.now_s)
 
+    def prefilling(self) -> float:
+        """Return the seconds of prompts per second, lately."""
+        return self._lasting.mean(self._cluster.now_s, LEAST_SEEN)
+
     def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
         """Reckon anew.
 
@@ -98,7 +102,7 @@ class Demand:
         if not count:
             return 0
         now_s = self._cluster.now_s
-        prefilling = self._lasting.mean(now_s, LEAST_SEEN)
+        prefilling = self.prefilling()
         sudden = max(prefilling, self._sudden.surely(now_s))
         workers = max(1, math.ceil(sudden / prompt_part))
         if itl_s is None:

@@ -45,6 +45,9 @@ class Prompt(NamedTuple):
         return self.by_worker_s.get(worker.id, self.alone_s)
 
 
+NO_PROMPT = Prompt(0.0, {})
+
+
 class Dispatch:
     """The choice of a worker for one cluster's requests."""
 
@@ -82,6 +85,19 @@ class Dispatch:
             least_s = min(first_s for _, first_s, _ in found)
             found = [one for one in found if one[1] <= least_s + max(SOON_S, SOON_PART * least_s)]
         return min(found, key=lambda one: one[0])[2] if found else beyond
+
+    def least_costly(self, request: Request, workers: Iterable[Worker]) -> Worker | None:
+        """Return the best of these workers for a request whose prompt is, or will be, computed elsewhere."""
+        costs = ((self._cost(request, worker, NO_PROMPT), worker) for worker in workers)
+        found = [(cost, worker.order, worker) for cost, worker in costs if cost is not None]
+        return min(found)[2] if found else None
+
+    def keeps_first_token(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
+        """Return True if the worker has room, and the first token comes well in time there."""
+        if not self._cluster.fits(worker, request.kv_bytes):
+            return False
+        first_s = self._ttft_s(request, worker, prompt.left_s(worker))
+        return first_s <= TTFT_PART * self._targets.first_token_s(prompt.alone_s)
 
     def least_missed(self, request: Request, prompt: Prompt) -> tuple[float, Worker | None]:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""

@@ -50,6 +50,15 @@ class Load:
         mark = self._marks.pop(request, None)
         return None if mark is None else (self._accepted_s - mark[0], mark[1])
 
+    def first_s(self, request: RequestId) -> float:
+        """Return when the request's first token comes; 0 for one that is not known here."""
+        mark = self._marks.get(request)
+        return 0.0 if mark is None else mark[1]
+
+    def decodes(self, now_s: float) -> int:
+        """Return how many of the requests have had their first token."""
+        return sum(first_s <= now_s for _, first_s in self._marks.values())
+
     def delays(self, now_s: float) -> Iterator[tuple[float, float]]:
         """Yield, for each request, all accepted prompts since it came, and the seconds it has decoded beside them."""
         done_s = self._accepted_s - self.backlog_s(now_s)

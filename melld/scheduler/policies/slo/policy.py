@@ -16,10 +16,11 @@ from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.gaps import Gaps
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
-from melld.scheduler.policies.slo.dispatch import Dispatch, Prompt, has_begun
+from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
 from melld.scheduler.policies.slo.rental import kept_s
+from melld.scheduler.policies.slo.roles import Roles
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
@@ -44,6 +45,7 @@ class MellSlo(Policy):
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self.packing, self.targets, self.steps)
         self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
+        self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads)
         self.gaps = Gaps()
         self.feedback = Feedback(self.targets)
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves
@@ -55,9 +57,10 @@ class MellSlo(Policy):
         if not self._aims:
             return self.packing.allocate(request, reason)
         is_new = request.worker is None
-        prompt = self._prompt(request) if is_new else Prompt(0.0, {})
+        prompt = self._prompt(request) if is_new else NO_PROMPT
         self._serve(request.kv_bytes, reason)
-        worker = self._chosen(request, prompt, reason)
+        prefiller = self._prefiller(request, prompt) if is_new else None
+        worker = prefiller or self._chosen(request, prompt, reason)
         if worker is None:
             return False
         self.cluster.assign(request, worker, reason)
@@ -65,7 +68,21 @@ class MellSlo(Policy):
             prefill_s = prompt.left_s(worker)
             self.demand.accept(prefill_s)
             self.dispatch.placed(request, worker, prefill_s)
+        if prefiller is not None and self.roles.is_due(request, prefiller):
+            self._hand_over(request, after_first_token=True)
         return True
+
+    def _prefiller(self, request: Request, prompt: Prompt) -> Worker | None:
+        """Return the prefill worker for the request's prompt, if its first token comes in time there."""
+        worker = self.roles.for_prompt()
+        return worker if worker is not None and self.dispatch.keeps_first_token(request, worker, prompt) else None
+
+    def _hand_over(self, request: Request, after_first_token: bool) -> None:
+        """Send the request from its prefill worker to one that decodes, if one is able."""
+        for workers in self.roles.takers():
+            if (worker := self.dispatch.least_costly(request, workers)) is not None:
+                self.cluster.assign(request, worker, Reason.ROLE, after_first_token=after_first_token)
+                return
 
     def _prompt(self, request: Request) -> Prompt:
         """Return the seconds that the request's prompt takes, on each worker that may have its beginning."""
@@ -133,6 +150,9 @@ class MellSlo(Policy):
             return
         self.packing.relieve()
         self._serve(0, Reason.SERVICE)
+        self.roles.look(self.demand.prefilling(), self._aimed_itl_s())
+        for request, after_first_token in list(self.roles.leavers()):
+            self._hand_over(request, after_first_token)
         occupied = sum(worker.count > 0 for worker in self.cluster.active.values())
         self.gaps.needed(max(self.demand.workers, occupied), self.cluster.now_s)
 

@@ -1,0 +1,138 @@
+"""Roles of the workers: which compute prompts, which decode, and which requests are handed over.
+
+    split     for 10 s mixed workers would be near their limit (pressure above 0.75), and some split is 5 % better
+    merge     for 30 s the pressure is below 0.6, or no split is that much better; at once below two workers
+    new       to the prefill worker with the shortest backlog; where its first token would be late, as without roles
+    hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
+
+`roles.pressure` has the arithmetic.  One worker changes per 5 s, the one with the fewest bytes first; what it decodes
+leaves a few at a time.  Nobody is woken for a role: the number in service is `demand`'s, as if all were mixed.
+Owns the roles; never assigns a request.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from melld.ids import WorkerId
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.slo.load import Load, Loads
+from melld.scheduler.policies.slo.models import StepModel
+from melld.scheduler.roles import Role, best_split, pressure
+from melld.scheduler.state import Request, Worker
+
+SPLIT_PRESSURE, MERGE_PRESSURE, GAIN = 0.75, 0.6, 0.95
+SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
+COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
+"""A destination is chosen so many times the expected copy, and so many epochs, before the first token."""
+LEAVERS = 4
+"""Requests that decode on a prefill worker and leave it in one epoch, at most."""
+
+
+class Roles:
+    """Roles of one cluster's workers; all are mixed at first.  `wanted`: how many should be prefill workers."""
+
+    def __init__(self, cluster: Cluster, outlook: Outlook, steps: StepModel, loads: Loads) -> None:
+        self.wanted = 0
+        self._cluster = cluster
+        self._outlook = outlook
+        self._steps = steps
+        self._loads = loads
+        self._fixed = cluster.settings.roles.fixed
+        self._prefill: dict[WorkerId, int] = {}  # with the activation for which the worker has the role
+        self._stood_s = self._changed_s = -math.inf
+        self._epoch_s = self._looked_s = 0.0
+
+    def of(self, worker: Worker) -> Role:
+        """Return the worker's role."""
+        if self._fixed:
+            return self._fixed.get(worker.id, Role.MIXED)
+        if self._prefill.get(worker.id) == worker.order:
+            return Role.PREFILL
+        return Role.DECODE if self._prefill else Role.MIXED
+
+    def prefill_workers(self) -> list[Worker]:
+        """Return the workers that compute prompts."""
+        if not self._fixed and not self._prefill:
+            return []
+        return [worker for worker in self._cluster.active.values() if self.of(worker) is Role.PREFILL]
+
+    def takers(self) -> Iterator[list[Worker]]:
+        """Yield the workers to which requests are handed over: those that decode, then mixed ones."""
+        awake = [worker for worker in self._cluster.active.values() if not worker.wake_s]
+        for role in (Role.DECODE, Role.MIXED):
+            yield [worker for worker in awake if self.of(worker) is role]
+
+    def for_prompt(self) -> Worker | None:
+        """Return the prefill worker with the shortest backlog."""
+        now_s = self._cluster.now_s
+
+        def backlog(worker: Worker) -> tuple[float, int, int]:
+            return self._load(worker).backlog_s(now_s), worker.used_bytes, worker.order
+
+        return min(self.prefill_workers(), key=backlog, default=None)
+
+    def leavers(self) -> Iterator[tuple[Request, bool]]:
+        """Yield the requests to be handed over now, each with whether its first token is still to come."""
+        for worker in self.prefill_workers():
+            decoding = 0
+            for request in movable(worker):
+                to_come = self._first_in_s(request, worker) > 0.0
+                decoding += not to_come
+                if self.is_due(request, worker) if to_come else decoding <= LEAVERS:
+                    yield request, to_come
+
+    def is_due(self, request: Request, worker: Worker) -> bool:
+        """Return True if the first token will come so soon that the request's destination must be chosen."""
+        lead_s = COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + EPOCHS_AHEAD * self._epoch_s
+        return self._first_in_s(request, worker) <= lead_s
+
+    def look(self, prompts: float, target_s: float | None) -> None:
+        """Split or merge, where prompts take so many seconds per second."""
+        now_s = self._cluster.now_s
+        self._epoch_s, self._looked_s = now_s - self._looked_s, now_s
+        if self._fixed or not self._cluster.settings.roles.auto:
+            return
+        awake = {worker.id: worker for worker in self._cluster.active.values() if not worker.wake_s}
+        self._prefill = {name: order for name, order in self._prefill.items() if name in awake}
+        if target_s is None or len(awake) < 2 or not self._steps.known:
+            self.wanted, self._stood_s = 0, now_s
+        else:
+            self._want(self._best(awake.values(), prompts, target_s))
+            self.wanted = min(self.wanted, len(awake) - 1)
+        while len(self._prefill) > self.wanted:
+            self._prefill.popitem()
+        if len(self._prefill) < self.wanted and now_s - self._changed_s >= CHANGE_S:
+            self._changed_s = now_s
+            others = (worker for worker in awake.values() if worker.id not in self._prefill)
+            chosen = min(others, key=lambda worker: (worker.used_bytes, worker.order))
+            self._prefill[chosen.id] = chosen.order
+
+    def _best(self, awake: Iterable[Worker], prompts: float, target_s: float) -> int:
+        """Return how many of these workers had better be prefill workers."""
+        workers, now_s = list(awake), self._cluster.now_s
+        count = len(workers)
+        decodes = sum(self._load(worker).decodes(now_s) for worker in workers)
+        used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in workers)
+
+        def steps(over: int) -> float:
+            return self._steps.step_s(None, decodes / over, used_bytes / over)
+
+        best, mixed = best_split(steps, count, prompts, target_s), pressure(steps, count, 0, prompts, target_s)
+        pays = pressure(steps, count, best, prompts, target_s) < GAIN * mixed
+        return best if pays and mixed > (MERGE_PRESSURE if self.wanted else SPLIT_PRESSURE) else 0
+
+    def _want(self, best: int) -> None:
+        """Want what has been best for long enough."""
+        now_s = self._cluster.now_s
+        if best == self.wanted:
+            self._stood_s = now_s
+        elif now_s - self._stood_s >= (MERGE_S if best < self.wanted else SPLIT_S):
+            self.wanted, self._stood_s = best, now_s
+
+    def _first_in_s(self, request: Request, worker: Worker) -> float:
+        """Return in how many seconds the request's first token should come; not above 0: it has come."""
+        return self._load(worker).first_s(request.id) - self._cluster.now_s
+
+    def _load(self, worker: Worker) -> Load:
+        return self._loads.of(worker, self._cluster.now_s)

@@ -1,0 +1,134 @@
+"""Roles in simulation: hand-overs after the first token, when a split pays, and that nothing changes without one."""
+
+import random
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from melld.ids import WorkerId
+from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
+from melld.scheduler.roles import Role, RoleSettings
+from melld.scheduler.targets import Targets
+from melld.simulator.experiment import SchedulerChoices, make_scheduler
+from melld.simulator.latency import Floats
+from melld.simulator.links import LinkSettings
+from melld.simulator.measures import Report
+from melld.simulator.settings import SimulatorSettings
+from melld.simulator.simulation import Simulation
+from melld.simulator.workload import LogNormal, Workload, poisson
+from tests.simulator.setups import SMALL, one_by_one
+
+RATE_BYTES_S, GAP_S = 1e8, 0.0055
+LONE_STEP_S, TOKEN_S = 0.0202, 0.0001
+AUTO = RoleSettings(auto=True)
+FIXED = RoleSettings(fixed={WorkerId("w0"): Role.PREFILL, WorkerId("w1"): Role.DECODE})
+
+
+class Growing(msgspec.Struct, frozen=True):
+    """Steps that take a little longer in larger batches."""
+
+    def step_s(self, batch: Floats, context_tokens: Floats) -> Floats:
+        return np.asarray(0.02 + 0.0002 * batch + 0.0 * context_tokens)
+
+    def prefill_s(self, tokens: float) -> float:
+        return tokens * 0.0001
+
+
+MACHINE = SimulatorSettings(
+    capacity_bytes=20 * SMALL.capacity_bytes,
+    bytes_per_token=SMALL.bytes_per_token,
+    latency=Growing(),
+    gpus=4,
+    epoch_s=0.2,
+    link=LinkSettings(RATE_BYTES_S, kv_gap_s=GAP_S, copy_cost_s=0.0),
+    targets=Targets(itl_s=0.03, sheds=False),
+)
+
+
+class Played(NamedTuple):
+    """What came out of a simulation, and what its scheduler was told and said."""
+
+    report: Report
+    events: list[AnyEvent]
+    commands: list[AnyCommand]
+
+
+def simulated(load: Workload, roles: RoleSettings, settings: SimulatorSettings = MACHINE) -> Played:
+    scheduler = make_scheduler("mell-slo", settings, SchedulerChoices(roles=roles, retire_after_s=30.0))
+    simulation = Simulation(settings, load, scheduler)
+    played = Played(None, [], [])  # type: ignore[arg-type]
+
+    def handle(event: AnyEvent) -> list[AnyCommand]:
+        played.events.append(event)
+        played.commands.extend(commands := scheduler.handle(event))
+        return commands
+
+    simulation._decide = handle
+    return played._replace(report=simulation.run().report("mell-slo"))
+
+
+def prompts_and_answers(rate_per_s: float, seed: int = 1) -> Workload:
+    return poisson(rate_per_s, 150.0, LogNormal(1200.0, 0.5, 100.0, 0.8), random.Random(seed))
+
+
+@pytest.mark.parametrize(("prompt", "last_chunk"), [(500, 500), (2048 + 700, 700)])
+def test_the_second_token_waits_for_the_copy_of_the_last_chunk_only(prompt: int, last_chunk: int) -> None:
+    """Those before it are copied while the prompt is computed."""
+    wake_both = [(0.2 * number, 100 + 50 * number, 200) for number in range(60)]
+    settings = msgspec.structs.replace(MACHINE, gpus=2)
+    played = simulated(one_by_one(*wake_both, (25.0, prompt, 101)), FIXED, settings)
+    (move,) = [one for one in played.commands if isinstance(one, MoveRequest) and one.request == "r60"]
+    assert (move.source, move.destination, move.reason, move.after_first_token) == ("w0", "w1", "role", True)
+    (end,) = [one for one in played.events if isinstance(one, RequestFinished) and one.request == "r60"]
+    assert end.first_token_s == pytest.approx(25.0 + prompt * TOKEN_S)
+    copy_s = last_chunk * SMALL.bytes_per_token / RATE_BYTES_S
+    assert end.at_s - end.first_token_s == pytest.approx(copy_s + GAP_S + 100 * LONE_STEP_S)
+
+
+def test_a_split_keeps_a_tighter_pace_on_no_more_workers() -> None:
+    """Mixed workers' prompts would slow the decodes; a split is found by itself, and serves more in time."""
+    mixed, split = (simulated(prompts_and_answers(6.0), roles).report for roles in (RoleSettings(), AUTO))
+    assert split.migrations > split.requests / 2
+    assert split.itl_s.p90 < 0.9 * mixed.itl_s.p90
+    assert split.attainment is not None
+    assert mixed.attainment is not None
+    assert split.attainment > mixed.attainment + 0.04
+    assert split.gpu_seconds <= 1.02 * mixed.gpu_seconds
+
+
+def test_a_loose_pace_or_none_splits_nothing() -> None:
+    """Nothing at all changes: each command is the same."""
+    for itl_s in (0.06, None):
+        loose = msgspec.structs.replace(MACHINE, targets=Targets(itl_s=itl_s, sheds=False))
+        mixed, auto = (simulated(prompts_and_answers(14.0), roles, loose) for roles in (RoleSettings(), AUTO))
+        assert auto.commands == mixed.commands
+
+
+def test_a_split_ends_with_its_load() -> None:
+    """Roles merge once prompts are few: later requests stay where they are placed."""
+    busy, calm = prompts_and_answers(6.0), [(200.0 + 4.0 * number, 1200, 100) for number in range(60)]
+    load = one_by_one(*zip(busy.arrival_s, busy.prompt_tokens, busy.output_tokens, strict=True), *calm)
+    played = simulated(load, AUTO)
+    late = {f"r{len(busy) + number}" for number in range(45, 60)}
+    assert not [one for one in played.commands if isinstance(one, MoveRequest) and one.request in late]
+
+
+def test_nobody_is_woken_for_a_role_and_nobody_waits_for_one() -> None:
+    """With no decode worker at all, requests decode where their prompts were computed."""
+    only = RoleSettings(fixed={WorkerId(f"w{number}"): Role.PREFILL for number in range(4)})
+    mixed, fixed = (simulated(prompts_and_answers(6.0), roles) for roles in (RoleSettings(), only))
+    assert fixed.report.queueing_s.most == 0.0
+    assert fixed.report.gpu_seconds <= 1.02 * mixed.report.gpu_seconds
+    assert fixed.report.attainment is not None
+    assert fixed.report.attainment > 0.8
+
+
+def test_every_request_ends_though_memory_is_short_and_moves_fail() -> None:
+    small = msgspec.structs.replace(MACHINE, capacity_bytes=4 * SMALL.capacity_bytes, gpus=2, failure_rate=0.2)
+    report, told, _ = simulated(prompts_and_answers(2.0), FIXED, small)
+    assert report.migrations > 100
+    assert report.preemptions
+    assert report.migrations_aborted
+    assert report.refused + len([one for one in told if isinstance(one, RequestFinished)]) == report.requests
