@@ -30,8 +30,8 @@ else
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 endif
 
-# Two processes, each with its own daemons; ARGS="-n 0" for one.
-PYTEST := $(RUN)/python -m pytest -n 2 --no-loadscope-reorder
+# Three processes, each with its own daemons, for two cores: tests wait a fifth of their time; ARGS="-n 0" for one.
+PYTEST := $(RUN)/python -m pytest -n 3 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)

@@ -20,9 +20,16 @@ SHARING = ("migrate", "residency", "api", "faults", "decisions")
 OF_API = ("guards", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
 FIRST = (*SHARING[:4], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker")
-"""What takes longest goes first, so that both processes end with short files."""
-OF_VLLM = ("test_loading", "test_long_answers", "test_media", "test_prompt_logprobs", "test_token_texts")
-"""Files whose tests import vLLM, which takes seconds: in one process, and not before they run."""
+"""What takes longest goes first, so that all processes end with short files."""
+OF_VLLM = (
+    "test_demo_model",
+    "test_loading",
+    "test_long_answers",
+    "test_media",
+    "test_prompt_logprobs",
+    "test_token_texts",
+)
+"""Files whose tests import vLLM or transformers, which takes seconds: in one process, and not before they run."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
 

@@ -2,8 +2,6 @@
 
 import io
 import logging
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from melld.log_lines import MARK, OneLine
 from melld.printable import printable, printable_all
+from tests.forked import run_python
 
 FORGED = "bad schema\n2026-01-01 00:00:00,000 ERROR melld: all GPUs are on fire\r\n\x1b[2J\x9b1m\u2028\u202e"
 
@@ -70,19 +69,21 @@ def test_words_of_any_language_are_left_alone() -> None:
     assert printable_all({"a\x1b": ["\n", 1, None, {"b": "c"}]}) == {"a\\x1b": ["\\n", 1, None, {"b": "c"}]}
 
 
-@pytest.mark.parametrize("library", ["import vllm.logger", "import transformers"])
+@pytest.mark.parametrize("library", ["vllm.logger", "transformers.utils.logging"])
 def test_libraries_write_through_the_same_handler(library: str) -> None:
     """vLLM and transformers bring handlers of their own, whose lines could be forged."""
     code = f"""
-import logging, warnings
+import importlib, logging, warnings
+import {library}
 from melld.log_lines import begin_logging, take_over_loggers
 begin_logging("INFO")
-{library}
+importlib.reload({library})  # as if it were imported only now
 take_over_loggers()
-logging.getLogger("{library.split()[1].split(".")[0]}.some.module").error("first\\nsecond")
+logging.getLogger("{library.split(".")[0]}.some.module").error("first\\nsecond")
 warnings.warn("third\\nfourth")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
     told = [line for line in (done.stdout + done.stderr).splitlines() if "first" in line or "third" in line]
     assert ["first\\nsecond" in told[0], "third\\nfourth" in told[1], len(told)] == [True, True, 2]
     assert done.stdout == ""
