@@ -222,6 +222,11 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
     prefix_aware: bool = True
     """Among workers that keep the targets, prefer one that probably has the prompt's beginning in its prefix cache
     (`mell-slo`)."""
+    roles: Literal["auto", "off"] = "off"
+    """`auto`: some workers only compute prompts and hand them over after the first token, while that keeps a tight
+    `itl_ms` better (`mell-slo`)."""
+    fixed_roles: dict[str, Literal["mixed", "prefill", "decode"]] = {}
+    """Roles by worker instead, `--role w0=prefill` each; the others are mixed."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
     """A file for all decisions and their facts: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000

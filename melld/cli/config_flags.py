@@ -18,6 +18,7 @@ from melld.control.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
 from melld.errors import ConfigError
 
 DEFAULT_FILE = "melld.toml"
+ROLES = ("mixed", "prefill", "decode")
 
 # flag -> the key that it sets
 PLAIN_FLAGS = {
@@ -60,6 +61,13 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         help="the API keys themselves; every user of this machine can read them in `ps`",
     )
     group.add_argument("--runtime-directory", metavar="DIR", help="directory of the control socket")
+    group.add_argument(
+        "--role",
+        metavar="WORKER=ROLE",
+        action="append",
+        default=[],
+        help="fix a worker's role: --role w0=prefill --role w1=decode (or mixed)",
+    )
     group.add_argument(
         "--set",
         metavar="TABLE.KEY=VALUE",
@@ -159,10 +167,20 @@ def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
         overrides["server.api_keys"] = [_digest(key) for key in arguments.api_key]
     for key, value in _devices(arguments.device, arguments.kv_bytes).items():
         overrides[key], sources[key] = value, "--kv-bytes" if key.endswith("kv_bytes") else "--device"
+    for words in arguments.role:
+        worker, role = _role(words)
+        overrides[f"scheduler.fixed_roles.{worker}"] = role
     for words in arguments.set:
         key, value = _assignment(words)
         overrides[key], sources[key] = value, f"--set {key}"
     return overrides, sources
+
+
+def _role(words: str) -> tuple[str, str]:
+    worker, _, role = words.partition("=")
+    if not worker or "." in worker or role not in ROLES:
+        raise ConfigError("--role", f"{words!r} is not WORKER=ROLE, with a role of {', '.join(ROLES)}")
+    return worker, role
 
 
 def _digest(key: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from melld.migrate.snapshot import Phase
+from melld.scheduler.roles import Role
 
 SCHEMA = 1
 
@@ -60,6 +61,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`NVIDIA H200`."""
     state: WorkerState
     """Its state."""
+    role: Role = Role.MIXED
+    """What it is for."""
     reason: str = ""
     """Why it is in that state, or why a reading of its device is missing; empty when all is well."""
     pid: int | None = None
@@ -310,6 +313,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Hours that workers slept or were stopped."""
     service: ServiceStatus = ServiceStatus()
     """Targets, and how they are met."""
+    roles: str = ""
+    """Why the workers have their roles."""
     boundaries: str = ""
     """Limits of links and workers for moves; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()

@@ -4,7 +4,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,12 +12,14 @@ import msgspec
 from melld.config import Config
 from melld.control.status import WorkerStatus
 from melld.errors import ConfigError, MelldError
+from melld.ids import WorkerId
 from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.idle import SLEEP_AFTER_S
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.priorities import Priorities
+from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
@@ -40,6 +42,10 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
             targets=promised_by(config),
             retire_after_s=retire_after_s(config),
             priorities=Priorities(**msgspec.structs.asdict(config.priorities)),
+            roles=RoleSettings(
+                auto=config.scheduler.roles == "auto",
+                fixed={WorkerId(worker): Role(role) for worker, role in config.scheduler.fixed_roles.items()},
+            ),
         ),
         max_waiting=config.server.max_queued_requests,
         wait_deadline_s=config.server.queue_deadline_s,
@@ -57,6 +63,13 @@ def retire_after_s(config: Config) -> float | None:
     if config.idle.sleep_after_s is not None:
         return min(config.idle.sleep_after_s, NEVER_S)
     return None if config.scheduler.policy == MellSlo.name else SLEEP_AFTER_S
+
+
+def check_roles(config: Config, workers: Collection[str]) -> None:
+    """Raise `ConfigError` for the role of a worker that there is not."""
+    for worker in config.scheduler.fixed_roles:
+        if worker not in workers:
+            raise ConfigError("[scheduler] fixed_roles", f"{worker!r} is none of the workers {', '.join(workers)}")
 
 
 def check_model(path: str) -> None:

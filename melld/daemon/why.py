@@ -13,6 +13,7 @@ from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import Place
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.policies.mell.classes import Limits, T
+from melld.scheduler.roles import Role
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Duty, RequestState, Worker
 from melld.scheduler.view import ClusterView
@@ -70,6 +71,15 @@ class Why:
             coming = f", {len(known.arriving)} on their way here" if known.arriving else ""
             return f"{_requests(len(known.requests))}{coming}; awake{self._since(worker)}"
         return f"idle: {self._idle(known)}"
+
+    def role(self, worker: WorkerId) -> Role:
+        """Return what the worker is for."""
+        known = self._cluster.workers.get(worker)
+        return Role.MIXED if known is None else self._policy.role_of(known)
+
+    def roles(self) -> str:
+        """Say why the workers have their roles."""
+        return self._policy.roles_because()
 
     def _wakes(self, place: Place) -> str:
         """Say how long a request would wait for the worker to wake."""

@@ -42,7 +42,7 @@ from melld.daemon.history import History
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
-from melld.daemon.preflight import scheduler_settings
+from melld.daemon.preflight import check_roles, scheduler_settings
 from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
@@ -161,6 +161,8 @@ def make_model(
 ) -> ModelParts:
     """Make the parts of one of `models` models; `config` is of this model alone."""
     settings, clock = config.scheduler, shared.clock
+    if models == 1:
+        check_roles(config, [slot.worker for slot in slots])
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock)

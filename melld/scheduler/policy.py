@@ -22,6 +22,7 @@ from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.reasons import Reason
+from melld.scheduler.roles import Role
 from melld.scheduler.state import Request, Worker
 
 
@@ -80,6 +81,14 @@ class Policy(ABC):
     def sleeps_in_s(self, worker: Worker) -> float:
         """Return in how many seconds the worker without requests may sleep, if nothing changes; infinite: never."""
         return (self.cluster.settings.retire_after_s or 0.0) - (self.cluster.now_s - worker.empty_since_s)
+
+    def role_of(self, worker: Worker) -> Role:  # noqa: ARG002
+        """Return what the worker is for."""
+        return Role.MIXED
+
+    def roles_because(self) -> str:
+        """Say why the workers have their roles."""
+        return f"{self.name} gives none"
 
     def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
         """Wake and return a sleeping worker that is large enough; None if there is none."""

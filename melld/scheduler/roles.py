@@ -23,9 +23,9 @@ PREFILL_PART = 0.7
 class Role(enum.StrEnum):
     """What a worker is for.  A wish, no wall: where those of a role have no room, any worker takes a request."""
 
-    MIXED = "mixed"
-    PREFILL = "prefill"
-    DECODE = "decode"
+    MIXED = "mixed"  # computes prompts and decodes
+    PREFILL = "prefill"  # computes prompts, and hands requests over after the first token
+    DECODE = "decode"  # decodes; computes prompts that find no room elsewhere
 
 
 class RoleSettings(msgspec.Struct, frozen=True):

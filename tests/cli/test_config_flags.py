@@ -42,6 +42,12 @@ def test_flags_alone_will_do() -> None:
     assert config.devices.cpu == CpuDevices(count=3, kv_bytes="64MiB")
 
 
+def test_roles_are_given_worker_by_worker() -> None:
+    """Each flag adds one."""
+    config = load("--model", "demo", "--role", "w0=prefill", "--role", "w1=decode")
+    assert config.scheduler.fixed_roles == {"w0": "prefill", "w1": "decode"}
+
+
 def test_flags_go_before_the_file(tmp_path: Path) -> None:
     """One file serves several runs; what no flag names stays as the file says."""
     (tmp_path / "own.toml").write_text(FILE)
@@ -124,6 +130,9 @@ def test_any_key_can_be_set_in_toml() -> None:
         (["--model=m", "--device", "auto:1"], "--device", "'auto:1' is not of the form"),
         (["--model=m", "--device", "cuda:0", "--kv-bytes", "1GiB"], "--kv-bytes", "for CPU devices"),
         (["--model=m", "--kv-bytes", "lots"], "devices.cpu.kv_bytes", "'lots' is not a size"),
+        (["--model=m", "--role", "w0"], "--role", "'w0' is not WORKER=ROLE, with a role of mixed, prefill, decode"),
+        (["--model=m", "--role", "w0=first"], "--role", "'w0=first' is not WORKER=ROLE"),
+        (["--model=m", "--role", "=decode"], "--role", "'=decode' is not WORKER=ROLE"),
         (["--model=m", "--set", "server.port"], "--set server.port", "is not TABLE.KEY=VALUE"),
         (["--model=m", "--set", "port=1"], "--set port=1", "is not TABLE.KEY=VALUE"),
         (["--model=m", "--set", "server.host=here"], "--set server.host", "needs its quotes"),

@@ -28,6 +28,7 @@ from melld.control.status import (
     WorkerState,
     WorkerStatus,
 )
+from melld.scheduler.roles import Role
 from tests.docs.configuration_text import descriptions
 
 STRUCTS = (
@@ -41,7 +42,7 @@ STRUCTS = (
     MoveStatus,
     LinkStatus,
 )
-WORDS = (DaemonState, ModelState, WorkerState, Phase, MovingState)
+WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, MovingState)
 
 INTRODUCTION = f"""\
 # What `melld status --json` prints

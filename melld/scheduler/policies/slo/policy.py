@@ -23,6 +23,7 @@ from melld.scheduler.policies.slo.rental import kept_s
 from melld.scheduler.policies.slo.roles import Roles
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
+from melld.scheduler.roles import Role
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import Targets
 
@@ -155,6 +156,14 @@ class MellSlo(Policy):
             self._hand_over(request, after_first_token)
         occupied = sum(worker.count > 0 for worker in self.cluster.active.values())
         self.gaps.needed(max(self.demand.workers, occupied), self.cluster.now_s)
+
+    def role_of(self, worker: Worker) -> Role:
+        """See `Policy.role_of`."""
+        return self.roles.of(worker)
+
+    def roles_because(self) -> str:
+        """See `Policy.roles_because`."""
+        return self.roles.because
 
     def sleeps_in_s(self, worker: Worker) -> float:
         """See `Policy.sleeps_in_s`: not within the service; beyond it once waking it again would be cheaper."""

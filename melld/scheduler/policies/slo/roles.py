@@ -30,10 +30,14 @@ LEAVERS = 4
 
 
 class Roles:
-    """Roles of one cluster's workers; all are mixed at first.  `wanted`: how many should be prefill workers."""
+    """Roles of one cluster's workers; all are mixed at first.
+
+    `wanted`: how many should be prefill workers.  `because`: why, in words.
+    """
 
     def __init__(self, cluster: Cluster, outlook: Outlook, steps: StepModel, loads: Loads) -> None:
         self.wanted = 0
+        self.because = "as configured" if cluster.settings.roles.fixed else "`[scheduler] roles` is off"
         self._cluster = cluster
         self._outlook = outlook
         self._steps = steps
@@ -97,6 +101,7 @@ class Roles:
         self._prefill = {name: order for name, order in self._prefill.items() if name in awake}
         if target_s is None or len(awake) < 2 or not self._steps.known:
             self.wanted, self._stood_s = 0, now_s
+            self.because = "fewer than two workers compute, or there is no pace to keep"
         else:
             self._want(self._best(awake.values(), prompts, target_s))
             self.wanted = min(self.wanted, len(awake) - 1)
@@ -119,7 +124,13 @@ class Roles:
             return self._steps.step_s(None, decodes / over, used_bytes / over)
 
         best, mixed = best_split(steps, count, prompts, target_s), pressure(steps, count, 0, prompts, target_s)
-        pays = pressure(steps, count, best, prompts, target_s) < GAIN * mixed
+        split = pressure(steps, count, best, prompts, target_s)
+        pays = split < GAIN * mixed
+        self.because = (
+            f"mixed, {count} workers would use {mixed:.0%} of the pace; with {best} of them for prompts {split:.0%}"
+            if best
+            else f"mixed, {count} workers use {mixed:.0%} of the pace, and with any split more"
+        )
         return best if pays and mixed > (MERGE_PRESSURE if self.wanted else SPLIT_PRESSURE) else 0
 
     def _want(self, best: int) -> None:
