@@ -10,16 +10,16 @@ HEADING = "## Options of `vllm serve`\n"
 
 
 def options_text() -> str:
-    """The section, as it stands in the page."""
+    """Return the section, as it stands in the page."""
     served = len(ENGINE_OPTIONS | FRONTEND_OPTIONS)
     lines = [
         HEADING,
         f"{served} of them go to vLLM from `[model.vllm]`, spelt with `_` or `-`; the others are refused.",
     ]
-    lines += ["", "| option | why |", "|---|---|"]
+    lines += [""]
     for reason, entries in groupby(REFUSED_OPTIONS.items(), key=lambda entry: entry[1]):
         names = [f"`{name}`" for name, _ in entries if not name.startswith("_")]
-        lines += [f"| {', '.join(names)} | {reason} |"] if names else []
+        lines += [f"- {', '.join(names)}: {reason}"] if names else []
     return "\n".join(lines) + "\n"
 
 
