@@ -22,7 +22,7 @@ from melld.simulator.measures import ClassReport
 from melld.simulator.workload import LogNormal, gamma
 
 HIGH_PART = 0.1
-LENGTHS = LogNormal(400.0, 1.0, 150.0, 0.9)
+LENGTHS = LogNormal(200.0, 1.0, 200.0, 0.9)
 VARIATIONS = (2.0, 4.0, 6.0, 8.0)
 MEASURES: dict[str, tuple[str, Callable[[ClassReport], float]]] = {
     "high: p99 of the first token": ("high", lambda found: found.ttft_s.p99),

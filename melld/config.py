@@ -236,6 +236,8 @@ class SchedulerConfig(_Table, frozen=True, kw_only=True):
 class PrioritiesConfig(_Table, frozen=True, kw_only=True):
     """What the classes of requests mean: high (`priority` below 0), normal (0) and low."""
 
+    headroom: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.25
+    """Part of a worker's room and pace that others leave to high ones there, as long as they find a place elsewhere."""
     age_s: PositiveSeconds = 60.0
     """A request that has waited so long goes as one of the next class; so nobody starves."""
 

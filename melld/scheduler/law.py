@@ -18,6 +18,7 @@ def check_workers(workers: Workers, active: Workers, draining: Workers, empty: W
         held = [*worker.requests.values(), *worker.arriving.values()]
         leaving = [request for request in worker.requests.values() if request.destination is not None]
         assert worker.count == len(held), worker.id
+        assert worker.urgent == sum(request.urgent for request in held), worker.id
         assert worker.held_bytes == sum(request.kv_bytes for request in held), worker.id
         assert min(worker.used_bytes, worker.shared_bytes) >= 0, worker.id
         assert worker.leaving_bytes == sum(request.kv_bytes for request in leaving), worker.id

@@ -120,6 +120,7 @@ class Occupancy:
         if not worker.count:
             self._empty.pop(worker.id, None)
         worker.count += 1
+        worker.urgent += request.priority < 0
         worker.used_bytes += request.kv_bytes
         self._noted[worker.id] = worker
 
@@ -127,6 +128,7 @@ class Occupancy:
         """Remove the request from the worker's sums and from `among`."""
         del among[request.id]
         worker.count -= 1
+        worker.urgent -= request.priority < 0
         freed_bytes = worker.frees_bytes(request.kv_bytes)
         worker.shared_bytes -= request.kv_bytes - freed_bytes
         worker.used_bytes -= freed_bytes

@@ -10,15 +10,20 @@ Owns the settings and the arithmetic of classes.  Never orders requests (`waitin
 import msgspec
 
 HIGH, NORMAL, LOW = -1, 0, 1
+STAYS_S = {HIGH: 4.0, NORMAL: 0.0, LOW: -2.0}
+"""Extra life of its worker that moving one of the class must gain (`mell-plus`)."""
 CLASSES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 
 
 class Priorities(msgspec.Struct, frozen=True):
     """Settings.
 
-    `age_s`: a request that has waited so long counts as of the next class above its own, and so on without end.
+    `headroom`: the part of a worker's room, and of the pace, that others leave to urgent ones there, as long as they
+    find a place elsewhere.  `age_s`: a request that has waited so long counts as of the next class above its own, and
+    so on without end.
     """
 
+    headroom: float = 0.25
     age_s: float = 60.0
 
     def level(self, priority: int, waited_s: float) -> int:

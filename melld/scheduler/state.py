@@ -115,6 +115,11 @@ class Request:
         self.worker = self.destination = None
 
     @property
+    def urgent(self) -> bool:
+        """Return True if the request is of the class high."""
+        return self.priority < 0
+
+    @property
     def is_movable(self) -> bool:
         """Return True if a policy may move the request: it runs, is not moving, and is not pinned."""
         return self.state is RUNNING and not self.pinned
@@ -131,8 +136,8 @@ class Worker:
     """A worker: a bin of the packing problem.
 
     `requests` run here (leaving ones included); `arriving` are the reservations of moves to this worker.
-    `count` is the number of both, each with a slot; `used_bytes` is the sum of their sizes less `shared_bytes`, and
-    `leaving_bytes` the sizes of those on moves away from here.
+    `count` is the number of both, each with a slot, `urgent` those of the class high among them; `used_bytes` is the
+    sum of their sizes less `shared_bytes`, and `leaving_bytes` the sizes of those on moves away from here.
     `shared_bytes`: saved by blocks that several requests hold.  It is the last report, less all that has left since:
     a leaving request frees only what no other may hold, until the worker reports again.
     `growth_bytes_s`: recent growth of each request per second; 0 until it has been observed.
@@ -164,6 +169,7 @@ class Worker:
         "slots",
         "state",
         "steady",
+        "urgent",
         "used_bytes",
         "wake_s",
     )
@@ -180,7 +186,7 @@ class Worker:
         self.state = Duty.ASLEEP
         self.requests: dict[RequestId, Request] = {}
         self.arriving: dict[RequestId, Request] = {}
-        self.count = 0
+        self.count = self.urgent = 0
         self.used_bytes = 0
         self.shared_bytes = 0
         self.leaving = 0

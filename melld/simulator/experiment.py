@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.roles import RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.journal import Sink
@@ -26,6 +27,7 @@ class SchedulerChoices(msgspec.Struct, frozen=True):
     horizon_s: float | None = None
     retire_after_s: float | None = None
     roles: RoleSettings = RoleSettings()
+    priorities: Priorities = Priorities()
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         targets=settings.targets,
         retire_after_s=choices.retire_after_s,
         roles=choices.roles,
+        priorities=choices.priorities,
     )
     return Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster=cluster))
 

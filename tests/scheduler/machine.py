@@ -226,7 +226,7 @@ class PolicyMachine(RuleBasedStateMachine):
             targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
             roles=st.builds(RoleSettings, auto=st.booleans(), fixed=st.sampled_from(FIXED_ROLES)),
-            priorities=st.builds(Priorities, age_s=st.sampled_from([60.0, 4.0])),
+            priorities=st.builds(Priorities, headroom=st.sampled_from([0.0, 0.25]), age_s=st.sampled_from([60.0, 4.0])),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
     )

@@ -3,13 +3,28 @@
 Plans one drain of `mell-plus`; changes nothing itself.
 """
 
+import heapq
 from itertools import islice
 
 from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.settings import PlusSettings
 from melld.scheduler.state import Request, Worker
 
 DrainPlan = list[tuple[Request, Worker]]
 FEWER_LOOKS = 4  # times `candidates`: workers to look at per request, because earlier requests fill some
+
+
+def cheapest_drain(outlook: Outlook, settings: PlusSettings) -> tuple[Worker, DrainPlan] | None:
+    """Return the first of the workers with fewest requests that can be emptied, and how; None: none can."""
+
+    def cost(worker: Worker) -> tuple[int, int, int]:
+        return (worker.count, worker.used_bytes, worker.order)
+
+    occupied = [worker for worker in outlook.cluster.active.values() if worker.count > worker.leaving]
+    for worker in heapq.nsmallest(settings.drain_attempts, occupied, key=cost):
+        if plan := plan_drain(worker, outlook, settings.drain_life_s, settings.candidates):
+            return worker, plan
+    return None
 
 
 def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int) -> DrainPlan | None:

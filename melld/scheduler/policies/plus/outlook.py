@@ -128,6 +128,14 @@ class Outlook:
         grown_bytes = count * self.growth_bytes_s(worker) * self.look_s(worker)
         return worker.used_bytes + kv_bytes + grown_bytes <= worker.capacity_bytes
 
+    def crowds(self, request: Request, worker: Worker) -> bool:
+        """Return True if the request would take of the headroom of urgent ones on the worker, and is none itself."""
+        if request.urgent or not worker.urgent:
+            return False
+        part = 1.0 - self.cluster.settings.priorities.headroom
+        free_bytes = part * worker.capacity_bytes - worker.used_bytes + worker.leaving_bytes
+        return request.kv_bytes > free_bytes or worker.count - worker.leaving >= part * worker.slots
+
     def tightest(self, kv_bytes: int, limit: int, but: Worker | None) -> list[Worker]:
         """Return up to `limit` workers that take the request, the tightest first."""
         found = islice(self.cluster.room.tightest(kv_bytes), 2 * limit)

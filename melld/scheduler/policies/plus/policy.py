@@ -20,16 +20,16 @@ Pushing aside, and making room on a third worker, take two moves, the second aft
 instant moves, in the paper's time slots, never in the daemon.
 """
 
-import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.plus.drain import plan_drain
+from melld.scheduler.policies.plus.drain import cheapest_drain
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
 from melld.scheduler.policies.plus.settings import BALANCED, Lifetimes, PlusSettings
 from melld.scheduler.policy import Policy
+from melld.scheduler.priorities import STAYS_S, class_of
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
@@ -67,20 +67,27 @@ class MellPlus(Policy):
         return worker is not None
 
     def _lasting(self, request: Request) -> Worker | None:
-        """Return the tightest worker that then lives long enough, else the longest-lived that takes the request."""
+        """Return the tightest worker that then lives long enough, else the longest-lived that takes the request.
+
+        An urgent request goes to the longest-lived at once; others crowd workers with such only if nothing else takes
+        them.
+        """
         outlook, size, limit = self.outlook, request.kv_bytes, self.settings.candidates
         enough_s = self.settings.dispatch_life_s
         ample_bytes = size + int(2 * self.cluster.growth.bytes_per_s * enough_s)
-        for worker in islice(self.cluster.room.tightest(ample_bytes), 2 * limit):
+        for worker in islice(self.cluster.room.tightest(ample_bytes), 0 if request.urgent else 2 * limit):
+            if outlook.crowds(request, worker):
+                continue
             lasts = worker is not request.worker and outlook.life_s(worker, size, 1) >= enough_s
             if lasts and worker.count and outlook.takes(worker, size):
                 return worker
         best: Worker | None = None
-        best_s = 0.0
+        best_s = False, 0.0
         for worker in outlook.roomiest(limit):
             life_s = outlook.life_s(worker, size, 1)
-            if life_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
-                best, best_s = worker, life_s
+            found_s = life_s >= 0.0 and not outlook.crowds(request, worker), life_s
+            if found_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
+                best, best_s = worker, found_s
         return best
 
     def fitting(self, request: Request) -> Worker | None:
@@ -213,7 +220,7 @@ class MellPlus(Policy):
         return None
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
-        """Return the move after which source and taker live longest, less the price of its size.
+        """Return the move after which source and taker live longest, less the price of its size and of its class.
 
         Life on a taker that the request would reach too late counts for nothing.
         """
@@ -224,10 +231,11 @@ class MellPlus(Policy):
         for request in requests:
             size = request.kv_bytes
             worker_s = min(life_s(worker, -size, -1), max(enough_s, look_s))
-            if worker_s < look_s or worker_s - price_s * size <= best_s:
+            stays_s = STAYS_S[class_of(request.priority)] * self.lifetimes.pace
+            if worker_s < look_s or worker_s - price_s * size - stays_s <= best_s:
                 continue
             for taker in self._takers(request, worker, roomiest):
-                score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size
+                score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size - stays_s
                 if not self.outlook.arrives_in_time(request, taker):
                     score_s -= enough_s
                 if score_s > best_s:
@@ -281,20 +289,10 @@ class MellPlus(Policy):
         for _ in range(1 + len(kept) // WORKERS_PER_DRAIN):
             if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
                 return
-            emptied = self._drain_one()
-            if emptied is None:
+            found = cheapest_drain(self.outlook, settings)
+            if found is None:
                 return
-            capacity_bytes -= emptied.capacity_bytes
-
-    def _drain_one(self) -> Worker | None:
-        def cost(worker: Worker) -> tuple[int, int, int]:
-            return (worker.count, worker.used_bytes, worker.order)
-
-        occupied = [worker for worker in self.cluster.active.values() if worker.count > worker.leaving]
-        for worker in heapq.nsmallest(self.settings.drain_attempts, occupied, key=cost):
-            plan = plan_drain(worker, self.outlook, self.settings.drain_life_s, self.settings.candidates)
-            for request, taker in plan or ():
+            emptied, plan = found
+            for request, taker in plan:
                 self.cluster.assign(request, taker, Reason.DRAIN)
-            if plan:
-                return worker
-        return None
+            capacity_bytes -= emptied.capacity_bytes

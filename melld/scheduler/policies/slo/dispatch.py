@@ -66,21 +66,22 @@ class Dispatch:
         as anywhere.
         """
         packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.largest_capacity_bytes()
-        found: list[tuple[float, float, Worker]] = []
+        found: list[tuple[tuple[bool, float], float, Worker]] = []
         beyond: Worker | None = None
         by_activation = sorted(self._cluster.active.values(), key=lambda worker: worker.order)
         for place, worker in enumerate(by_activation):
-            if found and place >= serving:
+            if found and place >= serving and not request.urgent:
                 break
             cost = self._cost(request, worker, prompt)
             if cost is None:
                 continue
-            if place >= serving:
+            if place >= serving and not request.urgent:
                 if beyond is None or worker.used_bytes > beyond.used_bytes:
                     beyond = worker
                 continue
             first_s = self._first_s(worker, prompt) if prompt.by_worker_s else 0.0
-            found.append((-float(worker.used_bytes) if packed else cost, first_s, worker))
+            rank = -float(worker.used_bytes) if packed and not request.urgent else cost
+            found.append(((self._crowds(request, worker, prompt), rank), first_s, worker))
         if prompt.by_worker_s and found:
             least_s = min(first_s for _, first_s, _ in found)
             found = [one for one in found if one[1] <= least_s + max(SOON_S, SOON_PART * least_s)]
@@ -103,8 +104,11 @@ class Dispatch:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
         takes, active = self._packing.outlook.takes, self._cluster.active.values()
         takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
-        scored = ((self._missed(request, worker, prompt), worker.order, worker) for worker in takers)
-        missed, _, worker = min(scored, default=(0.0, 0, None))
+        scored = (
+            (self._crowds(request, worker, prompt), self._missed(request, worker, prompt), worker.order, worker)
+            for worker in takers
+        )
+        _, missed, _, worker = min(scored, default=(False, 0.0, 0, None))
         return missed, worker
 
     def too_late(self, request: Request, prefill_s: float) -> bool:
@@ -115,7 +119,8 @@ class Dispatch:
 
     def placed(self, request: Request, worker: Worker, prefill_s: float) -> None:
         """Note that the worker has accepted the request's prompt."""
-        self.loads.of(worker, self._cluster.now_s).accept(request.id, prefill_s, self._cluster.now_s)
+        now_s = self._cluster.now_s
+        self.loads.of(worker, now_s).accept(request.id, prefill_s, now_s, request.urgent)
 
     def moved(self, request: RequestId, source: Worker, destination: Worker) -> None:
         """Note that the request runs on the destination now, with the delay that it had on the source."""
@@ -152,7 +157,22 @@ class Dispatch:
         if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
             return near
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
-        return None if slow > 1.0 else SPREAD * max(near, slow) + self._slowed(worker, prefill_s, itl_s)
+        if slow > 1.0:
+            return None
+        return SPREAD * max(near, slow) + (0.0 if request.urgent else self._slowed(worker, prefill_s, itl_s))
+
+    def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
+        """Return True if the request would take of the headroom of urgent ones on the worker: room, slots or pace."""
+        if request.urgent or not worker.urgent:
+            return False
+        if self._packing.outlook.crowds(request, worker):
+            return True
+        itl_s, headroom = (
+            self._targets.aimed_pace_s(self._steps.lone_step_s()),
+            self._cluster.settings.priorities.headroom,
+        )
+        expected_s = self._itl_s(worker, request.kv_bytes, prompt.left_s(worker))
+        return itl_s is not None and expected_s > (1.0 - headroom) * itl_s
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
@@ -167,7 +187,7 @@ class Dispatch:
         """Return when the first token should come, from the arrival on; from now on for one that has run before."""
         now_s = self._cluster.now_s
         waited_s = 0.0 if has_begun(request) else now_s - request.arrived_s
-        return waited_s + self.loads.of(worker, now_s).backlog_s(now_s) + prefill_s
+        return waited_s + self.loads.of(worker, now_s).backlog_s(now_s, request.urgent) + prefill_s
 
     def _itl_s(self, worker: Worker, kv_bytes: int, prefill_s: float) -> float:
         """Return the predicted time between tokens with one more request."""

@@ -14,32 +14,38 @@ MEMORY_S = 10.0
 
 
 class Load:
-    """One worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes."""
+    """One worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes.
 
-    __slots__ = ("_accepted_s", "_at_s", "_marks", "_prefilling", "free_s")
+    `urgent_free_s`: when those of urgent requests are done, which go first.
+    """
+
+    __slots__ = ("_accepted_s", "_at_s", "_marks", "_prefilling", "free_s", "urgent_free_s")
 
     def __init__(self, ready_s: float) -> None:
-        self.free_s = ready_s
+        self.free_s = self.urgent_free_s = ready_s
         self._prefilling = 0.0
         self._at_s = ready_s
         self._accepted_s = 0.0  # of all prompts since the activation
         self._marks: dict[RequestId, tuple[float, float]] = {}  # accepted when it came; when its first token comes
 
-    def backlog_s(self, now_s: float) -> float:
-        """Return how long the accepted prompts still take, or the worker to wake."""
-        return max(self.free_s - now_s, 0.0)
+    def backlog_s(self, now_s: float, urgent: bool = False) -> float:
+        """Return how long the accepted prompts still take, or the worker to wake; `urgent`: those that go first."""
+        return max((self.urgent_free_s if urgent else self.free_s) - now_s, 0.0)
 
     def prefilling(self, now_s: float) -> float:
         """Return the seconds of prompts accepted per second, lately."""
         return self._prefilling * math.exp(min(self._at_s - now_s, 0.0) / MEMORY_S)
 
-    def accept(self, request: RequestId, prefill_s: float, now_s: float) -> None:
-        """Note a request whose prompt takes so long."""
+    def accept(self, request: RequestId, prefill_s: float, now_s: float, urgent: bool = False) -> None:
+        """Note a request whose prompt takes so long; an `urgent` one goes before others."""
         self._prefilling = self.prefilling(now_s) + prefill_s / MEMORY_S
         self._at_s = max(now_s, self._at_s)
         self._accepted_s += prefill_s
         self.free_s = max(now_s, self.free_s) + prefill_s
-        self._marks[request] = self._accepted_s, self.free_s
+        first_s = self.free_s
+        if urgent:
+            first_s = self.urgent_free_s = max(now_s, self.urgent_free_s) + prefill_s
+        self._marks[request] = self._accepted_s, first_s
 
     def adopt(self, request: RequestId, delay_s: float, first_s: float) -> None:
         """Note a request that came by a move, delayed so long elsewhere."""

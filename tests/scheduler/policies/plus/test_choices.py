@@ -1,11 +1,18 @@
 """Promises of `mell-plus` about which request goes where: each from a state that is laid out by hand."""
 
+import msgspec
+
+from melld.decisions.records import Record
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.priorities import Priorities
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
+from melld.scheduler.targets import Targets
+from melld.simulator.experiment import SchedulerChoices, run_policy
 from tests.scheduler.driving import arrive, lay_out, moved, of_kind, placed, scheduler_with
+from tests.simulator.setups import FEW_GPUS, small_load
 
 HORIZON_S = 2.0
 
@@ -156,3 +163,39 @@ def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
     """They stay awake for a while, and there is nothing to be moved from them."""
     assert not moved(epoch(laid_out({}, {}, instant=True)))
     assert moved(epoch(laid_out({"a": 10}, {"b": 500}, *[{}] * 6, instant=True))) == {"a": "w1"}
+
+
+# ---- classes
+
+
+def test_an_urgent_arrival_goes_to_the_freest_worker_and_others_leave_it_headroom() -> None:
+    """A quarter of its worker stays free of others as long as they find a place elsewhere, and no longer."""
+    scheduler = laid_out({"a": 500}, {"b": 100})
+    assert placed(arrive(scheduler, "urgent", 200, priority=-1)) == {"urgent": "w1"}
+    assert placed(arrive(scheduler, "small", 300)) == {"small": "w0"}
+    assert placed(arrive(scheduler, "within", 400)) == {"within": "w1"}
+    assert placed(arrive(scheduler, "least", 60)) == {"least": "w0"}
+    assert placed(arrive(scheduler, "nowhere else", 200)) == {"nowhere else": "w1"}
+
+
+def test_of_equals_the_least_urgent_leaves() -> None:
+    """An overfull worker sends the batch job away and not the chat."""
+    for priorities, expected in (((0, 1, -1), "b"), ((-1, 0, 0), "b"), ((1, 1, 0), "a")):
+        scheduler = laid_out({"a": 332, "b": 332, "c": 332}, {})
+        for name, priority in zip("abc", priorities, strict=True):
+            scheduler.cluster.requests[RequestId(name)].priority = priority
+        assert moved(epoch(scheduler)) == {expected: "w1"}
+
+
+def test_priorities_change_nothing_where_all_are_normal() -> None:
+    """The same events with the settings on and off give the same commands, one by one."""
+    load = small_load(rate_per_s=4.0)
+    for policy in ("mell-plus", "mell-slo"):
+        logs = []
+        for priorities in (Priorities(), Priorities(headroom=0.0, age_s=1e9)):
+            log: list[Record] = []
+            choices = SchedulerChoices(priorities=priorities)
+            run_policy(policy, msgspec.structs.replace(FEW_GPUS, targets=Targets(0.03)), load, choices, log.append)
+            logs.append(log)
+        assert logs[0] == logs[1]
+        assert len(logs[0]) > 500

@@ -255,3 +255,27 @@ def test_a_waiting_request_is_too_late_if_no_idle_worker_could_serve_it_in_time(
     begun = newcomer(10, 0.0)
     begun.placed_s = 1.0
     assert not dispatch.too_late(begun, 0.5)
+
+
+def test_others_leave_headroom_to_the_urgent_ones_of_a_worker() -> None:
+    """Of its memory and of its pace, as long as another worker is able."""
+    scheduler = laid_out({"a": 500}, {"b": 600})
+    assert able(scheduler, newcomer(200)) == "w0"
+    scheduler.cluster.requests[RequestId("a")].priority = -1
+    scheduler.cluster.workers["w0"].urgent = 1
+    assert able(scheduler, newcomer(200)) == "w0"
+    assert able(scheduler, newcomer(300)) == "w1"
+    learn(scheduler, 0.03, 0.004)
+    assert able(scheduler, newcomer(200)) == "w1"
+
+
+def test_the_prompt_of_an_urgent_request_waits_for_urgent_ones_alone() -> None:
+    """Others' prompts do not make its first token late: a worker computes urgent ones first."""
+    scheduler = laid_out({"a": 10})
+    busy(scheduler, "w0", LONGEST_S + 1.0)
+    assert able(scheduler) is None
+    urgent = newcomer()
+    urgent.priority = -1
+    assert able(scheduler, urgent) == "w0"
+    scheduler.policy.dispatch.placed(urgent, scheduler.cluster.workers["w0"], LONGEST_S + 1.0)
+    assert able(scheduler, urgent) is None
