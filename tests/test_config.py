@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.config import Config, parse_bytes, parse_config
+from melld.config import Config
+from melld.config_text import parse_config
+from melld.config_values import parse_bytes
 from melld.errors import ConfigError
 
 DIGEST = f"sha256:{'0' * 64}"

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  printable  config_reading  config
+P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  landlord.*

@@ -50,7 +50,7 @@ from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
 from melld.api.streams import COMMENT, HEADERS, KeepAlive, make_streams_raise, until_head
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus, tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns

@@ -39,7 +39,7 @@ from melld.api.long_answers import LongAnswer
 from melld.api.parsing import patient, trying
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.control.status import Tier
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for

@@ -18,7 +18,7 @@ from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
 from melld.api.half_closed import HalfClosedWatch
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 
 log = logging.getLogger("melld.api")
 

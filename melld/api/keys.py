@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20

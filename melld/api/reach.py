@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable
 
 from melld.api.keys import Keys
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.errors import ConfigError
 
 

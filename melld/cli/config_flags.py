@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from melld.cli.vllm_flags import PREFIX, add_vllm_flags, vllm_overrides
-from melld.config import Config, CpuDevices, parse_config
+from melld.config import Config, CpuDevices
+from melld.config_text import parse_config
 from melld.control.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
 from melld.errors import ConfigError
 

@@ -14,7 +14,8 @@ import msgspec
 
 from melld.api.keys import Keys, load_keys
 from melld.api.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
-from melld.config import Config, ServerConfig
+from melld.config import Config
+from melld.config_server import ServerConfig
 from melld.control.messages import Reloaded
 from melld.daemon.preflight import bind
 from melld.daemon.systemd import Supervision

@@ -6,7 +6,7 @@
 import os
 import sys
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT, async_engine_args, engine_arguments
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from melld.api.app import ApiContext, prepare_serving, start_api
 from melld.api.keys import Keys
-from melld.config import Config, DevicesConfig, ModelConfig, ServerConfig
+from melld.config import Config, DevicesConfig, ModelConfig
+from melld.config_server import ServerConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.codec import EngineCodec

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from melld.api.admission import RETRY_AFTER, Admission, Door, shutting_down
 from melld.api.answers import Answer, Refusal
 from melld.api.keys import Client, Keys, load_keys
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.engine.frontend.caller import CALLS_AT_ONCE, Caller, LogprobAccount, called_by, caller
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 

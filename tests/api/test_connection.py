@@ -12,7 +12,7 @@ from aiohttp import web
 from melld.api.acceptor import Acceptor
 from melld.api.connection import ConnectionServer
 from melld.api.half_closed import OLD_CLIENTS_S
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 
 LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 POST = "POST / HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.keys import MAX_FILE_BYTES, Client, Keys, load_keys, parse_keys, presented_key
-from melld.config import ClientConfig, ServerConfig
+from melld.config_server import ClientConfig, ServerConfig
 from melld.errors import ConfigError
 
 KEY = "sk-a-key-that-nobody-may-see"

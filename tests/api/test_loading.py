@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from melld.api.keys import Keys
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.daemon.model import ModelNotLoaded
 from tests.late import late
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from melld.api.keys import Client, Keys
 from melld.api.reach import address_of, is_local, names_this_machine, refuse_open_listen, refuse_open_sockets
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.errors import ConfigError
 
 ANYWHERE = "0.0.0.0"  # noqa: S104  never listened on without a key: that is what is tested

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.cli.check_config import toml_text
-from melld.config import parse_config
+from melld.config_text import parse_config
 from tests.forked import run_melld
 
 KEY = "sk-a-key-that-nobody-may-see"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from melld.cli.config_flags import add_config_flags, add_daemon_flags, daemon_directories, load_config
-from melld.config import Config, ConfigError, CpuDevices
+from melld.config import Config, CpuDevices
+from melld.errors import ConfigError
 
 FILE = """
 [model]

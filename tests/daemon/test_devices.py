@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.daemon.devices import find_gpus, make_slots
 from melld.engine.wire.messages import StepLimit
 from melld.errors import ConfigError

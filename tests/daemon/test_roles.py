@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.daemon.preflight import check_roles, scheduler_settings
 from melld.errors import ConfigError
 from melld.scheduler.roles import RoleSettings

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from melld.api.keys import Client
-from melld.config import ClientConfig, Config, ModelConfig, ServerConfig
+from melld.config import Config, ModelConfig
+from melld.config_server import ClientConfig, ServerConfig
 from melld.control.messages import Reloaded
 from melld.daemon.preflight import ready_text, url_of
 from melld.daemon.settings import Settings, in_words

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.config import ModelConfig, parse_config
+from melld.config import ModelConfig
+from melld.config_text import parse_config
 from melld.daemon.sizes import WEIGHTS_PART, fewest_devices, group_devices, weights_bytes
 from melld.kvstore.device_reading import Device
 

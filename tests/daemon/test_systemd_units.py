@@ -48,7 +48,7 @@ def test_systemd_accepts_both_units_without_a_word(tmp_path: Path) -> None:
 
 def test_the_manager_waits_longer_than_the_drain() -> None:
     """`systemctl stop` must not kill answers that melld has promised to finish."""
-    from melld.config import ServerConfig
+    from melld.config_server import ServerConfig
 
     service = Unit("melld.service")["Service"]
     assert _seconds(service["TimeoutStopSec"]) >= ServerConfig().drain_s + 15
@@ -57,7 +57,7 @@ def test_the_manager_waits_longer_than_the_drain() -> None:
 
 def test_the_socket_is_the_address_that_melld_would_take_itself() -> None:
     """With or without systemd, the same curl line works."""
-    from melld.config import ServerConfig
+    from melld.config_server import ServerConfig
 
     unit = Unit("melld.socket")["Socket"]
     server = ServerConfig()

@@ -24,7 +24,7 @@ INTRODUCTION = """\
 One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the service manager's
 `$CONFIGURATION_DIRECTORY`. Flags override it: those named below, and `--set TABLE.KEY=VALUE` for any key. An unknown
 key or a wrong value refuses to start and says where. `python -m tests.docs.configuration_text` writes this page from
-`melld/config.py`.
+`melld/config.py` and `config_server.py`.
 
 ```sh
 melld check-config --model .demo-model

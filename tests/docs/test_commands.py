@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from melld.cli import COMMANDS, SYNONYMS
-from melld.config import parse_config
+from melld.config_text import parse_config
 from tests.docs.commands import ROOT, Block, blocks, commands
 from tests.serve.daemon_process import DaemonProcess
 

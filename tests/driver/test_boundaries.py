@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.daemon.boundaries import FILE, boundary_settings, fingerprint_of, segments_between, state_directory
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine.fleet.calls import Calls

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.engine import arguments
 from melld.engine.arguments import COMMON_ENVIRONMENT, async_scheduling_told, engine_arguments
 from melld.engine.pin import VLLM_VERSION, check_vllm_version

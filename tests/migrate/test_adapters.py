@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from tests.api.http_client import CHAT, chat, request

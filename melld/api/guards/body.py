@@ -11,7 +11,7 @@ from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import BadHttpMessage
 
 from melld.api.answers import Refusal
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 
 _ZLIB = ("gzip", "deflate")
 ENCODINGS = ("", "identity", *_ZLIB)

@@ -13,7 +13,7 @@ import msgspec
 
 from melld.api.answers import Refusal
 from melld.api.parsing import SCORED
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

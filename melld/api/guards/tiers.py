@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from melld.api.answers import Refusal
 from melld.api.keys import Client
-from melld.config import MOST_PRIORITY
+from melld.config_values import MOST_PRIORITY
 
 _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)])
 _TIERS: dict[str | None, int | None] = {

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from melld.api.answers import Refusal
 from melld.api.parsing import SCORED
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 
 # Beyond these a score is no longer a number, and the worker or the beam search fails.
 _RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}

@@ -12,7 +12,7 @@ from melld.api.answers import Answer, Refusal
 from melld.api.guards.json_text import MAX_CONTAINERS, MAX_ESCAPES, MAX_VALUES, parse_object
 from melld.api.guards.request import Trust, check_request, check_request_id
 from melld.api.keys import presented_key
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
 from melld.errors import MelldError
 from tests.effort import examples

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from melld.api.answers import Refusal
 from melld.api.guards.tiers import Rights, priority_of, rights_of
 from melld.api.keys import Client
-from melld.config import MOST_PRIORITY
+from melld.config_values import MOST_PRIORITY
 from tests.api.guards.test_work import in_every_type
 
 LOW, HIGH = Rights(1, 0), Rights(-1, -5)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from melld.api.answers import Refusal
 from melld.api.guards.work import check_work
-from melld.config import ServerConfig
+from melld.config_server import ServerConfig
 from tests.api.http_client import MODEL, chat, completion, request
 from tests.serve.daemon_process import DaemonProcess
 

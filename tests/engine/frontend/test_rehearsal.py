@@ -14,7 +14,7 @@ from tests.forked import run_python
 # vLLM takes seconds to import, and warns: one process of its own answers all cases.
 SCRIPT = """
 import json, sys
-from melld.config import parse_config
+from melld.config_text import parse_config
 from melld.engine.frontend import frontend
 from melld.engine.frontend.rehearsal import prepare
 from melld.engine.vllm_options import FRONTEND_OPTIONS

@@ -1,0 +1,109 @@
+"""Reads the configuration from the text of one TOML file; command-line flags override it.
+
+An unknown key or a bad value raises a `ConfigError` that says where; so do keys that contradict each other.
+`melld.cli` reads the file and the environment.
+"""
+
+import re
+import tomllib
+from typing import Any
+
+from melld.config import SERVED_MODEL_NAME, Config, ModelConfig
+from melld.config_reading import read_tables
+from melld.config_server import ServerConfig
+from melld.config_values import DIGEST
+from melld.errors import ConfigError
+
+TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
+
+
+def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None) -> Config:
+    """Return the configuration in `text` (TOML), with `overrides` (dotted key -> value) applied.
+
+    Raises:
+        ConfigError: the text is not TOML, a key is unknown, a value is of the wrong type or out of range.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where, f"not TOML: {error}; {TOML_HINT}") from error
+    for dotted, value in (overrides or {}).items():
+        _lay_over(tables, dotted, value)
+    _name_first_model(tables, where)
+    config = read_tables(tables, Config, where)
+    _check_together(config, where)
+    return config
+
+
+def _name_first_model(tables: dict[str, Any], where: str) -> None:
+    """Make the first of `[[models]]` the model of whoever knows only one."""
+    models = tables.get("models")
+    if not isinstance(models, list | tuple) or not models:
+        return
+    if "model" in tables:
+        raise ConfigError(
+            where, "[model] and [[models]] (or --model): one model is named by the first, several by the second"
+        )
+    tables["model"] = models[0]
+
+
+def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
+    *path, key = dotted.split(".")
+    table = tables
+    for name in path:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(dotted, f"{name} is not a table")
+    table[key] = value
+
+
+def _check_names(model: ModelConfig, where: str) -> None:
+    served = model.vllm_option(SERVED_MODEL_NAME)
+    if served is not None and model.name is not None:
+        raise ConfigError(where, f"[model] has a name, and [model.vllm] a {SERVED_MODEL_NAME}: keep one of them")
+    key, given = ("model.name", model.name) if served is None else (f"model.vllm.{SERVED_MODEL_NAME}", served)
+    names = given if isinstance(given, list | tuple) else (given,)
+    if given is not None and (not names or not all(isinstance(name, str) and name for name in names)):
+        raise ConfigError(where, f'[{key}] wants a name, or a list of names, such as ["llama", "gpt-4o"]')
+
+
+def _check_models(models: tuple[ModelConfig, ...], where: str) -> None:
+    owners: dict[str, ModelConfig] = {}
+    for model in models:
+        _check_names(model, where)
+        for name in (*model.names, *(adapter.name for adapter in model.lora)):
+            if name in owners:
+                raise ConfigError(
+                    where,
+                    f"[[models]] {owners[name].path} and {model.path} are both called {name!r}: rename one",
+                )
+            owners[name] = model
+
+
+def _check_keys(server: ServerConfig, where: str) -> None:
+    digests = [("api_keys", digest) for digest in server.api_keys]
+    for name, digest in digests + [("clients.key", client.key) for client in server.clients]:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            why = f"holds something other than {DIGEST}, as `printf %s KEY | sha256sum` prints them"
+            raise ConfigError(where, f"[server.{name}] {why}")
+    for client in server.clients:
+        if not re.fullmatch(r"[\w.-]{1,64}", client.name):
+            raise ConfigError(where, "[server.clients.name] wants at most 64 letters, digits and - . _")
+        least, own = client.min_priority, client.priority
+        if least is not None and own is not None and own < least:
+            why = f"{client.name} has min_priority {least}: its priority is that or more, not {own}"
+            raise ConfigError(where, f"[server.clients] {why}")
+
+
+def _check_together(config: Config, where: str) -> None:
+    _check_models(config.served, where)
+    if config.devices.cuda is not None and config.devices.cpu is not None:
+        raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
+    if config.devices.cuda is not None and not config.devices.cuda:
+        raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
+    if config.devices.group_size > 1 and len(config.served) > 1:
+        raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
+    if config.devices.cpu is not None:
+        _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
+    _ = config.migration.link_limit_bytes_per_s
+    _check_keys(config.server, where)

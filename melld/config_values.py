@@ -1,0 +1,48 @@
+"""What values of the configuration may be: numbers with bounds, sizes, keys that stay secret, tables of known keys.
+
+Owns no key.
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from melld.errors import ConfigError
+
+MIB = 1 << 20
+LARGEST_SIZE = 1 << 63
+MOST_PRIORITY = 100
+"""The largest number of a `priority`: enough to order a machine's clients by, while a time given by mistake is told."""
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
+DIGEST = "sha256:<64 hex digits>"
+SECRET = {"secret": True}
+"""Marks a key whose value never appears in an error: it may be an API key."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file; unknown keys are refused and every value is checked."""
+
+
+def parse_bytes(size: int | str, where: str) -> int:
+    """Return the bytes of an integer or a string such as `"128MiB"`; raise `ConfigError` naming `where` otherwise."""
+    value: float
+    if isinstance(size, int):
+        value = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in _UNITS:
+            raise ConfigError(where, f"{size!r} is not a size such as 134217728 or '128MiB'")
+        value = float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 < value < LARGEST_SIZE:
+        raise ConfigError(
+            where, f"{str(size)[:40]} is not a size such as 134217728 or '128MiB': above zero, below 8 EiB"
+        )
+    return int(value)
