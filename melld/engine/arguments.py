@@ -57,6 +57,9 @@ Until then async scheduling is off, afterwards vLLM's default applies.  `make gp
 # torch's allocator maps expandable segments with CUDA's virtual memory calls, for which CUDA IPC has no handles.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
+# A worker begins the most urgent request first, and where blocks run out preempts the least urgent.
+BY_PRIORITY = {"scheduling_policy": "priority"}
+
 # vLLM's front end sends an image to its engine once, and then only its hash.  Here any worker may get the next request,
 # so every request carries its images, as in vLLM when several front ends share an engine.
 IMAGES_TRAVEL_WHOLE = {"_api_process_count": 2}
@@ -72,7 +75,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     for key in own:
         check_option(key)
     arguments: dict[str, Any] = {"distributed_executor_backend": "uni", "disable_log_stats": False}
-    arguments |= IMAGES_TRAVEL_WHOLE
+    arguments |= BY_PRIORITY | IMAGES_TRAVEL_WHOLE
     if config.devices.group_size > 1:
         arguments |= {"distributed_executor_backend": "mp", "tensor_parallel_size": config.devices.group_size}
     if device_kind == "cpu":

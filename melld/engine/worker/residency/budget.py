@@ -15,7 +15,6 @@ than its decodes: each prompt gets one token.
 
 import collections
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,9 +86,8 @@ class StepBudget:
         return output
 
     def _prepare(self) -> None:
-        """Put decodes first and the urgent before the others, and set the limits of the step."""
+        """Put decodes first and urgent prompts before the others, and set the limits of the step."""
         scheduler = self._scheduler
-        _by_priority(scheduler.waiting)
         prompts = [request for request in scheduler.running if request.is_prefill_chunk]
         if prompts:
             decoding = [request for request in scheduler.running if not request.is_prefill_chunk]
@@ -130,16 +128,3 @@ class StepBudget:
     def _limit(self, step_tokens: int, prompt_tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = step_tokens
         self._config.long_prefill_token_threshold = prompt_tokens
-
-
-def _by_priority(waiting: Any) -> None:
-    """Put requests that wait in vLLM in order of priority, those of one in the order in which they stand.
-
-    Unlike vLLM's own scheduling policy `priority` this keeps a request that goes on ahead of its equals.
-    """
-    if len(waiting) > 1 and isinstance(waiting, collections.deque):
-        priorities = [request.priority for request in waiting]
-        if any(later < sooner for sooner, later in itertools.pairwise(priorities)):
-            ordered = sorted(waiting, key=lambda request: request.priority)
-            waiting.clear()
-            waiting.extend(ordered)

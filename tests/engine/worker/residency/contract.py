@@ -268,3 +268,34 @@ def a_running_request_says_whether_its_next_step_is_of_its_prompt(engine: Any) -
 def every_step_is_scheduled_by_the_method_that_the_budget_wraps(engine: Any) -> None:
     for step in (type(engine).step, type(engine).step_with_batch_queue):
         assert "self.scheduler.schedule(self._should_throttle_prefills())" in inspect.getsource(step)
+
+
+def the_waiting_go_by_priority_and_then_by_arrival(engine: Any) -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.request_queue import PriorityRequestQueue, create_request_queue
+    from vllm.v1.request import Request
+
+    scheduler = engine.scheduler
+    assert isinstance(scheduler.waiting, PriorityRequestQueue)
+    assert isinstance(scheduler.kv_holding_waiting, PriorityRequestQueue)
+    line = create_request_queue(scheduler.policy)
+    for priority, arrival_time in ((0, 2.0), (1, 1.0), (0, 1.0), (-1, 3.0)):
+        request = Request("r", [1], SamplingParams(max_tokens=1), None, arrival_time=arrival_time, priority=priority)
+        line.prepend_request(request)
+    assert [(one.priority, one.arrival_time) for one in line] == [(-1, 3.0), (0, 1.0), (0, 2.0), (1, 1.0)]
+
+
+def nobody_is_pushed_out_for_one_that_waits(engine: Any) -> None:
+    source = inspect.getsource(type(engine.scheduler).schedule)
+    running, _, waiting = source.partition("# Next, schedule the WAITING requests.")
+    assert "_preempt_request(" in running
+    assert waiting
+    assert "_preempt_request(" not in waiting
+
+
+def vllm_asks_who_holds_blocks_before_it_queues_a_request(engine: Any) -> None:
+    scheduler = engine.scheduler
+    assert "if self._holds_kv_blocks(request):" in inspect.getsource(type(scheduler)._enqueue_waiting_request)
+    source = inspect.getsource(type(scheduler).schedule)
+    assert "if self._holds_kv_blocks(request_to_skip):" in source
+    assert source.index("request_queue = self.kv_holding_waiting") < source.index("request_queue = self.waiting")

@@ -149,6 +149,7 @@ class Worker:
         from vllm.v1.engine.input_processor import InputProcessor
         from vllm.v1.executor import Executor
 
+        from melld.engine.arguments import BY_PRIORITY
         from melld.engine.wire.messages import ArenaSpec
         from melld.engine.worker.residency.arena import ArenaMemory
 
@@ -166,6 +167,7 @@ class Worker:
             "kv_cache_memory_bytes": 32 << 20,
             "distributed_executor_backend": "uni",
             "max_logprobs": 20,
+            **BY_PRIORITY,
         } | options
         self.config = EngineArgs(**arguments).create_engine_config()
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -231,36 +232,75 @@ def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
     pair.finish(running)
 
 
+@contextlib.contextmanager
+def crowded(pair: Pair) -> Iterator[None]:
+    """Both workers with 240 of their 255 blocks reserved."""
+    hogs = [(worker, f"hog-{number}") for worker in (pair.here, pair.there) for number in range(4)]
+    for worker, name in hogs:
+        worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
+        words = worker("core_request", name)
+        worker("abort", [name])
+        worker("reserve", *words, 60 * 32)
+    yield
+    for worker, name in hogs:
+        worker("cancel", name)
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -> None:
     """Two workers so full that vLLM itself pushes requests out, and moves at random: every answer is what it was."""
     chance = random.Random(seed)
     cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
     expected = dict(zip(cases, pair.all_unmoved(cases), strict=True))
-    hogs = [(worker, f"hog-{seed}-{number}") for worker in (pair.here, pair.there) for number in range(4)]
-    for worker, name in hogs:  # 4 times 60 of 255 blocks
-        worker("add", name, list(PROMPT), {"max_tokens": 1}, {})
-        words = worker("core_request", name)
-        worker("abort", [name])
-        worker("reserve", *words, 60 * 32)
     running, moved, preempted = [], 0, pair.preemptions
-    for case in chance.choices(cases, k=16):
-        running.append(pair.start(case, chance.choice((pair.here, pair.there))))
-        for _ in range(chance.randrange(8)):
-            pair.step(chance.randrange(4))
-            one = chance.choice(running)
-            if one.answer.finish is None:
-                with contextlib.suppress(Refused):  # no room there, or half-collected log-probabilities
-                    moved += (
-                        pair.move(one, chance.choice(("kv", "tokens")), decode_meanwhile=chance.randrange(3))
-                        is not None
-                    )
-    answers = pair.finish(*running)
+    with crowded(pair):
+        for case in chance.choices(cases, k=16):
+            where, priority = chance.choice((pair.here, pair.there)), chance.choice((-1, 0, 1))
+            running.append(pair.start(case, where, priority=priority))
+            for _ in range(chance.randrange(8)):
+                pair.step(chance.randrange(4))
+                one = chance.choice(running)
+                if one.answer.finish is None:
+                    with contextlib.suppress(Refused):  # no room there, or half-collected log-probabilities
+                        moved += (
+                            pair.move(one, chance.choice(("kv", "tokens")), decode_meanwhile=chance.randrange(3))
+                            is not None
+                        )
+        answers = pair.finish(*running)
     assert [expected[one.case] for one in running] == answers
     assert moved > 5
     assert pair.preemptions > preempted
-    for worker, name in hogs:
-        worker("cancel", name)
+
+
+def test_who_brings_blocks_waits_for_nobody_who_wants_them(pair: Pair) -> None:
+    """A request that moves by its tokens goes on, though a more urgent one waits for more blocks than are free."""
+    small = Case("small", PROMPT, GREEDY.params | {"max_tokens": 20, "ignore_eos": True})
+    large = Case("13 blocks", LONG_PROMPT[:400], GREEDY.params | {"max_tokens": 4})
+    expected = pair.all_unmoved([small, large])
+    running = pair.start(small)
+    pair.step(3)
+    with crowded(pair):  # 15 blocks are left
+        urgent = pair.start(large, pair.there, priority=-1)
+        assert pair.move(running, "tokens", decode_meanwhile=2) is not None
+        assert not urgent.answer.tokens
+        assert pair.finish(running, urgent) == expected
+
+
+def test_the_least_urgent_is_pushed_out_and_begins_last(pair: Pair) -> None:
+    """Whoever came first: where blocks run out the urgent keep theirs, and of those that wait they begin first."""
+    case = Case("grows from 4 blocks to 6", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 80})
+    large = Case("11 blocks", LONG_PROMPT[:330], GREEDY.params | {"max_tokens": 4})
+    expected = [pair.unmoved(large), *[pair.unmoved(case)] * 4]
+    preempted = pair.preemptions
+    with crowded(pair):  # 15 blocks are left
+        low, normal, high = (pair.start(case, priority=priority) for priority in (1, 0, -1))
+        pair.step(3)
+        last, urgent = pair.start(case, priority=1), pair.start(large, priority=-1)
+        pair.finish(normal, high, urgent)
+        assert low.answer.finish is None, "it was pushed out, and waits"
+        assert not last.answer.tokens
+        assert pair.finish(urgent, low, normal, high, last) == expected
+    assert pair.preemptions == preempted + 1
 
 
 def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
