@@ -19,6 +19,7 @@ from melld.control.status import (
     LinkStatus,
     MoveStatus,
     RequestStatus,
+    Tier,
     WorkerState,
     WorkerStatus,
     workers_ready,
@@ -27,6 +28,7 @@ from melld.control.status import (
 MOST_MOVES = 8
 DEVICE_BAR_CELLS = 24
 
+TIER_STYLES = {Tier.PRIORITY: "bold", Tier.DEFAULT: "", Tier.FLEX: "dim"}
 PHASE_STYLES = {"queued": "yellow", "waiting": "yellow", "prefilling": "cyan", "decoding": ""}
 
 
@@ -152,9 +154,10 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
     table = plain_table(gap=2)
     # The one column that shrinks on a narrow terminal: the beginning of an id tells it from others.
     table.add_column("Request", overflow="ellipsis", min_width=12)
-    for title in ("Worker", "Class", "Phase"):
-        table.add_column(title, no_wrap=True)
     moved = any(request.moves for request in requests)
+    tiered = any(request.tier is not Tier.DEFAULT for request in requests)
+    for title in ("Worker", "Class", "Phase", *(("Tier",) if tiered else ())):
+        table.add_column(title, no_wrap=True)
     for title in ("Prompt", "Output", "KV", "Age", *(("Moves",) if moved else ())):
         table.add_column(title, justify="right", no_wrap=True)
     for request in requests:
@@ -164,6 +167,7 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
         letter = class_letter(request.kv_bytes, capacities.get(request.worker or "", 0))
         size_class = Text(letter or UNKNOWN, STYLES.get(letter, "dim"))
         cells: list[Text | str] = [request.request, where, size_class, Text(phase, PHASE_STYLES[phase])]
+        cells += (Text(request.tier.value, TIER_STYLES[request.tier]),) if tiered else ()
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
         table.add_row(*cells)

@@ -136,6 +136,10 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its worker; null while it is queued."""
     phase: Phase
     """What its worker does with it now."""
+    tier: Tier = Tier.DEFAULT
+    """How urgent it is, as its answer names it."""
+    priority: int = 0
+    """The same in full: lower goes first."""
     prompt_tokens: int
     """Tokens of its prompt."""
     output_tokens: int = 0

@@ -1,15 +1,18 @@
 """The daemon's own metrics for Prometheus, from its status and its counters."""
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from melld.control.status import SERVING, DeviceStatus, MovingState
+from melld.control.status import SERVING, DeviceStatus, MovingState, RequestStatus, Tier
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ServedModel
 from melld.daemon.watch import Watch
+from melld.migrate.snapshot import Phase
 
 
 class Metrics:
@@ -30,6 +33,7 @@ class Metrics:
             lambda one: sum(live.worker is None for live in one.parts.fleet.live.values()),
         )
         yield self._sent_away()
+        yield self._by_tier(status.requests)
         yield self._by_model(
             GaugeMetricFamily, "melld_requests", "Requests that have not ended.", lambda one: len(one.parts.fleet.live)
         )
@@ -85,6 +89,15 @@ class Metrics:
         assert isinstance(family, Metric)
         return family
 
+    def _by_tier(self, requests: Sequence[RequestStatus]) -> Metric:
+        """Return how many requests of each tier run and wait, those that wait on a worker included."""
+        text = "Requests that have not ended, by tier: running, or waiting for room or for their worker."
+        family = GaugeMetricFamily("melld_requests_by_tier", text, labels=["tier", "state", "model"])
+        counts = Counter((one.tier, _STATES[one.phase is Phase.WAITING], one.model) for one in requests)
+        for key in itertools.product(Tier, _STATES, (model.name for model in self._models)):
+            family.add_metric(list(key), counts[key])
+        return family
+
     def _sent_away(self) -> Metric:
         text = "Requests that ended before they started, for lack of room."
         family = CounterMetricFamily("melld_requests_sent_away", text, labels=["cause", "model"])
@@ -92,6 +105,9 @@ class Metrics:
             for reason, count in model.parts.driver.queue.sent_away.items():
                 family.add_metric([reason, model.name], count)
         return family
+
+
+_STATES = ("running", "waiting")
 
 
 def _saved_h(model: ServedModel) -> float:

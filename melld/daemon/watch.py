@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from melld import __version__
-from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
+from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus, tier_of
 from melld.daemon.attainment import Attainment
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ServedModel
@@ -261,6 +261,8 @@ class Watch:
             model=model.name,
             worker=live.worker,
             phase=Phase(holding.phase) if holding else Phase.WAITING,
+            tier=tier_of(live.priority),
+            priority=live.priority,
             prompt_tokens=live.prompt_tokens,
             output_tokens=len(live.output_token_ids),
             kv_bytes=holding.kv_bytes if holding else 0,

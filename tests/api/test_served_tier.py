@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,8 @@ import openai
 import pytest
 from anthropic import Anthropic
 
-from tests.api.http_client import API_KEY, CHAT, COMPLETIONS, MODEL, chat, completion, request
+from tests.api.http_client import API_KEY, CHAT, COMPLETIONS, MODEL, chat, completion, connect, post, request
+from tests.api.test_streams import until
 from tests.serve.daemon_process import DaemonProcess
 
 SERVED = [
@@ -77,6 +79,25 @@ def test_the_official_clients_ask_and_read_it(strict: DaemonProcess) -> None:
             model=MODEL, max_tokens=2, messages=[{"role": "user", "content": "Hello"}], service_tier="standard_only"
         )
         assert message.usage.service_tier == "standard"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_an_operator_sees_how_urgent_requests_are(strict: DaemonProcess, path: str) -> None:
+    """In the status and in the metrics, whichever API they came by."""
+    body = chat(priority=7, stream=True, max_tokens=20_000, ignore_eos=True)
+    with connect(strict.url) as connection:
+        connection.sendall(post(body, path))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        [found] = request(strict.url, "GET", "/status").json()["requests"]
+        metrics = request(strict.url, "GET", "/metrics").body.decode()
+    assert (found["tier"], found["priority"]) == ("flex", 7)
+    counts = re.findall(r'melld_requests_by_tier{model="demo",state="(.*)",tier="(.*)"} (.*)', metrics)
+    assert {(tier, state): float(count) for state, tier, count in counts} == {
+        (tier, state): float((tier, state) == ("flex", "running"))
+        for tier in ("priority", "default", "flex")
+        for state in ("running", "waiting")
+    }
+    until(lambda: request(strict.url, "GET", "/status").json()["requests"] == [])
 
 
 def test_vllm_s_answers_are_as_counted_on() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from melld.cli.status_tables import status_view
-from melld.control.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
+from melld.control.status import DaemonState, RequestStatus, Tier, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
 from tests.cli.plausible import STATUS, TOKENS_ONLY
 from tests.effort import examples
@@ -47,6 +47,7 @@ requests = st.builds(
     request=st.text("0123456789abcdef", min_size=1, max_size=60),
     worker=maybe | names,
     phase=st.sampled_from(Phase),
+    tier=st.sampled_from(Tier),
     prompt_tokens=st.integers(0, 10**7),
     output_tokens=st.integers(0, 10**7),
     kv_bytes=sizes,
@@ -77,6 +78,16 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     assert row.split() == ["w0", "cpu:0", "starting", "·" * 40, "0"]
     status = msgspec.structs.replace(status, workers=(*starting, *STATUS.workers))
     assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
+
+
+def test_tiers_are_shown_once_they_differ() -> None:
+    """Where everybody is equal, the column would only take room."""
+    usual = msgspec.structs.replace(STATUS.requests[0], tier=Tier.DEFAULT)
+    flex = msgspec.structs.replace(usual, tier=Tier.FLEX)
+    for shown, tiers in (((usual,), []), ((usual, flex), ["default", "flex"])):
+        table = drawn(msgspec.structs.replace(STATUS, requests=shown), 140)[-len(shown) - 1 :]
+        assert [tier for line in table[1:] for tier in Tier if tier in line.split()] == tiers
+        assert ("Tier" in table[0].split()) == bool(tiers)
 
 
 def test_why_a_link_carries_tokens_only_is_told_once() -> None:

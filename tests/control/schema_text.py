@@ -25,6 +25,7 @@ from melld.control.status import (
     RequestStatus,
     ServiceStatus,
     TenantStatus,
+    Tier,
     WorkerState,
     WorkerStatus,
 )
@@ -42,7 +43,7 @@ STRUCTS = (
     MoveStatus,
     LinkStatus,
 )
-WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, MovingState)
+WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, Tier, MovingState)
 
 INTRODUCTION = f"""\
 # What `melld status --json` prints
