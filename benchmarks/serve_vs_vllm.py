@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(PROMPTS))
+    parser.add_argument("--per-worker", type=int, default=1, help="devices of a worker: tensor parallelism in both")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     report = []
@@ -145,9 +146,12 @@ def main() -> None:
         directory = Path(name)
         model = directory / "demo"
         setting.make_model(model)
-        with vllm_serve(model, 18_311, directory, setting=setting) as theirs:
+        each = arguments.per_worker
+        more = ("--tensor-parallel-size", str(each)) if each > 1 else ()
+        with vllm_serve(model, 18_311, directory, *more, setting=setting) as theirs:
             for workers in arguments.workers:
-                with DaemonProcess(model, *setting.serve_flags(workers)) as process:
+                flags = (*setting.serve_flags(workers * each), "--set", f"devices.per_worker={each}")
+                with DaemonProcess(model, *flags) as process:
                     ours = process.wait_ready().url
                     for concurrency in arguments.concurrency:
                         print(f"{workers} worker(s), concurrency {concurrency}", flush=True)
