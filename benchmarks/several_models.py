@@ -20,8 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from soak_meters import read_all
-
+from benchmarks import tables
+from benchmarks.soak_meters import read_all
 from melld.demo_model import make_demo_model
 from tests.migrate.live import Answer, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
@@ -201,9 +201,9 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
         "tally": dict(sorted(played.tally.items())),
         "loads": played.metric("melld_model_loads_total"),
         "takes": played.takes(),
-        "moved_blocks": played.metric("melld_kv_moved_blocks_total"),
-        "memory_mib": memory_mib,
-        "first_token_s": [round(statistics.median(firsts_s), 3), round(firsts_s[int(0.99 * len(firsts_s))], 3)],
+        "moved blocks": played.metric("melld_kv_moved_blocks_total"),
+        "memory, MiB (middle third, last third)": memory_mib,
+        "first token, s (median, p99)": [round(firsts_s[int(part * len(firsts_s))], 3) for part in (0.5, 0.99)],
     }
     return happened, wrong
 
@@ -265,11 +265,11 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--think-s", type=float, default=0.3)
     parser.add_argument("--kill-every-s", type=float, default=12.0)
-    parser.add_argument("--memory", default="480MiB", help="what each device may hold: two models and some KV")
+    parser.add_argument("--memory", default="300MiB", help="what each device may hold: two models and some KV")
     parser.add_argument("--switches", type=int, default=20)
     parser.add_argument("--pause-s", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a file for what happened, as JSON")
+    parser.add_argument("--write", action="store_true", help="record what happened")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         models = []
@@ -287,13 +287,11 @@ def main() -> int:
             print("ready", flush=True)
             happened, wrong = (history if asked.what == "history" else switches)(daemon, asked)
             ended = daemon.stop()
-    for kind, found in happened.items():
-        print(kind, json.dumps(found))
-    print(f"exit code {ended}; load {os.getloadavg()[0]:.1f}; wrong: {len(wrong)}")
-    print(*wrong[:20], sep="\n")
-    if asked.out:
-        settings = {key: str(value) for key, value in vars(asked).items() if key != "out"}
-        asked.out.write_text(json.dumps({"settings": settings, **happened, "exit": ended, "wrong": wrong}) + "\n")
+    happened |= {"exit code": ended, "load of the machine": round(os.getloadavg()[0], 1), "wrong": len(wrong)}
+    table = "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in happened.items())])
+    print(table, *wrong[:20], sep="\n")
+    if asked.write:
+        tables.record(tables.RESULTS, f"several-models-{asked.what}", table, "two CPU cores")
     return int(bool(wrong) or ended != 0)
 
 
