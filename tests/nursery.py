@@ -24,7 +24,6 @@ import tempfile
 import threading
 import traceback
 import types
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -207,16 +206,6 @@ def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
         os._exit(code)
 
 
-def override_kernels() -> None:
-    """Do once what each worker does: vLLM looks at every name of every module for kernels to put its CPU's own over."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that a library will drop
-        CpuPlatform.register_triton_kernel_overrides()
-    CpuPlatform.register_triton_kernel_overrides = classmethod(lambda _: None)
-
-
 def main(listener: socket.socket) -> None:
     """Import, then serve those who wait on the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
@@ -225,7 +214,6 @@ def main(listener: socket.socket) -> None:
     preload("cpu")
     for name in IMPORTS:
         importlib.import_module(name)
-    override_kernels()
     option_kinds()
     gc.collect()
     gc.freeze()
