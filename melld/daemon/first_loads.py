@@ -20,19 +20,27 @@ class NothingFits(MelldError):
 
 
 class FirstLoads:
-    """The workers that are loaded at the start, each with its failure, if it has failed."""
+    """The workers that are loaded at the start, each with its failure, if it has failed.
 
-    def __init__(self) -> None:
+    `on_ready` is called for each that serves.
+    """
+
+    def __init__(self, on_ready: Callable[[Place], None]) -> None:
         self._failures: dict[WorkerId, WorkerStartFailed | None] = {}
         self._loading: set[WorkerId] = set()
         self._over = asyncio.Event()
-        self.on_ready: Callable[[Place], None] = lambda _place: None
+        self._on_ready = on_ready
 
     def begun(self, worker: WorkerId) -> None:
         """Note that the worker is loaded; later loads are not first ones."""
         if not self._over.is_set():
             self._failures[worker] = None
             self._loading.add(worker)
+
+    def ready(self, place: Place) -> None:
+        """Tell of a worker that serves, while the start lasts."""
+        if not self._over.is_set():
+            self._on_ready(place)
 
     def ended(self, worker: WorkerId, failure: WorkerStartFailed | None = None) -> None:
         """Note that the worker is ready, or has failed or left."""
@@ -52,6 +60,5 @@ class FirstLoads:
         if not self._failures:
             raise NothingFits
         await self._over.wait()
-        self.on_ready = lambda _place: None
         if None not in self._failures.values():
             raise next(failure for failure in self._failures.values() if failure is not None)

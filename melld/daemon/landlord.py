@@ -54,7 +54,7 @@ class LandlordShell:
         self._by_worker: Mapping[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
-        self._first = FirstLoads()
+        self._first = FirstLoads(lambda _place: None)
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._opening: set[ModelName] = set()
 
@@ -63,17 +63,12 @@ class LandlordShell:
     def take_over(
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, Arena]
     ) -> None:
-        """Own all workers of these models from now on; `declared` says what there is."""
+        """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.courier.arenas = arenas
         self._by_worker = {worker: one for one in self.tenants.values() for worker in one.fleet.places}
         for tenant in self.tenants.values():
-            tenant.fleet.supervisor.leave_to(self)
-            tenant.fleet.lending.on_gone = self._worker_gone
-            tenant.fleet.lending.on_returned = partial(self.courier.returned, tenant)
             tenant.driver.add_tap(partial(self._heard, tenant))
-            tenant.driver.on_rest = self._tell_offers
-            tenant.model.on_wanted = self.want
         for event in declared:
             self.landlord.handle(event)
 
@@ -83,7 +78,7 @@ class LandlordShell:
         Raises:
             WorkerStartFailed, NothingFits: none could be started.
         """
-        self._first.on_ready = on_ready
+        self._first = FirstLoads(on_ready)
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
         for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
             self.want(tenant.model)
@@ -114,7 +109,7 @@ class LandlordShell:
                 self._offers[command.worker] = self._last_offers[command.worker] = command
             else:
                 self._carry_out(command)
-        self._tell_offers()
+        self.tell_offers()
 
     def _heard(self, tenant: Tenant, event: events.AnyEvent, *_: object) -> None:
         """Note an event that the model's scheduler has handled, and what the scheduler counts now."""
@@ -125,7 +120,7 @@ class LandlordShell:
         for need in tenant.take_needs(self._clock()):
             self.hear(need)
 
-    def _tell_offers(self) -> None:
+    def tell_offers(self) -> None:
         """Tell each scheduler that is at rest; one that handles an event is told afterwards, by then perhaps anew."""
         for worker in list(self._offers):
             tenant = self._by_worker[worker]
@@ -152,13 +147,13 @@ class LandlordShell:
         """See `WorkerOwner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.loads_again()
-        self._first.on_ready(tenant.fleet.places[worker])
+        self._first.ready(tenant.fleet.places[worker])
         self.hear(e.ModelLoaded(self._clock(), worker, self._measured(tenant, ready), ready.block_bytes))
         ledger = instance.house.ledger
         most = (ledger.memory_bytes - instance.model.resident_bytes) // ledger.granule_bytes - 1
         tenant.note_ready(ready, most * instance.usable_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
-        self._tell_offers()
+        self.tell_offers()
         self._first.ended(worker)
         self._open(tenant)
 
@@ -196,7 +191,7 @@ class LandlordShell:
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """See `WorkerOwner`."""
         if not self._is_loading(worker):
-            return  # `_worker_gone` follows, or came before
+            return  # `worker_gone` follows, or came before
         if ended.expected:
             self.hear(e.ModelGone(self._clock(), worker))
             return
@@ -211,10 +206,14 @@ class LandlordShell:
     def _is_loading(self, worker: WorkerId) -> bool:
         return self.landlord.instances[worker].state is InstanceState.LOADING
 
-    def _worker_gone(self, worker: WorkerId) -> None:
-        """Have the memory of a worker freed that has ended, and from which nobody copies any longer."""
+    def worker_gone(self, worker: WorkerId) -> None:
+        """See `WorkerOwner`: its memory can be freed."""
         if not self._is_loading(worker):  # such a one has no granules, and `worker_ended` tells of it
             self._do(self._scrub(worker))
+
+    def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """See `WorkerOwner`."""
+        self.courier.returned(self._by_worker[worker], worker, returned)
 
     async def _scrub(self, worker: WorkerId) -> None:
         await self.courier.scrub(self._by_worker[worker], worker, self.landlord.instances[worker].house.name)
@@ -247,7 +246,7 @@ class LandlordShell:
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE:
                     self._told_too_large(tenant, worker)
-                tenant.fleet.stop_worker(worker)  # one that has died is on its way to `_worker_gone` already
+                tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DrainInstance() | e.ReopenInstance():
                 self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
 

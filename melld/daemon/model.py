@@ -80,9 +80,12 @@ def _nothing(_model: Any) -> None:
 
 
 class ServedModel:
-    """A model in service, or on its way there.  `name`: the first of its names."""
+    """A model in service, or on its way there.  `name`: the first of its names.
 
-    def __init__(self, parts: ModelParts) -> None:
+    `on_wanted` has it loaded; a lone model is loaded at the start.
+    """
+
+    def __init__(self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = _nothing) -> None:
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
@@ -90,8 +93,7 @@ class ServedModel:
         """Why its last load failed; empty if it did not."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Calls that wait for its load."""
-        self.on_wanted: Callable[[ServedModel], None] = _nothing
-        """Has the model loaded; a lone model is loaded at the start."""
+        self._on_wanted = on_wanted
         self._closed_until_s = 0.0
         self.frontend: Any = None
         """`Frontend`, once the first worker has been ready."""
@@ -160,7 +162,7 @@ class ServedModel:
         waiter = asyncio.get_running_loop().create_future()
         self.waiting.add(waiter)
         try:
-            self.on_wanted(self)
+            self._on_wanted(self)
             async with asyncio.timeout(deadline_s):
                 await waiter
         except TimeoutError:

@@ -99,6 +99,8 @@ class Shared(NamedTuple):
     template: TemplateProcess
     meters: MoveMeters
     clock: Callable[[], float]
+    landlord: LandlordShell | None
+    """Which owns the workers of several models."""
 
 
 def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
@@ -117,8 +119,12 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     environment = slots[0][0].spec.environment
     os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
     template = TemplateProcess(kind, environment)
-    shared = Shared(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock)
-    models = [ServedModel(make_model(*pair, shared, condition, count)) for pair in zip(alone, slots, strict=True)]
+    landlord = None
+    if count > 1:
+        landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
+    shared = Shared(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock, landlord)
+    made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
+    models = [ServedModel(parts) if landlord is None else ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
         pid=os.getpid(),
         policy=config.scheduler.policy,
@@ -126,9 +132,6 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         started_s=clock(),
         async_scheduling=async_scheduling_told(alone[0], kind),
     )
-    landlord = None
-    if count > 1:
-        landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord)
     return DaemonParts(template, models, watch, Metrics(watch, models, landlord), landlord, gpus)
 
@@ -173,10 +176,12 @@ def make_model(
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
     aware = settings.prefix_aware and settings.policy == MellSlo.name
-    fleet = Fleet(slots, shared.template, EngineCodec(), lambda: driver, clock, config.health, limit_s, aware)
+    owner, codec = shared.landlord, EngineCodec()
+    fleet = Fleet(slots, shared.template, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
-    driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s)
+    on_rest = () if owner is None else (owner.tell_offers,)
+    driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, *on_rest)
 
     rest_s = config.idle.sleep_after_s
     stop_after_s = config.idle.stop_after_s if models == 1 else math.inf  # of several the Landlord stops workers

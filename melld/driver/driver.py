@@ -61,6 +61,7 @@ class Driver:
     """One fleet's scheduler at work.
 
     `taps` hear of every event, its commands, and the ways of the moves among them, after they were carried out.
+    `on_rest` is called after the last of the events at hand has been handled.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class Driver:
         taps: Sequence[Tap],
         clock: Callable[[], float],
         epoch_s: float,
+        on_rest: Callable[[], None] = _nothing,
     ) -> None:
         self.queue = RequestQueue(fleet, clock)
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.preemptions = 0
-        self.on_rest: Callable[[], None] = _nothing
-        """Called after the last of the events at hand has been handled."""
+        self._on_rest = on_rest
         self._preempted: set[RequestId] = set()
         self._fleet = fleet
         self._clock = clock
@@ -117,7 +118,7 @@ class Driver:
                 self._take(event)
         finally:
             self._handling = None
-        self.on_rest()
+        self._on_rest()
 
     @property
     def is_busy(self) -> bool:

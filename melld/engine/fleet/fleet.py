@@ -22,7 +22,7 @@ from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.owned import OwnedBlocks
 from melld.engine.fleet.place import Offer, Place, Slot
-from melld.engine.fleet.ports import Codec, FleetListener
+from melld.engine.fleet.ports import Codec, FleetListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken, new_live, prefix_salt
@@ -59,8 +59,9 @@ class Fleet:
         health: HealthConfig | None = None,
         itl_target_s: float | None = None,
         is_prefix_aware: bool = False,
+        owner: WorkerOwner | None = None,
     ) -> None:
-        self.supervisor = Supervisor(slots, template, self, health or HealthConfig())
+        self.supervisor = Supervisor(slots, template, self, health or HealthConfig(), owner)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
@@ -73,7 +74,7 @@ class Fleet:
         self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
         self.owned = OwnedBlocks(self.live, self.ledger)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send)
+        self.lending = Lending(self.send, owner)
         self.grant = self.lending.grant
         self.take = self.lending.take
         self._delivery = Delivery(self.live, self.send)

@@ -2,8 +2,8 @@
 
 Owns the takes under way, and the siblings that may still copy from a worker that has ended.
 
-    take ──TakeGranules──► worker ──GranulesReturned──► the caller, or `on_returned` if it has given up
-    worker ends ──CloseLink──► siblings ──LinkClosed──► `on_gone`: nobody reads its memory any longer
+    take ──TakeGranules──► worker ──GranulesReturned──► the caller, or the owner if it has given up
+    worker ends ──CloseLink──► siblings ──LinkClosed──► the owner: nobody reads its memory any longer
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from melld.engine.fleet.ports import WorkerOwner
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import NO_EVENT, EventId, WorkerId
@@ -29,14 +30,11 @@ class TakeFailed(MelldError):
 
 
 class Lending:
-    """The lending of one fleet.  `send` writes to a worker's wire."""
+    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none if nothing is lent."""
 
-    def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None]) -> None:
-        self.on_returned: Callable[[WorkerId, wire.GranulesReturned], None] = lambda _worker, _returned: None
-        """Called with an answer for which nobody waits any longer."""
-        self.on_gone: Callable[[WorkerId], None] = lambda _worker: None
-        """Called once a worker has ended and no other copies from its memory."""
+    def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send
+        self._owner = owner
         self._takes: dict[int, tuple[WorkerId, asyncio.Future[wire.GranulesReturned]]] = {}
         self._numbers = 0
         self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
@@ -68,10 +66,10 @@ class Lending:
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Pass a worker's answer on."""
         _, future = self._takes.get(returned.take, (worker, None))
-        if future is None or future.done():
-            self.on_returned(worker, returned)
-        else:
+        if future is not None and not future.done():
             future.set_result(returned)
+        elif self._owner is not None:
+            self._owner.returned_late(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
         """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
@@ -94,5 +92,6 @@ class Lending:
     def _tell_gone(self) -> None:
         gone = [worker for worker, readers in self._reading if not readers]
         self._reading = [waiting for waiting in self._reading if waiting[1]]
-        for worker in gone:
-            self.on_gone(worker)
+        if self._owner is not None:
+            for worker in gone:
+                self._owner.worker_gone(worker)

@@ -62,6 +62,12 @@ class WorkerOwner(Protocol):
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """Note that the process is gone, and that its requests have left it."""
 
+    def worker_gone(self, worker: WorkerId) -> None:
+        """Note that the worker has ended, and that no other copies from its memory any longer."""
+
+    def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """Note granules that a worker gave back when nobody waited for them any longer."""
+
 
 class WorkerListener(Protocol):
     """Hears of each worker, on the event loop.  The fleet is one."""

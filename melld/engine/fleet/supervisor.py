@@ -50,10 +50,18 @@ def _nothing(_place: Place) -> None:
 
 
 class Supervisor:
-    """All workers, each in its place."""
+    """All workers, each in its place.
+
+    With an `owner`, which says which workers run, it starts none by itself.
+    """
 
     def __init__(
-        self, slots: Sequence[Slot], template: TemplateProcess, listener: WorkerListener, health: HealthConfig
+        self,
+        slots: Sequence[Slot],
+        template: TemplateProcess,
+        listener: WorkerListener,
+        health: HealthConfig,
+        owner: WorkerOwner | None = None,
     ) -> None:
         self.places = {slot.worker: Place(slot) for slot in slots}
         self._listener = listener
@@ -64,8 +72,10 @@ class Supervisor:
         self._first_start: asyncio.Future[None] | None = None
         self._first_failure: WorkerStartFailed | None = None
         self._stopping = False
-        self.owner: WorkerOwner | None = None
-        """Who says which workers run, if not this class."""
+        self.owner = owner
+        for place in self.places.values() if owner is not None else ():
+            place.is_owned = True
+            place.state = WorkerState.STOPPED
         self._on_ready: Callable[[Place], None] = _nothing
         self._template = template
 
@@ -89,13 +99,6 @@ class Supervisor:
         finally:
             self._first_start = None
             self._on_ready = _nothing
-
-    def leave_to(self, owner: WorkerOwner) -> None:
-        """Start no worker unless `owner` says so with `load`.  To be called instead of `start`."""
-        self.owner = owner
-        for place in self.places.values():
-            place.is_owned = True
-            place.state = WorkerState.STOPPED
 
     async def stop(self) -> None:
         """End every worker; return when none is left."""

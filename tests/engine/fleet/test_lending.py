@@ -6,10 +6,29 @@ from typing import Any
 import pytest
 
 from melld.engine.fleet.lending import Lending, TakeFailed
+from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
 from melld.ids import EventId, WorkerId
 
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
+
+
+class Owner:
+    """Whoever lends: what it hears."""
+
+    def __init__(self) -> None:
+        self.late: list[Any] = []
+        self.gone: list[WorkerId] = []
+
+    def wanted(self, worker: WorkerId) -> None: ...
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None: ...
+    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None: ...
+
+    def worker_gone(self, worker: WorkerId) -> None:
+        self.gone.append(worker)
+
+    def returned_late(self, worker: WorkerId, answer: wire.GranulesReturned) -> None:
+        self.late.append((worker, answer.granules))
 
 
 def returned(take: int, *granules: int) -> wire.GranulesReturned:
@@ -33,13 +52,12 @@ async def test_each_take_gets_its_own_answer() -> None:
 
 async def test_an_answer_that_comes_too_late_still_gives_its_granules_back() -> None:
     """No granule is lost because the worker was slow."""
-    late: list[Any] = []
-    lending = Lending(lambda _worker, _message: None)
-    lending.on_returned = lambda worker, answer: late.append((worker, answer.granules))
+    owner = Owner()
+    lending = Lending(lambda _worker, _message: None, owner)
     with pytest.raises(TakeFailed, match="w0 has not given back granules: no answer for 0 s"):
         await lending.take(W0, 1, -1.0)
     lending.returned(W0, returned(1, 3))
-    assert late == [(W0, (3,))]
+    assert owner.late == [(W0, (3,))]
 
 
 async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
@@ -56,15 +74,14 @@ async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
 
 def test_a_dead_workers_memory_is_free_once_all_siblings_have_stopped_reading_it() -> None:
     """Another model's zeros or tokens must not end up in a request that was moving away when its worker died."""
-    gone: list[WorkerId] = []
-    lending = Lending(lambda _worker, _message: None)
-    lending.on_gone = gone.append
+    owner = Owner()
+    lending = Lending(lambda _worker, _message: None, owner)
     lending.worker_ended(W0, [W1, W2])
     lending.link_closed(W1, W0)
-    assert gone == []
+    assert owner.gone == []
     lending.worker_ended(W2, [W1])  # what has ended reads nothing
-    assert gone == [W0]
+    assert owner.gone == [W0]
     lending.link_closed(W1, W2)
-    assert gone == [W0, W2]
+    assert owner.gone == [W0, W2]
     lending.worker_ended(W1, [])
-    assert gone == [W0, W2, W1]
+    assert owner.gone == [W0, W2, W1]
