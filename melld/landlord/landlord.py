@@ -203,7 +203,8 @@ class Landlord:
             self.tenure.pass_time(instance, self._now_s)
         if event.at_s - self._looked_s >= self.settings.fewer_every_s:
             self._looked_s = event.at_s
-            self.tenure.use_fewer(self._now_s)
+            is_short = any(model.waiting_since_s is not None for model in self.models.values())
+            self.tenure.use_fewer(self._now_s, is_short)
         if event.at_s - self._chosen_s >= CHOOSE_EVERY_S or any(model.first_bytes for model in self.models.values()):
             self._settle_all()
         else:

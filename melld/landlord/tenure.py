@@ -119,9 +119,12 @@ class Tenure:
         if idle and now_s - instance.idle_since_s >= declared.keep_alive_s:
             self.leave(instance, Why.IDLE, now_s)
 
-    def use_fewer(self, now_s: float) -> None:
-        """Empty the least used device, once that has been possible for long enough to earn the loads back."""
-        plan = self._housing.emptied(now_s)
+    def use_fewer(self, now_s: float, is_short: bool) -> None:
+        """Empty the least used device, once that has been possible for long enough to earn the loads back.
+
+        `is_short`: requests of some model wait, so that no device is to be given up.
+        """
+        plan = None if is_short else self._housing.emptied(now_s)
         if not plan:
             self._emptied_since = None
             return

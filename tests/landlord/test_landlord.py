@@ -17,7 +17,7 @@ def test_one_model_has_all_at_birth_and_hears_nothing_more() -> None:
     town = Town(estate("chat"))
     (grant,) = town.tell(e.ModelLoaded(0.0, WorkerId("chat@d0")))
     assert isinstance(grant, e.GrantKv)
-    assert len(grant.granules) == LEFT
+    assert (len(grant.granules), grant.why) == (LEFT, e.Why.BIRTH)
     later = [town.want("chat@d0"), town.need("chat@d0", 60), town.pass_time(1.0), town.need("chat@d0", 0, 2.0)]
     assert later == [[], [], [], []]
     assert town.pass_time(10_000.0) == []
@@ -209,6 +209,8 @@ def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
     offers = {one.worker: one.capacity_bytes for one in commands if isinstance(one, e.OfferCapacity)}
     assert offers["chat@d0"] == 0
     assert offers["chat@d1"] > 0
+    landlord.handle(e.ModelsMeasured(30.0, {}))
+    assert landlord.instances[WorkerId("chat@d0")].state == "failed"
     landlord.handle(e.ModelsMeasured(32.0, {}))
     assert landlord.instances[WorkerId("chat@d0")].state == "stopped"
     landlord.check()

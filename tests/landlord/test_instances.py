@@ -1,0 +1,136 @@
+"""What the Landlord knows of an instance, and what an operator or a change of mind does to it."""
+
+import math
+
+import pytest
+
+from melld.ids import ModelName, WorkerId
+from melld.landlord import events as e
+from melld.landlord.estimate import Demand, Estimate
+from melld.landlord.instance import Instance
+from tests.landlord.estate import GRANULES, MIB, WEIGHTS, Town, estate, of
+
+CHAT, CODE = WorkerId("chat@d0"), WorkerId("code@d0")
+LEFT_OF_TWO = GRANULES - 2 * WEIGHTS
+
+
+def both(**special: object) -> Town:
+    """Two models on one device, both loaded and idle."""
+    town = Town(estate("chat", "code", **special))
+    town.pass_time(0.0)
+    town.want(CHAT)
+    town.want(CODE)
+    return town
+
+
+def whys(kind: type, commands: list[e.AnyLandlordCommand]) -> list[tuple[str, e.Why]]:
+    """Return the instances that commands of the kind are about, each with the reason."""
+    return [(command.worker, command.why) for command in commands if type(command) is kind]
+
+
+def test_an_operator_unloads_what_runs_only_once_its_requests_have_ended() -> None:
+    """And what dozes at once; both for the operator's reason."""
+    town = both()
+    town.need(CHAT, 3, 1.0)
+    commands = town.tell(e.UnloadAsked(2.0, CHAT))
+    assert whys(e.DrainInstance, commands) == [(CHAT, e.Why.OPERATOR)]
+    assert of(e.DozeModel, commands) == []
+    assert whys(e.DozeModel, town.need(CHAT, 0, 3.0)) == [(CHAT, e.Why.OPERATOR)]
+    assert whys(e.UnloadModel, town.tell(e.UnloadAsked(4.0, CHAT))) == [(CHAT, e.Why.OPERATOR)]
+
+
+@pytest.mark.parametrize("how", ["a request", "requests that wait"])
+def test_who_is_wanted_again_while_its_device_is_given_up_stays(how: str) -> None:
+    """Its requests need not move, and its weights need not be read again."""
+    town = Town(estate("chat", "code", devices=2))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d1")
+    town.need("chat@d0", 5, 1.0)
+    town.need("code@d1", 2, 1.0)
+    drained = [whys(e.DrainInstance, town.pass_time(float(at_s))) for at_s in range(5, 100, 5)]
+    assert [one for one in drained if one] == [[("code@d1", e.Why.FEWER)]]
+    waits = e.ModelLoad(arrivals=1, waiting=1, first_bytes=1)
+    commands = town.want("code@d1", 100.0) if how == "a request" else town.pass_time(100.0, code=waits)
+    assert whys(e.ReopenInstance, commands) == [("code@d1", e.Why.WANTED)]
+    assert town.landlord.instances[WorkerId("code@d1")].state == "ready"
+
+
+def test_granules_that_nobody_needs_are_offered_unless_they_cannot_be_returned() -> None:
+    """A worker that did not answer keeps what it has until it is asked again."""
+    town = both()
+    town.need(CHAT, LEFT_OF_TWO - 1, 1.0)
+    town.need(CHAT, 0, 2.0)
+    assert town.offers[CODE] == LEFT_OF_TWO - 1
+    town.answers_takes = False
+    town.need(CODE, 5, 3.0)
+    town.tell(e.TakeTimedOut(5.0, CHAT))
+    assert town.offers[CODE] <= 5
+
+
+def test_a_take_takes_a_part_of_what_can_be_spared() -> None:
+    """Who lacks one granule now will lack another soon, and each take costs the giver a step."""
+    town = both()
+    town.need(CHAT, LEFT_OF_TWO - 1)
+    town.need(CHAT, 0)
+    town.need(CODE, 2)
+    assert len(town.granules[CHAT]) == LEFT_OF_TWO - 1 - 38 // 8
+
+
+def test_mean_use_and_idleness_are_remembered() -> None:
+    """Memory is shared by the mean; a model is idle since its last request has ended, not since the last report."""
+    instance: Instance = estate("chat").instances[CHAT]
+    instance.note_use(10 * MIB, 0, 1, 5.0)
+    assert (instance.mean_bytes, instance.idle_since_s) == (0.0, 0.0)
+    instance.note_use(20 * MIB, 0, 2, 1e9)
+    assert (instance.mean_bytes, instance.idle_since_s) == (10 * MIB, 0.0)
+    instance.note_use(0, 0, 0, 1e9)
+    assert (instance.mean_bytes, instance.idle_since_s) == (10 * MIB, 1e9)
+    instance.note_use(0, 0, 0, 2e9)
+    assert instance.idle_since_s == 1e9
+
+
+@pytest.mark.parametrize(
+    ("first_granules", "leaves"), [(1, False), (LEFT_OF_TWO - 1, False), (LEFT_OF_TWO, True), (71, None)]
+)
+def test_a_model_is_loaded_where_its_first_request_fits_too(first_granules: int, leaves: bool | None) -> None:
+    """To its last granule; whoever must leave for it leaves, and where it can never fit nobody does."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want(CHAT)
+    model = town.landlord.instances[CODE].model
+    model.first_bytes = first_granules * MIB
+    choice = town.landlord.housing.choose(model, 30.0)
+    assert (None if choice is None else [one.id for one in choice.victims]) == (
+        None if leaves is None else [CHAT] * leaves
+    )
+
+
+@pytest.mark.parametrize(("used", "is_given_up"), [(30, True), (60, False)])
+def test_a_device_is_given_up_only_if_the_others_hold_its_requests(used: int, is_given_up: bool) -> None:
+    """Models beside it that nobody uses just leave."""
+    town = Town(estate("chat", "code", "draw", devices=2))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d1")
+    town.want("draw@d1")
+    town.need("chat@d0", used, 1.0)
+    town.need("code@d1", 2, 1.0)
+    told = [town.pass_time(float(at_s)) for at_s in range(5, 100, 5)]
+    loads = [name for commands in told for name in of(e.LoadModel, commands)]
+    drains = [name for commands in told for name in of(e.DrainInstance, commands)]
+    assert (loads, "code@d1" in drains, "draw@d1" in drains) == (
+        (["code@d0"], True, True) if is_given_up else ([], False, False)
+    )
+
+
+def test_a_guess_gives_way_by_how_much_is_known() -> None:
+    """16 ended requests weigh e - 1 times as much as the first guess; prompts take no time before any has come."""
+    estimate = Estimate()
+    demand = estimate.demands[ModelName("chat")] = Demand()
+    assert estimate.prefill_part([ModelName("chat")]) == 0.0
+    demand.observe(e.ModelLoad(ended=16, output_tokens=16 * 300, prompts=16, prefill_s=16 * 0.2, step_s=0.04), 5.0)
+    known = 1 - math.exp(-1)
+    assert demand.output_tokens == pytest.approx(200 + known * 100)
+    assert demand.prefill_s == pytest.approx(0.1 + known * 0.1)
+    assert demand.step_s == pytest.approx(0.02 + known * 0.02)
