@@ -39,11 +39,16 @@ Steps = Callable[[int], float]
 """The seconds of a step of all decodes, shared out evenly over that many workers."""
 
 
-def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float) -> float:
-    """Return the mean time between tokens where so many of the workers only compute prompts; may be infinite."""
+def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float, handing_s: float = 0.0) -> float:
+    """Return the mean time between tokens where so many of the workers only compute prompts; may be infinite.
+
+    `handing_s`: what each token of a request that is handed over waits for that, in the mean.
+    """
     decoding = workers - prefilling
     beside = max(0.0, prompts - PREFILL_PART * prefilling) / decoding
-    return steps(decoding) / (1.0 - beside) if beside < 1.0 else float("inf")
+    if beside >= 1.0:
+        return float("inf")
+    return steps(decoding) / (1.0 - beside) + (handing_s if prefilling else 0.0)
 
 
 def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
@@ -53,12 +58,14 @@ def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> flo
     return PREFILL_PART * prefilling + decoding * left if left >= 0.0 else 0.0
 
 
-def pressure(steps: Steps, workers: int, prefilling: int, prompts: float, target_s: float) -> float:
+def pressure(
+    steps: Steps, workers: int, prefilling: int, prompts: float, target_s: float, handing_s: float = 0.0
+) -> float:
     """Return how near to its limit the tighter side is: the pace to the target, or prefill workers to being busy."""
     busy = min(prompts / prefilling / PREFILL_PART, 1.0) if prefilling else 0.0
-    return max(busy, pace_s(steps, workers, prefilling, prompts) / target_s)
+    return max(busy, pace_s(steps, workers, prefilling, prompts, handing_s) / target_s)
 
 
-def best_split(steps: Steps, workers: int, prompts: float, target_s: float) -> int:
+def best_split(steps: Steps, workers: int, prompts: float, target_s: float, handing_s: float = 0.0) -> int:
     """Return how many of the workers should only compute prompts, for the least pressure."""
-    return min(range(workers), key=lambda prefilling: pressure(steps, workers, prefilling, prompts, target_s))
+    return min(range(workers), key=lambda count: pressure(steps, workers, count, prompts, target_s, handing_s))

@@ -106,6 +106,16 @@ def test_a_loose_pace_or_none_splits_nothing() -> None:
         assert auto.commands == mixed.commands
 
 
+def test_a_slow_link_splits_nothing_for_long() -> None:
+    """What a hand-over costs is learned from the first ones."""
+    slow = msgspec.structs.replace(MACHINE, link=LinkSettings(2e6))
+    mixed, auto = (simulated(prompts_and_answers(6.0), roles, slow).report for roles in (RoleSettings(), AUTO))
+    assert 0 < auto.migrations < auto.requests / 3
+    assert auto.attainment is not None
+    assert mixed.attainment is not None
+    assert auto.attainment > mixed.attainment - 0.1
+
+
 def test_a_split_ends_with_its_load() -> None:
     """Roles merge once prompts are few: later requests stay where they are placed."""
     busy, calm = prompts_and_answers(6.0), [(200.0 + 4.0 * number, 1200, 100) for number in range(60)]

@@ -50,6 +50,11 @@ class Answers:
         low, high = self._longer[bucket], self._longer[bucket + 1]
         return low + (high - low) * (place - bucket)
 
+    def share_of_token(self) -> float:
+        """Return the mean share of an answer that one of its tokens is: what a pause adds to the time per token."""
+        shares = (weight / ((bucket + 0.5) * BUCKET_TOKENS) for bucket, weight in enumerate(self._weights))
+        return sum(shares) / sum(self._weights)
+
     def made_slow(self, delay_s: float, more_s: float, had_tokens: float, gain_s: float) -> float:
         """Return how much likelier a request misses its pace after another delay of `more_s`.
 

@@ -46,7 +46,7 @@ class MellSlo(Policy):
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self.packing, self.targets, self.steps)
         self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
-        self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads)
+        self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()
         self.feedback = Feedback(self.targets)
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves
@@ -82,6 +82,8 @@ class MellSlo(Policy):
         """Send the request from its prefill worker to one that decodes, if one is able."""
         for workers in self.roles.takers():
             if (worker := self.dispatch.least_costly(request, workers)) is not None:
+                if after_first_token and request.worker is not None:
+                    self.roles.hands(request, request.worker)
                 self.cluster.assign(request, worker, Reason.ROLE, after_first_token=after_first_token)
                 return
 
@@ -120,6 +122,7 @@ class MellSlo(Policy):
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""
         self.packing.departed(request, worker, destination)
+        self.roles.handed(request, committed=False)
         if self._aims:
             self.dispatch.left(request.id, (worker, destination))
 
@@ -132,7 +135,8 @@ class MellSlo(Policy):
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:
         """See `Policy.moved`."""
-        self.packing.moved(request, source, destination)
+        if not self.roles.handed(request, committed=request.worker is destination):  # which waits for the first token
+            self.packing.moved(request, source, destination)
         if self._aims and request.worker is destination:
             self.dispatch.moved(request.id, source, destination)
 

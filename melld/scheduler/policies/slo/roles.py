@@ -5,17 +5,18 @@
     new       to the prefill worker with the shortest backlog; where its first token would be late, as without roles
     hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
 
-`roles.pressure` has the arithmetic.  One worker changes per 5 s, the one with the fewest bytes first; what it decodes
-leaves a few at a time.  Nobody is woken for a role: the number in service is `demand`'s, as if all were mixed.
-Owns the roles; never assigns a request.
+`roles.pressure` has the arithmetic; the pause of a hand-over is learned from those that were made.  One worker changes
+per 5 s, the one with the fewest bytes first; what it decodes leaves a few at a time.  Nobody is woken for a role: the
+number in service is `demand`'s, as if all were mixed.  Owns the roles; never assigns a request.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 
-from melld.ids import WorkerId
+from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook, movable
+from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Load, Loads
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.roles import Role, best_split, pressure
@@ -35,13 +36,16 @@ class Roles:
     `wanted`: how many should be prefill workers.  `because`: why, in words.
     """
 
-    def __init__(self, cluster: Cluster, outlook: Outlook, steps: StepModel, loads: Loads) -> None:
+    def __init__(self, cluster: Cluster, outlook: Outlook, steps: StepModel, loads: Loads, answers: Answers) -> None:
         self.wanted = 0
         self.because = "as configured" if cluster.settings.roles.fixed else "`[scheduler] roles` is off"
         self._cluster = cluster
         self._outlook = outlook
         self._steps = steps
         self._loads = loads
+        self._answers = answers
+        self._pauses = MoveTimes()
+        self._handed: dict[RequestId, float] = {}  # on their way, with when the first token should come
         self._fixed = cluster.settings.roles.fixed
         self._prefill: dict[WorkerId, int] = {}  # with the activation for which the worker has the role
         self._stood_s = self._changed_s = -math.inf
@@ -91,6 +95,17 @@ class Roles:
         lead_s = COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + EPOCHS_AHEAD * self._epoch_s
         return self._first_in_s(request, worker) <= lead_s
 
+    def hands(self, request: Request, worker: Worker) -> None:
+        """Note that the request will leave the worker after its first token."""
+        self._handed[request.id] = self._load(worker).first_s(request.id)
+
+    def handed(self, request: Request, committed: bool) -> bool:
+        """Return True if the request's move, which has ended, was a hand-over; learn the client's pause from it."""
+        first_s = self._handed.pop(request.id, None)
+        if first_s is not None and committed:
+            self._pauses.took(request.kv_bytes, max(self._cluster.now_s - first_s, 0.0))
+        return first_s is not None
+
     def look(self, prompts: float, target_s: float | None) -> None:
         """Split or merge, where prompts take so many seconds per second."""
         now_s = self._cluster.now_s
@@ -123,8 +138,10 @@ class Roles:
         def steps(over: int) -> float:
             return self._steps.step_s(None, decodes / over, used_bytes / over)
 
-        best, mixed = best_split(steps, count, prompts, target_s), pressure(steps, count, 0, prompts, target_s)
-        split = pressure(steps, count, best, prompts, target_s)
+        mean_bytes = used_bytes / max(sum(worker.count for worker in workers), 1)
+        handing_s = self._pauses.expected_s(mean_bytes) * self._answers.share_of_token()
+        best = best_split(steps, count, prompts, target_s, handing_s)
+        mixed, split = (pressure(steps, count, one, prompts, target_s, handing_s) for one in (0, best))
         pays = split < GAIN * mixed
         self.because = (
             f"mixed, {count} workers would use {mixed:.0%} of the pace; with {best} of them for prompts {split:.0%}"

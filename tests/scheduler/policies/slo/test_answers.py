@@ -28,6 +28,11 @@ def test_the_lengths_that_were_seen_replace_those_assumed() -> None:
     assert answers.longer(200) == pytest.approx(0.0, abs=0.02)
 
 
+def test_a_pause_weighs_most_in_short_answers() -> None:
+    """Half of the answers have 12 tokens, half 100: a pause is a twelfth, or a hundredth, longer per token."""
+    assert learned(12, 100).share_of_token() == pytest.approx((1 / 12 + 1 / 100) / 2, rel=0.05)
+
+
 def test_a_delay_that_a_request_can_make_up_for_harms_nothing() -> None:
     """Who has decoded below the target for long has room for a prompt beside it."""
     answers = learned(40, 80, 160)
