@@ -5,6 +5,7 @@ import pytest
 from melld.ids import EventId, RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import Cluster, ClusterSettings
+from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.policies import ALL_POLICIES
@@ -120,3 +121,41 @@ def test_a_negative_size_is_refused_and_none_is_a_size(event: e.AnyEvent) -> Non
 def test_an_empty_request_is_a_request() -> None:
     """Nothing to hold is no reason to refuse."""
     assert placed(arrive(scheduler_with(), "empty", 0)) == {"empty": "w0"}
+
+
+def test_a_growing_request_counts_where_it_is_and_where_it_goes() -> None:
+    """Both workers lose room at once, and the pace of growth is that of each request."""
+    cluster = Cluster()
+    workers = [cluster.add_worker(e.WorkerUp(0.0, WorkerId(f"w{number}"), CAPACITY)) for number in range(12)]
+    for worker in workers:
+        cluster.activate(worker, Reason.ARRIVAL)
+    home, goal = workers[3:5]
+    moving, staying = (cluster.add_request(e.RequestArrived(0.0, RequestId(name), 10, 1)) for name in "ab")
+    for request in (moving, staying):
+        cluster.assign(request, home, Reason.ROOM)
+    cluster.assign(moving, goal, Reason.OVERLOAD)
+    assert [*cluster.room.roomiest()][-2:] == [goal, home]
+    Occupancy.grow(cluster, {moving.id: 300, staying.id: 50})
+    assert (home.growing, home.grown_bytes, home.used_bytes, goal.used_bytes) == (2, 330, 350, 300)
+    Occupancy.grow(cluster, {staying.id: 60})
+    assert (home.growing, home.grown_bytes) == (3, 340)
+    assert [*cluster.room.roomiest()][-2:] == [goal, home]
+    assert cluster.room.first(CAPACITY - 300, None) is goal
+
+
+def test_the_time_of_a_wake_is_that_of_its_last_change() -> None:
+    """A move that waited for the destination's start says nothing of how long moves take."""
+    scheduler = scheduler_with(workers=1)
+    worker = scheduler.cluster.workers[WorkerId("w0")]
+    scheduler.handle(e.WorkerWakeTimeChanged(5.0, worker.id, 2.5))
+    assert (worker.wake_s, worker.ready_s) == (2.5, 5.0)
+    scheduler.handle(e.WorkerWakeTimeChanged(6.0, worker.id, 2.5))
+    assert worker.ready_s == 5.0
+
+
+def test_a_worker_that_can_run_nothing_is_not_woken_for_an_operator() -> None:
+    """It would stay awake for nobody."""
+    scheduler = scheduler_with(workers=1)
+    arrive(scheduler, "a", 10)
+    scheduler.handle(e.WorkerUp(0.0, WorkerId("w1"), CAPACITY, 0))
+    assert scheduler.handle(e.MoveAsked(1.0, RequestId("a"), WorkerId("w1"))) == []
