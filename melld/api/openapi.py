@@ -35,6 +35,8 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from melld.api.answers import Dialect
 from melld.api.calls import CALLS
 from melld.api.guards.request import REFUSED, REQUEST_ID
+from melld.api.guards.tiers import TIERS
+from melld.config_values import MOST_PRIORITY
 from melld.control.status import DaemonStatus
 
 REFERENCE = "#/components/schemas/{model}"
@@ -195,10 +197,22 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     )
     components |= described
     schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
+    for path, call in CALLS.items():
+        if call.engine:
+            _say_who_goes_first(schemas[path, "takes"], components)
     for schema in components.values():
         _leave_out_refused(schema)
         _name_the_encoding(schema)
     return schemas, components
+
+
+def _say_who_goes_first(takes: dict[str, Any], components: dict[str, Any]) -> None:
+    """Add the fields by which a request says how urgent it is, to each form of a body."""
+    for form in takes.get("anyOf", [takes]):
+        components[form["$ref"].rpartition("/")[2]]["properties"] |= {
+            "service_tier": {"enum": [*TIERS, None]},
+            "priority": {"type": "integer", "minimum": -MOST_PRIORITY, "maximum": MOST_PRIORITY},
+        }
 
 
 def _leave_out_refused(schema: dict[str, Any]) -> None:

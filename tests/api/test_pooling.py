@@ -50,6 +50,16 @@ def ask(daemon: DaemonProcess, path: str, **fields: Any) -> Any:
     return answered.json()
 
 
+def test_texts_can_wait_behind_chats(daemon: DaemonProcess) -> None:
+    """Whoever computes vectors by the million says so, and changes none of them."""
+    usual = ask(daemon, "/v1/embeddings", model="embedder", input=QUERY)["data"]
+    for fields in ({"service_tier": "flex"}, {"service_tier": None}, {"priority": 100}):
+        assert ask(daemon, "/v1/embeddings", model="embedder", input=QUERY, **fields)["data"] == usual
+        ask(daemon, "/score", model="reranker", queries=QUERY, documents=DOCUMENTS, **fields)
+    refused = request(daemon.url, "POST", "/score", PAIR | {"priority": 101})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "priority")
+
+
 def embeddings(daemon: DaemonProcess, texts: list[str]) -> list[list[float]]:
     return [one["embedding"] for one in ask(daemon, "/v1/embeddings", model="embedder", input=texts)["data"]]
 

@@ -15,7 +15,7 @@ from melld.api.keys import Client
 from melld.config_values import MOST_PRIORITY
 
 _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)])
-_TIERS: dict[str | None, int | None] = {
+TIERS: dict[str | None, int | None] = {
     "priority": -1,
     "fast": -1,  # which OpenAI answers as "priority"
     "default": 0,
@@ -55,10 +55,10 @@ def priority_of(body: dict[str, Any], rights: Rights) -> int:
         Refusal: 400, for an unknown tier and for a number out of range or beyond those rights.
     """
     tier = body.get("service_tier")
-    if tier is not None and not (isinstance(tier, str) and tier in _TIERS):
-        raise _bad("service_tier", f"service_tier must be one of {', '.join(map(str, _TIERS))}")
+    if tier is not None and not (isinstance(tier, str) and tier in TIERS):
+        raise _bad("service_tier", f"service_tier must be one of {', '.join(map(str, TIERS))}")
     if "priority" not in body:
-        wanted = _TIERS.get(tier)
+        wanted = TIERS.get(tier)
         return wanted if wanted is not None and rights.may(wanted) else rights.priority
     try:
         priority = _PRIORITY.validate_python(body["priority"])
