@@ -135,13 +135,13 @@ class LandlordShell:
         offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
         there = any(one.state in ON_DEVICE for one in instances)
         if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
-            self.wanted(min(room, key=lambda offer: offer.wake_s).worker)
+            self.hear(e.ModelWanted(self._clock(), min(room, key=lambda offer: offer.wake_s).worker))
 
     # -- what happens to workers: the supervisor's and the fleet's owner ---------------------------------------------
 
     def wanted(self, worker: WorkerId) -> None:
         """See `WorkerOwner`."""
-        self.hear(e.ModelWanted(self._clock(), worker))
+        self.hear(e.WorkerActivated(self._clock(), worker))
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """See `WorkerOwner`."""

@@ -75,7 +75,13 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
-    """The model's scheduler has activated this instance: requests are placed there, or will be at once."""
+    """Somebody waits for the model, and it shall be loaded as this instance: a call, a pin, or an operator."""
+
+    worker: WorkerId
+
+
+class WorkerActivated(Event, frozen=True, tag=True, gc=False):
+    """The model's scheduler has this instance in service: requests may be placed there, and are told by `KvNeeded`."""
 
     worker: WorkerId
 
@@ -224,6 +230,7 @@ AnyLandlordEvent = (
     | ModelDeclared
     | InstanceDeclared
     | ModelWanted
+    | WorkerActivated
     | UnloadAsked
     | KvNeeded
     | KvReturned

@@ -4,7 +4,8 @@
     3  devices that sleep               4  devices that are full by time, if there is nothing else
 
 Among equals: what wakes soonest, then the greatest gain in F (`estimate`), then best fit.  A device is full if a round
-of steps would take too long, or if prompts alone would fill it.  A loaded model stays for twice its load time.
+of steps would take too long, or if prompts alone would fill it.  A loaded model stays for twice its load time; for one
+more instance of a model that is served only those leave that have been idle for several times what their return takes.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ BUSY_PART = 0.9
 """Part of a device's time that prompts may take."""
 STAY_TIMES = 2.0
 """A loaded model stays for so many times its load time."""
+QUIET_TIMES = 4.0
+"""What has been idle for so many times as long as its return would take is thought not to be wanted soon."""
 SLOWDOWN = 6.0
 """Without a target, a round of steps may take so many times the slowest model's own step."""
 
@@ -47,6 +50,8 @@ class Housing:
         for victim in self.idle(house, now_s):
             if granules >= enough:
                 break
+            if model.is_served and not self.is_quiet(victim, now_s):
+                continue
             victims.append(victim)
             granules += victim.weights + victim.claim(now_s)
         return Choice(instance, tuple(victims), granules) if granules >= enough else None
@@ -57,6 +62,11 @@ class Housing:
             one for one in house.instances if one.state is S.READY and not one.requests and self.may_leave(one, now_s)
         ]
         yield from sorted(idle, key=lambda one: (one.idle_since_s, one.id))
+
+    def is_quiet(self, instance: Instance, now_s: float) -> bool:
+        """Return True if the idle instance will hardly be missed: it is idle for long, or its model is there twice."""
+        others = any(one.state in PRESENT for one in instance.model.instances if one is not instance)
+        return others or now_s - instance.idle_since_s >= QUIET_TIMES * instance.return_s
 
     def may_leave(self, instance: Instance, now_s: float) -> bool:
         """Return True unless the instance is pinned or was loaded only now."""
@@ -115,7 +125,7 @@ class Housing:
                 return None
             if one.state is not S.READY:
                 continue
-            if not one.requests and not one.model.declared.pinned:
+            if not one.requests and not one.model.declared.pinned and self.is_quiet(one, now_s):
                 plan.append((one, None))
             elif (heir := self._heir(one, room, models)) is not None:
                 plan.append((one, heir))

@@ -82,6 +82,11 @@ class Model:
         """Return its name."""
         return self.declared.model
 
+    @property
+    def is_served(self) -> bool:
+        """Return True while an instance serves or will."""
+        return any(one.state in PRESENT for one in self.instances)
+
 
 class House:
     """One device: its ledger and all instances declared there."""
@@ -175,6 +180,12 @@ class Instance:
             return 0.0
         declared = self.model.declared
         return declared.wake_s if self.state is S.DOZING else declared.load_s
+
+    @property
+    def return_s(self) -> float:
+        """Time until it would serve again, were it to leave now."""
+        declared = self.model.declared
+        return declared.wake_s if declared.dozes else self.took_s or declared.load_s
 
     @property
     def usable_bytes(self) -> int:

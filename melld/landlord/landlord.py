@@ -4,7 +4,7 @@ Pure: no I/O, no clock (`event.at_s` is the time), no randomness; the same event
 above one unchanged scheduler for each model.  A scheduler sees every device as a worker of its model; the Landlord
 tells it what that worker may hold, loaded or not, and carries out its wish for more.
 
-    schedulers ──ModelWanted, KvNeeded──► Landlord ──OfferCapacity, DrainInstance, ReopenInstance──► schedulers
+    schedulers ──WorkerActivated, KvNeeded──► Landlord ──OfferCapacity, DrainInstance, ReopenInstance──► schedulers
     workers    ──KvReturned, ModelLoaded, ...──► Landlord ──GrantKv, TakeKv, LoadModel, DozeModel, ...──► workers
 
 With one model it grants all granules at birth and then says nothing: decisions are those without it.
@@ -53,6 +53,7 @@ class Landlord:
             events.ModelDeclared: self._model_declared,
             events.InstanceDeclared: self._instance_declared,
             events.ModelWanted: self._wanted,
+            events.WorkerActivated: self._activated,
             events.UnloadAsked: self._unload_asked,
             events.KvNeeded: self._needed,
             events.KvReturned: self._returned,
@@ -111,6 +112,17 @@ class Landlord:
         if not self.is_alone:
             self.tenure.want(self.instances[event.worker], self._now_s)
             self._settle_all()
+
+    def _activated(self, event: events.WorkerActivated) -> None:
+        """Load one more instance of a model that is served before it has requests, if there is room for it.
+
+        A scheduler wants so many in service for what may come.  That is no reason to bring back a model that has just
+        left, or to let another leave.
+        """
+        instance = self.instances[event.worker]
+        choice = instance.model.choice
+        if choice is not None and choice.instance is instance and not choice.victims and instance.model.is_served:
+            self._wanted(events.ModelWanted(event.at_s, event.worker))
 
     def _unload_asked(self, event: events.UnloadAsked) -> None:
         instance = self.instances[event.worker]

@@ -19,7 +19,8 @@ class LandlordSettings(msgspec.Struct, frozen=True):
     """`take_deadline_s`: how long a take may last.  `swap_after_s`: how long a model that fits nowhere waits.
 
     `host_cache_bytes`: weights that may doze in the machine's memory.  `itl_target_s`: the longest round of steps.
-    `fewer_every_s`: how often it tries to empty a device.  A load must have been worth `earned_times` its time by then.
+    `fewer_every_s`: how often it tries to empty a device.  That must have been possible for `earned_times` what it
+    costs: the loads of heirs, and of those that leave, should they be wanted again.
     `lends`: False gives every model on a device an equal part of its KV memory, for comparison.
     """
 
@@ -131,7 +132,8 @@ class Tenure:
         leaving = frozenset(one.id for one, _ in plan)
         if self._emptied_since is None or not leaving <= self._emptied_since[0]:
             self._emptied_since = leaving, now_s
-        price_s = sum(heir.start_s for _, heir in plan if heir is not None and heir.state in ABSENT)
+        heirs = [(one, heir) for one, heir in plan if heir is not None]  # the others have been idle for long enough
+        price_s = sum(one.return_s + (heir.start_s if heir.state in ABSENT else 0.0) for one, heir in heirs)
         if now_s - self._emptied_since[1] < self._settings.earned_times * price_s:
             return
         for leaver, heir in plan:

@@ -199,6 +199,48 @@ def test_the_emptier_device_is_given_up() -> None:
     assert of(e.DozeModel, town.need("code@d1", 0, 100.0)) == ["code@d1"]
 
 
+def test_what_nobody_waits_for_is_not_brought_back() -> None:
+    """A scheduler keeps its instance in service; what an operator has unloaded stays so until a request comes."""
+    town = Town(estate("chat", "code", devices=2, dozes=False))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.tell(e.UnloadAsked(1.0, WorkerId("chat@d0")))
+    offered = next(name for name in ("chat@d0", "chat@d1") if town.offers[name])
+    assert of(e.LoadModel, town.tell(e.WorkerActivated(2.0, WorkerId(offered)))) == []
+    assert of(e.LoadModel, town.need(offered, 1, 3.0)) == [offered]
+    other = next(name for name in ("chat@d0", "chat@d1") if name != offered)
+    assert town.offers[other] > 0
+    assert of(e.LoadModel, town.tell(e.WorkerActivated(4.0, WorkerId(other)))) == [other], "one more, before it is full"
+
+
+def test_a_second_instance_displaces_no_model_that_may_be_wanted_soon() -> None:
+    """Between two questions a model is idle too; to read it again takes longer than they are apart."""
+    town = Town(estate("chat", "code", devices=2, resident_bytes=60 * 2**20, dozes=False))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d1")
+    town.need("chat@d0", 5, 1.0)
+    town.need("code@d1", 5, 100.0)
+    town.need("code@d1", 0, 101.0)
+    told = {at_s: town.offers["chat@d1"] for at_s in (102, 120, 140, 142) if town.pass_time(float(at_s)) is not None}
+    assert [offered > 0 for offered in told.values()] == [False, False, False, True], told
+
+
+def test_a_device_is_not_given_up_for_the_time_between_two_questions() -> None:
+    """What leaves must be loaded again: that it could leave must have been true for longer than that takes."""
+    town = Town(estate("chat", "code", devices=2, resident_bytes=60 * 2**20, dozes=False))
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("code@d1")
+    town.need("chat@d0", 5, 1.0)
+    left = []
+    for at_s in range(2, 200):
+        town.need("code@d1", 5 * (at_s < 120 and at_s % 4 < 2), float(at_s))
+        left += [at_s for _ in of(e.UnloadModel, town.pass_time(float(at_s)))]
+    assert len(left) == 1
+    assert left[0] >= 158, "idle since 118, and a load takes ten seconds"
+
+
 def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
     """One device that cannot load a model does not keep it from being served."""
     landlord = estate("chat", "code", devices=2)

@@ -1,7 +1,7 @@
 """The loop of a simulation with several models: one daemon's scheduler for each, and the Landlord above them.
 
     arrivals ─► Scheduler of the model ─► places, moves, wakes ─┬─► SimulatedInstance (granules, steps)
-                     ▲ capacity, drain                          └─ KvNeeded, ModelWanted
+                     ▲ capacity, drain                          └─ KvNeeded, WorkerActivated
                      └───────────── Landlord ◄───────────────────────┘
                                        └─► grants, takes, loads ─► (time passes) ─► KvReturned, ModelLoaded ...
 
@@ -212,7 +212,7 @@ class ModelsSimulation:
             took_s = command.kv_bytes / self.setting.link_bytes_per_s
             self._after(took_s, partial(self._end_move, command.request, command.destination))
         elif isinstance(command, events.ActivateWorker):
-            self._handle(e.ModelWanted(self.now_s, command.worker))
+            self._handle(e.WorkerActivated(self.now_s, command.worker))
         elif isinstance(command, events.RefuseRequest | events.ShedRequest):
             del self._requests[command.request]
 
