@@ -182,7 +182,7 @@ class LandlordShell:
     async def _open_first(self, model: ServedModel, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
         try:
             await open_model(model)
-        except Exception as error:
+        except Exception as error:  # whatever vLLM raises: callers are told, and the task fails with it
             model.failed(f"its front end could not be made: {error}", 0.0)
             raise
         finally:

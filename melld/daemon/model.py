@@ -14,7 +14,7 @@ import msgspec
 from melld.config import Config
 from melld.control.status import SERVING, ModelState, ModelStatus, WorkerState
 from melld.daemon.history import History
-from melld.daemon.why import Why
+from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
 from melld.driver.boundaries import BoundaryKeeper
@@ -71,7 +71,7 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: BoundaryKeeper
     history: History
     stories: Stories
-    why: Why
+    why: Explainer
     decisions: DecisionLogFile | None = None
 
 

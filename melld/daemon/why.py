@@ -22,7 +22,7 @@ LONG_S = 1e8
 """An end that is further away is told as none."""
 
 
-class Why:
+class Explainer:
     """The reasons for the states of workers and moves."""
 
     def __init__(

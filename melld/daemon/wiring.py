@@ -46,7 +46,7 @@ from melld.daemon.preflight import check_roles, scheduler_settings
 from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
-from melld.daemon.why import Why
+from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.recorder import recording
 from melld.decisions.records import header_record
@@ -91,7 +91,7 @@ class DaemonParts(NamedTuple):
     gpus: Sequence[Device] = ()
 
 
-class Shared(NamedTuple):
+class CommonParts(NamedTuple):
     """What all models have in common."""
 
     gpus: list[Device]
@@ -122,7 +122,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     landlord = None
     if count > 1:
         landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
-    shared = Shared(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock, landlord)
+    shared = CommonParts(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock, landlord)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts) if landlord is None else ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
@@ -160,7 +160,7 @@ def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any
 
 
 def make_model(
-    config: Config, slots: Sequence[Slot], shared: Shared, condition: Condition, models: int = 1
+    config: Config, slots: Sequence[Slot], shared: CommonParts, condition: Condition, models: int = 1
 ) -> ModelParts:
     """Make the parts of one of `models` models; `config` is of this model alone."""
     settings, clock = config.scheduler, shared.clock
@@ -201,7 +201,7 @@ def make_model(
         boundaries=BoundaryKeeper(fleet, planner, limits, clock),
         history=history,
         stories=stories,
-        why=Why(scheduler, driver, history, stories, idle, clock),
+        why=Explainer(scheduler, driver, history, stories, idle, clock),
         decisions=decisions,
     )
 

@@ -20,7 +20,7 @@ ROUNDS = 8
 """Steps take longer with more models busy, which keeps them busy longer: so often that is gone round."""
 
 
-class Demand:
+class ModelDemand:
     """What one model's requests are like.  The first guesses hold until a request has ended."""
 
     __slots__ = ("_counted_s", "_requests", "held_bytes", "output_tokens", "prefill_s", "rate_per_s", "step_s")
@@ -61,7 +61,7 @@ class Estimate:
     """Demands of all models, and the estimator."""
 
     def __init__(self) -> None:
-        self.demands: dict[ModelName, Demand] = {}
+        self.demands: dict[ModelName, ModelDemand] = {}
 
     def rate_per_s(self, model: ModelName) -> float:
         """Return the model's arrivals a second, never quite zero."""
@@ -93,7 +93,7 @@ class Estimate:
         return served * min(1.0, max(kv_bytes, 0) / wanted_bytes) if wanted_bytes else served
 
     @staticmethod
-    def _round(demands: list[Demand]) -> tuple[float, float]:
+    def _round(demands: list[ModelDemand]) -> tuple[float, float]:
         """Return the seconds of a round of steps, and of a round of prompts."""
         prefill_s = sum(demand.prefill_s for demand in demands)
         step_s = 0.0

@@ -22,7 +22,7 @@ def granule_bytes_for(block_bytes: Iterable[int]) -> int:
     return -(-GRANULE_BLOCKS * max(block_bytes) // GRANULE_UNIT_BYTES) * GRANULE_UNIT_BYTES
 
 
-class Ledger:
+class GranuleLedger:
     """Memory of one device."""
 
     def __init__(self, memory_bytes: int, granule_bytes: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from melld.ids import DeviceName, ModelName
 from melld.landlord.estimate import Estimate
-from melld.landlord.instance import ABSENT, PRESENT, Choice, House, Instance, Model
+from melld.landlord.instance import ABSENT, PRESENT, Choice, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 
 BUSY_PART = 0.9
@@ -33,7 +33,7 @@ class Housing:
         self._houses = houses
         self._itl_target_s = itl_target_s
 
-    def choose(self, model: Model, now_s: float) -> Choice | None:
+    def choose(self, model: DeclaredModel, now_s: float) -> Choice | None:
         """Return where to load the model now, or None if it fits nowhere."""
         fitting = [self._fitting(one, now_s) for one in model.instances if one.state in ABSENT]
         return min((choice for choice in fitting if choice is not None), key=self._rank, default=None)
@@ -93,7 +93,7 @@ class Housing:
             target_s = SLOWDOWN * max(self._estimate.demands[model].step_s for model in models)
         return self._estimate.step_s(models) > target_s or self._estimate.prefill_part(models) > BUSY_PART
 
-    def swap_victim(self, model: Model, now_s: float) -> tuple[Instance, Instance] | None:
+    def swap_victim(self, model: DeclaredModel, now_s: float) -> tuple[Instance, Instance] | None:
         """Return the instance of least work that could make room for the model, and the instance to load instead."""
         pairs = []
         for one in model.instances:

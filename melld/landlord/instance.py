@@ -16,7 +16,7 @@ from typing import NamedTuple
 from melld.errors import IllegalTransition
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord.events import ModelDeclared, Why
-from melld.landlord.granules import Ledger
+from melld.landlord.granules import GranuleLedger
 
 REMEMBERED_S = 10.0
 """Use of KV memory is averaged over so long when several instances are short of it."""
@@ -60,7 +60,7 @@ ON_DEVICE = PRESENT | {S.DRAINING, S.LEAVING}
 ABSENT = frozenset({S.STOPPED, S.DOZING})
 
 
-class Model:
+class DeclaredModel:
     """A model: what was declared, and where it would be loaded next.
 
     `waiting_since_s`: since when requests of it wait in vain; None: none do.  `first_bytes`: of the first of them.
@@ -93,7 +93,7 @@ class House:
 
     __slots__ = ("instances", "ledger", "name")
 
-    def __init__(self, name: DeviceName, ledger: Ledger) -> None:
+    def __init__(self, name: DeviceName, ledger: GranuleLedger) -> None:
         self.name = name
         self.ledger = ledger
         self.instances: list[Instance] = []
@@ -144,7 +144,7 @@ class Instance:
         "used_bytes",
     )
 
-    def __init__(self, worker: WorkerId, model: Model, house: House, now_s: float) -> None:
+    def __init__(self, worker: WorkerId, model: DeclaredModel, house: House, now_s: float) -> None:
         self.id = worker
         self.model = model
         self.house = house

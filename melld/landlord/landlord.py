@@ -17,11 +17,11 @@ import msgspec
 
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events
-from melld.landlord.estimate import Demand, Estimate
+from melld.landlord.estimate import Estimate, ModelDemand
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
-from melld.landlord.granules import Ledger
+from melld.landlord.granules import GranuleLedger
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, ON_DEVICE, PRESENT, House, Instance, Model
+from melld.landlord.instance import ABSENT, ON_DEVICE, PRESENT, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
@@ -35,7 +35,7 @@ class Landlord:
 
     def __init__(self, settings: LandlordSettings | None = None) -> None:
         self.settings = settings or LandlordSettings()
-        self.models: dict[ModelName, Model] = {}
+        self.models: dict[ModelName, DeclaredModel] = {}
         self.houses: dict[DeviceName, House] = {}
         self.instances: dict[WorkerId, Instance] = {}
         self.estimate = Estimate()
@@ -91,13 +91,13 @@ class Landlord:
     # ---- what there is
 
     def _device_declared(self, event: events.DeviceDeclared) -> None:
-        house = House(event.device, Ledger(event.memory_bytes, event.granule_bytes))
+        house = House(event.device, GranuleLedger(event.memory_bytes, event.granule_bytes))
         self.houses[event.device] = house
         self._houses.append(house)
 
     def _model_declared(self, event: events.ModelDeclared) -> None:
-        self.models[event.model] = Model(event)
-        self.estimate.demands[event.model] = Demand()
+        self.models[event.model] = DeclaredModel(event)
+        self.estimate.demands[event.model] = ModelDemand()
 
     def _instance_declared(self, event: events.InstanceDeclared) -> None:
         model, house = self.models[event.model], self.houses[event.device]
@@ -223,7 +223,7 @@ class Landlord:
             for house in self._houses:
                 self._settle(house)
 
-    def _serve_waiting(self, model: Model, load: events.ModelLoad | None) -> None:
+    def _serve_waiting(self, model: DeclaredModel, load: events.ModelLoad | None) -> None:
         """Note how long requests of the model have waited; after `swap_after_s` another model leaves for it."""
         waiting = load is not None and load.waiting > 0
         model.first_bytes = load.first_bytes if load is not None else 0

@@ -11,7 +11,7 @@ from melld.ids import WorkerId
 from melld.landlord import events
 from melld.landlord.events import NEVER, AnyLandlordCommand, Why
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, Instance, Model
+from melld.landlord.instance import ABSENT, DeclaredModel, Instance
 from melld.landlord.instance import InstanceState as S
 
 
@@ -90,7 +90,7 @@ class Tenure:
         else:
             self._tell(events.UnloadModel(instance.id, why))
 
-    def swap(self, model: Model, now_s: float) -> None:
+    def swap(self, model: DeclaredModel, now_s: float) -> None:
         """Let the instance of least work make room for a model that fits nowhere."""
         if self._housing.choose(model, now_s) is None:
             pair = self._housing.swap_victim(model, now_s)
@@ -99,7 +99,7 @@ class Tenure:
                 self.drain(victim, Why.SWAPPED, now_s)
                 self.want(heir, now_s)
 
-    def make_room(self, model: Model, now_s: float) -> None:
+    def make_room(self, model: DeclaredModel, now_s: float) -> None:
         """Let the longest unused model leave from beside one that is short of memory, for KV or for its weights."""
         for one in model.instances:
             short = one.state in (S.READY, S.CLEARING)

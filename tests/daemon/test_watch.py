@@ -11,7 +11,7 @@ from melld.daemon.lifecycle import Daemon
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.watch import Condition, Identity, Watch
-from melld.daemon.why import Why
+from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
 from melld.driver.drain import WorkerDrain
@@ -31,7 +31,7 @@ class Watched:
         self.drains = daemon.driver.drains
         history = History(daemon.scheduler, daemon.clock)
         idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
-        why = Why(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
+        why = Explainer(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
         limits = BoundarySettings(
             file=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
         )

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from melld.engine.fleet.fate import Fate, end_in_words
-from melld.engine.fleet.template import Lines, TemplateProcess
+from melld.engine.fleet.template import OutputLines, TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
@@ -57,7 +57,7 @@ class WorkerProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
-        self._lines = Lines(self._printed)
+        self._lines = OutputLines(self._printed)
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
         self._fate = Fate()

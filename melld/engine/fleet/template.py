@@ -57,7 +57,7 @@ class TemplateProcess:
         self._unwanted: set[int] = set()
         self._numbers = 0
         self._fate = Fate()
-        self._lines = Lines(self._printed)
+        self._lines = OutputLines(self._printed)
 
     @property
     def pid(self) -> int | None:
@@ -69,7 +69,7 @@ class TemplateProcess:
         if self._process is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lines = Lines(self._printed)
+        self._lines = OutputLines(self._printed)
         write_end = self._lines.open()
         with theirs:
             code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
@@ -194,7 +194,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-class Lines(asyncio.Protocol):
+class OutputLines(asyncio.Protocol):
     """Everything that a process prints, line by line, including its libraries and a dying interpreter."""
 
     def __init__(self, printed: Callable[[str], None]) -> None:

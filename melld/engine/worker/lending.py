@@ -21,7 +21,7 @@ class _Take(NamedTuple):
     due_s: float
 
 
-class Lender:
+class Borrower:
     """The granules of one worker.  `lent` is None without an arena; `say` sends a message to the daemon."""
 
     def __init__(self, lent: LentBlocks | None, epochs: BlockEpochs, say: Callable[[msgspec.Struct], None]) -> None:

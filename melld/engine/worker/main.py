@@ -89,7 +89,7 @@ class EngineLoop:
                 self._handle(inbox.get())
             self._parts.moves.before_step()
             is_busy = self._engine.scheduler.has_requests() or bool(self._engine.batch_queue)
-            self._parts.lender.go_on(is_busy)
+            self._parts.borrower.go_on(is_busy)
             if is_busy:
                 self._step()
             else:
@@ -122,8 +122,8 @@ class EngineLoop:
             ReadyToResume: requests.resume,
             wire.AbortRequests: self._abort,
             wire.CallUtility: self._call,
-            wire.GrantGranules: self._parts.lender.grant,
-            wire.TakeGranules: self._parts.lender.take,
+            wire.GrantGranules: self._parts.borrower.grant,
+            wire.TakeGranules: self._parts.borrower.take,
             wire.StopWorker: self._stop,
             wire.MeasurePrefill: self._parts.profiler.measure_prefill,
             wire.MeasureLink: self._parts.profiler.measure_link,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.grammars import Grammars
-from melld.engine.worker.lending import Lender
+from melld.engine.worker.lending import Borrower
 from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     grammars: Grammars
     links: Links
     moves: Moves
-    lender: Lender
+    borrower: Borrower
     lent: LentBlocks | None
     requests: Requests
     profiler: Profiler
@@ -79,7 +79,7 @@ def make_parts(
         grammars=Grammars(engine.structured_output_manager),
         links=links,
         moves=moves,
-        lender=Lender(lent, residency.epochs, writer.say),
+        borrower=Borrower(lent, residency.epochs, writer.say),
         lent=lent,
         requests=Requests(residency, moves, book, writer.say),
         profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),

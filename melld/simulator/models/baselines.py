@@ -13,7 +13,7 @@ from melld.errors import ConfigError
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
-from melld.landlord.granules import Ledger
+from melld.landlord.granules import GranuleLedger
 from melld.simulator.catalogue import BLOCK_TOKENS
 
 LEAST_TOKENS = 2048
@@ -25,7 +25,7 @@ class Baseline(abc.ABC):
     """A way to share devices, with one ledger for each device and the names of all instances."""
 
     def __init__(self) -> None:
-        self.ledgers: dict[DeviceName, Ledger] = {}
+        self.ledgers: dict[DeviceName, GranuleLedger] = {}
         self.models: dict[ModelName, e.ModelDeclared] = {}
         self.instances: dict[WorkerId, e.InstanceDeclared] = {}
         self.now_s = 0.0
@@ -34,7 +34,7 @@ class Baseline(abc.ABC):
         """See `simulation.Tenancy`."""
         self.now_s = event.at_s
         if isinstance(event, e.DeviceDeclared):
-            self.ledgers[event.device] = Ledger(event.memory_bytes, event.granule_bytes)
+            self.ledgers[event.device] = GranuleLedger(event.memory_bytes, event.granule_bytes)
         elif isinstance(event, e.ModelDeclared):
             self.models[event.model] = event
         elif isinstance(event, e.InstanceDeclared):

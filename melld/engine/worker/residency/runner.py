@@ -55,7 +55,7 @@ class RunnerV1:
         return bytes(state.generator.get_state().numpy().tobytes())
 
     def admit(
-        self, request: "Request | Admission", block_ids: tuple[list[int], ...], generator_state: bytes | None
+        self, request: "Request | AdmittedRequest", block_ids: tuple[list[int], ...], generator_state: bytes | None
     ) -> None:
         """Add a request to the runner."""
         from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -82,7 +82,7 @@ class RunnerV1:
         if (row := batch.req_id_to_index.get(request_id)) is not None:
             batch.block_table[group].block_table.np[row, place] = block_id
 
-    def _generator(self, state: bytes | None, request: "Request | Admission") -> torch.Generator | None:
+    def _generator(self, state: bytes | None, request: "Request | AdmittedRequest") -> torch.Generator | None:
         from vllm.sampling_params import SamplingType
 
         params = request.sampling_params
@@ -129,7 +129,7 @@ def skip_draws(generator: torch.Generator, draws: int) -> None:
         torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
 
 
-class Admission(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """What a V1 runner needs of an arriving request, for ranks in other processes."""
 
     request_id: str
@@ -165,8 +165,8 @@ class RanksV1:
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
         """Add a request to each rank's runner."""
-        facts = {name: getattr(request, name) for name in Admission._fields}
-        admission = Admission(**facts | {"output_token_ids": list(request.output_token_ids)})
+        facts = {name: getattr(request, name) for name in AdmittedRequest._fields}
+        admission = AdmittedRequest(**facts | {"output_token_ids": list(request.output_token_ids)})
         self._call(_admit, args=(admission, block_ids, generator_state))
 
     def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
@@ -187,7 +187,9 @@ def _generator_state(rank: Any, request_id: str) -> bytes | None:
     return _runner_of_rank(rank).generator_state(request_id)
 
 
-def _admit(rank: Any, admission: Admission, block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
+def _admit(
+    rank: Any, admission: AdmittedRequest, block_ids: tuple[list[int], ...], generator_state: bytes | None
+) -> None:
     _runner_of_rank(rank).admit(admission, block_ids, generator_state)
 
 

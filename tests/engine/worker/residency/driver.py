@@ -178,7 +178,7 @@ class Worker:
         arena = None if self.arena_failure else arena
         self.processor = InputProcessor(self.config)
 
-        from melld.engine.worker.lending import Lender
+        from melld.engine.worker.lending import Borrower
         from melld.engine.worker.links import share_memory
         from melld.engine.worker.residency.block_tables import BlockReporter
         from melld.engine.worker.residency.budget import StepBudget
@@ -192,7 +192,7 @@ class Worker:
         self.residency = Residency(self.engine, self.memory.layout.block_bytes, lent.map.scratch if lent else ())
         self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
         self.said: list[Any] = []
-        self.lender = Lender(lent, self.residency.epochs, self.said.append)
+        self.borrower = Borrower(lent, self.residency.epochs, self.said.append)
         self.takes = 0
         self.budget = StepBudget(self.engine, None, lambda: len(self.residency.expected))
         self.counts: list[tuple[int, ...]] = []
@@ -226,7 +226,7 @@ class Worker:
         for _ in range(count):
             self.residency.warm_on()
             is_busy = self.engine.scheduler.has_requests() or bool(self.engine.batch_queue)
-            self.lender.go_on(is_busy)
+            self.borrower.go_on(is_busy)
             if not is_busy:
                 break
             result, executed = self.engine.step_fn()
@@ -415,14 +415,14 @@ class Worker:
     def grant(self, granules: list[int]) -> None:
         from melld.engine.wire.messages import GrantGranules
 
-        self.lender.grant(GrantGranules(tuple(granules)))
+        self.borrower.grant(GrantGranules(tuple(granules)))
 
     def take(self, count: int, deadline_s: float) -> int:
         """Ask for granules; the next steps answer.  Returns the take's number."""
         from melld.engine.wire.messages import TakeGranules
 
         self.takes += 1
-        self.lender.take(TakeGranules(self.takes, count, deadline_s))
+        self.borrower.take(TakeGranules(self.takes, count, deadline_s))
         return self.takes
 
     def returned(self) -> list[Any]:
@@ -488,7 +488,7 @@ class Worker:
             module.punch = lambda *given: (punch(*given), die())  # type: ignore[assignment]
         else:
             assert point == "scrubbed", point
-            self.lender._say = die
+            self.borrower._say = die
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 

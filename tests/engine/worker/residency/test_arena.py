@@ -13,7 +13,7 @@ import pytest
 from melld.engine.arena_file import open_arena_file
 from melld.engine.fleet.arena import Arena
 from melld.ids import WorkerId
-from melld.landlord.granules import Ledger
+from melld.landlord.granules import GranuleLedger
 from melld.migrate.snapshot import CopyPlan
 from tests.engine.worker.residency.driver import Answer, WorkerFailed, WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, Running
@@ -30,7 +30,7 @@ class Device:
     """An arena, its ledger, and the workers that it is lent to."""
 
     arena: Arena
-    ledger: Ledger = field(default_factory=lambda: Ledger(ARENA_BYTES, GRANULE_BYTES))
+    ledger: GranuleLedger = field(default_factory=lambda: GranuleLedger(ARENA_BYTES, GRANULE_BYTES))
     held: dict[WorkerProxy, set[int]] = field(default_factory=dict)
 
     def grant(self, worker: WorkerProxy, count: int) -> None:
@@ -393,7 +393,7 @@ def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
         victim.close()
 
 
-def _scrub(device: Device, ledger: Ledger) -> None:
+def _scrub(device: Device, ledger: GranuleLedger) -> None:
     device.arena._scrub(list(ledger._free))
 
 
