@@ -37,12 +37,14 @@ class DaemonProcess:
         environment: dict[str, str] | None = None,
         handed: socket.socket | None = None,
         program: Sequence[str] = ("-m", "melld"),
+        genuine: bool = False,
         harmable: bool = False,
     ) -> None:
         """`model`: None if a file among the arguments names the models.
 
         `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.  Such a daemon
-        makes all of its imports itself, as a user's does; others are forks of a process that has made them.
+        and, for benchmarks, a `genuine` one make all of their imports themselves, as a user's does; others are forks of
+        a process that has made them.
 
         `program`: what Python runs, for a daemon with a fault of its own.  `harmable`: its workers can be harmed.
         """
@@ -59,7 +61,7 @@ class DaemonProcess:
             command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        start = ForkedPython if handed is None else subprocess.Popen
+        start = subprocess.Popen if genuine or handed is not None else ForkedPython
         self.process = start(
             command,
             stdout=subprocess.PIPE,
