@@ -107,7 +107,7 @@ class History:
         if requests := self.daemon.open:
             via = (None, Via.KV, Via.TOKENS)[number % 3]
             request = requests[number % len(requests)]
-            self.daemon.spawn(self.daemon.driver.migrate(request, name, via))
+            self.daemon.spawn(self.daemon.driver.migrate(request, name, via, after_first_token=number % 4 == 0))
 
     async def _move(self, _: WorkerId, number: int) -> None:
         """One that can be carried out begins, and goes on until it stands at one of its states."""
@@ -119,7 +119,7 @@ class History:
             return
         state = STATES[number % len(STATES)]
         request, destination = moves[number // len(STATES) % len(moves)]
-        self.daemon.spawn(self.daemon.driver.migrate(request, destination, None))
+        self.daemon.spawn(self.daemon.driver.migrate(request, destination, None, after_first_token=number % 2 == 0))
         for _ in range(60):
             await self.daemon.settle()
             self.daemon.check()

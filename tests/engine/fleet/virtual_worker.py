@@ -20,7 +20,7 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.worker.migration_order import CommandOrder
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Phase, RequestSnapshot
+from melld.migrate.snapshot import Phase, RequestSnapshot, Via
 from tests.engine.fleet.virtual_loop import Wire
 
 BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
@@ -73,6 +73,8 @@ class Copy:
     tokens: int
     lease: int
     frozen: bool = False
+    chunks_left: int = 0
+    """Of its prompt, where it was computed here from its beginning: a block each."""
 
 
 @dataclass
@@ -92,6 +94,7 @@ class VirtualWorker:
     gone: list[str] = field(default_factory=list)
     reports: int = 0
     order: CommandOrder = field(default_factory=CommandOrder)
+    parked: dict[str, Any] = field(default_factory=dict)
     protocol: Any = None
 
     def connect(self, protocol: asyncio.BaseProtocol) -> Wire:
@@ -152,7 +155,8 @@ class VirtualWorker:
                 self.stopping = True
                 self.die(0, len(self.outbox))
             case wire.AddRequest():
-                self._enter(Copy(msgspec.msgpack.decode(payload[0], type=Words), 0, message.lease))
+                words = msgspec.msgpack.decode(payload[0], type=Words)
+                self._enter(Copy(words, 0, message.lease, chunks_left=words.blocks))
             case wire.ResumeRequest():
                 self.say(wire.RequestTaken(request=message.request, lease=message.lease))
                 snapshot = RequestSnapshot.decode(payload[0])
@@ -170,12 +174,15 @@ class VirtualWorker:
                 self._move(message, payload, willing)
 
     def step(self) -> None:
-        """One token of each request that goes on here."""
+        """One chunk or one token of each request that goes on here; the last chunk brings the first token."""
         if self.hung or self.ended is not None:
             return
         outputs, leases = [], {}
         for copy in [copy for copy in self.copies.values() if not copy.frozen]:
             request = copy.words.request
+            copy.chunks_left = max(copy.chunks_left - 1, 0)
+            if copy.chunks_left:
+                continue
             ends = copy.tokens + 1 == copy.words.length
             outputs.append((request, [copy.tokens], "length" if ends else None))
             copy.tokens += 1
@@ -185,6 +192,8 @@ class VirtualWorker:
                 self._forget(request)
         if outputs:
             self.report(outputs, leases)
+        for command in list(self.parked.values()):
+            self._look_again(command)
 
     @property
     def used_blocks(self) -> int:
@@ -210,6 +219,7 @@ class VirtualWorker:
 
     def _forget(self, request: str) -> None:
         self.rooms.pop(request, None)
+        self.parked.pop(request, None)
         if self.copies.pop(request, None) is not None:
             self.gone.append(request)
 
@@ -230,7 +240,11 @@ class VirtualWorker:
     def _move(self, command: Any, payload: list[bytes], willing: bool) -> None:
         if not self.order.is_next(command.request, command.move, command.number):
             return
-        names = {"move": command.move, "number": command.number, "request": command.request}
+        if getattr(command, "beyond", None) is not None and willing and command.request in self.copies:
+            self.parked[command.request] = command
+            self._look_again(command)
+            return
+        names = _names(command)
         answer = self._obey_move(command, payload, names) if willing or isinstance(command, KEPT) else None
         if answer is None:
             is_copy = isinstance(command, say.CopyBlocks | say.AttachRequest) and not willing
@@ -240,14 +254,30 @@ class VirtualWorker:
         if isinstance(command, (*KEPT, say.AttachRequest)):
             self.report()
 
+    def _look_again(self, command: Any) -> None:
+        """Answer a parked command once there is a chunk or the first token; tell of what came after it."""
+        copy, names = self.copies[command.request], _names(command)
+        is_new = copy.words.blocks - copy.chunks_left != command.beyond
+        if not copy.chunks_left and (copy.tokens <= 1 or not is_new):
+            answer = self._obey_move(say.FreezeRequest(**names, via=Via.KV), [], names)
+        elif is_new:
+            answer = self._obey_move(command, [], names)
+        else:
+            return
+        del self.parked[command.request]
+        self.say(answer[0], *answer[1])
+
     def _obey_move(self, command: Any, payload: list[bytes], names: dict[str, Any]) -> Any:
         request = command.request
         copy = self.copies.get(request)
         match command:
             case say.DescribeRequest() if copy is not None:
-                ids = (tuple(range(copy.words.blocks)),)
-                tokens = prompt_tokens(copy.words) + copy.tokens
-                return say.RequestDescribed(**names, num_tokens=tokens, block_ids=ids, block_epoch=0), ()
+                ids = (tuple(range(copy.words.blocks - copy.chunks_left)),)
+                tokens, in_prompt = prompt_tokens(copy.words) + copy.tokens, copy.chunks_left > 0
+                told = say.RequestDescribed(
+                    **names, num_tokens=tokens, block_ids=ids, block_epoch=0, in_prompt=in_prompt
+                )
+                return told, ()
             case say.ReserveBlocks() | say.WarmRequest() if copy is None:
                 self.rooms[request] = msgspec.msgpack.decode(payload[0], type=Words)
                 self._check_room()
@@ -264,6 +294,7 @@ class VirtualWorker:
                 self.copies[request] = _copy_of(RequestSnapshot.decode(payload[0]), command.lease)
                 return say.RequestAttached(**names, blocks=1, nbytes=10, copy_s=0.01), ()
             case say.ThawRequest():
+                self.parked.pop(request, None)
                 if copy is not None:
                     copy.frozen = False
                 return say.RequestThawed(**names), ()
@@ -277,6 +308,10 @@ class VirtualWorker:
                     self._forget(request)
                 return say.ReservationCancelled(**names), ()
         return None
+
+
+def _names(command: Any) -> dict[str, Any]:
+    return {"move": command.move, "number": command.number, "request": command.request}
 
 
 def _copy_of(snapshot: RequestSnapshot, lease: int) -> Copy:

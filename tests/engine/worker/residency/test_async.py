@@ -14,6 +14,7 @@ from tests.engine.worker.residency.test_residency import (
     CASES,
     GREEDY,
     HALF_PREFILLED,
+    LONG_PROMPT,
     SAMPLED,
 )
 
@@ -91,3 +92,18 @@ def test_a_request_in_flight_is_not_settled(pair: Pair) -> None:
     assert pair.here("stillness", running.request_id) == "settled"
     pair.here("thaw", running.request_id)
     assert [pair.unmoved(GREEDY)] == pair.finish(running)
+
+
+@pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 2}], ids=["plain", "prompt_logprobs"])
+def test_a_prompt_frozen_on_its_way_out_says_one_token_here(pair: Pair, asked: dict[str, Any]) -> None:
+    """A hand-over after the first token is begun while that token is computed: the second is the destination's."""
+    case = Case(f"long, {asked}", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 10} | asked)
+    expected = pair.unmoved(case)
+    running = pair.start(case)
+    while pair.here("facts", running.request_id).in_prompt:
+        assert not running.answer.tokens
+        pair.step(1)
+    snapshot = pair.move(running, decode_meanwhile=0)
+    assert snapshot is not None
+    assert len(snapshot.output_token_ids) == 1
+    assert [expected] == pair.finish(running)
