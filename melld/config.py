@@ -129,6 +129,9 @@ class PrioritiesConfig(Table, frozen=True, kw_only=True):
     """Part of a worker's room and pace that others leave to high ones there, as long as they find a place elsewhere."""
     age_s: PositiveSeconds = 60.0
     """A request that has waited so long goes as one of the next class; so nobody starves."""
+    hole_s: Seconds = 2.0
+    """How long moves may take that make room for a large request (an eighth of a worker) at the head of the line; 0:
+    none are made."""
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):

@@ -73,6 +73,8 @@ def _what(line: Line) -> str:
     match line.what:
         case Happened.PLACED:
             return f"placed on {line.worker}: {_sentence(line.reason)}"
+        case Happened.PROMISED:
+            return f"promised room on {line.worker}, which others leave for it"
         case Happened.MOVE_BEGAN:
             return f"move {way}{by} decided: {_sentence(line.reason)}"
         case Happened.MOVED:

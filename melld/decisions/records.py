@@ -10,6 +10,7 @@ Records have the keys `at` (seconds) and `kind`, and then:
     place     request, worker, kv_bytes, cause
     queue     request, cause
     grow      request, kv_bytes
+    promise   request, worker, kv_bytes, cause: so much of the worker's room is kept for the waiting request
     move      request, source, destination, kv_bytes, via ("kv" or "tokens"), cause
     moved     request, outcome ("committed" or "aborted"), cause; between move and moved the request counts on both
               workers; a daemon's committed record has via, the way that the move took in the end
@@ -47,7 +48,7 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 Record = dict[str, Any]
 _encoder = msgspec.json.Encoder()
-DECISIONS = frozenset({"place", "queue", "move", "activate", "retire"})
+DECISIONS = frozenset({"place", "queue", "promise", "move", "activate", "retire"})
 
 
 def encode(record: Record) -> bytes:
@@ -74,6 +75,9 @@ def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: st
             kind, rest = "place", {"request": command.request, "worker": command.worker, "kv_bytes": kv_bytes}
         case events.QueueRequest():
             kind, rest = "queue", {"request": command.request}
+        case events.PromiseRoom():
+            kind = "promise"
+            rest = {"request": command.request, "worker": command.worker, "kv_bytes": command.kv_bytes}
         case events.MoveRequest():
             kind = "move"
             rest = {

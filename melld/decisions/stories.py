@@ -27,6 +27,7 @@ class Happened(enum.StrEnum):
 
     ARRIVED = "arrived"
     QUEUED = "queued"
+    PROMISED = "promised"
     PLACED = "placed"
     MOVE_BEGAN = "move began"
     MOVED = "moved"
@@ -218,6 +219,8 @@ def _line(story: _OpenStory, record: Record, event: str) -> Line | None:
             return _plain(story, record, event, Happened.ARRIVED)
         case "queue":
             return _plain(story, record, event, Happened.QUEUED, reason=reason)
+        case "promise":
+            return _plain(story, record, event, Happened.PROMISED, reason=reason, worker=record["worker"])
         case "place":
             story.worker = str(record["worker"])
             return _plain(story, record, event, Happened.PLACED, reason=reason, worker=story.worker)

@@ -119,10 +119,7 @@ class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerSharingChanged(Event, frozen=True, tag=True, gc=False):
-    """The worker uses `shared_bytes` less than the sum of its requests' sizes: shared blocks are stored once.
-
-    Counts only requests that run there or are moving there.
-    """
+    """The worker uses so much less than the sum of its present and arriving requests' sizes: they share blocks."""
 
     worker: WorkerId
     shared_bytes: int
@@ -258,6 +255,14 @@ class MoveRequest(Command, frozen=True, tag=True, gc=False):
     """Hand over between the first token's step and the next, by KV: the prompt's blocks follow as it computes."""
 
 
+class PromiseRoom(Command, frozen=True, tag=True, gc=False):
+    """Nothing to do: so much of the worker's room, which moves are about to make, is kept for the waiting request."""
+
+    request: RequestId
+    worker: WorkerId
+    kv_bytes: int
+
+
 class ActivateWorker(Command, frozen=True, tag=True, gc=False):
     """Wake the worker: it is about to get requests."""
 
@@ -291,4 +296,5 @@ AnyEvent = (
     | MoveAsked
     | EpochStarted
 )
-AnyCommand = PlaceRequest | QueueRequest | RefuseRequest | ShedRequest | MoveRequest | ActivateWorker | RetireWorker
+AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | RefuseRequest | ShedRequest | MoveRequest
+AnyCommand = AboutRequest | ActivateWorker | RetireWorker

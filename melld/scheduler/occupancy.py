@@ -35,7 +35,7 @@ class Occupancy:
         """Return the largest request that fits one horizon ahead, ignoring slots.  An empty worker needs no horizon."""
         count = worker.count
         ahead_bytes = (count + 1) * self.ahead_bytes if count else 0
-        return worker.capacity_bytes - worker.used_bytes - ahead_bytes
+        return worker.capacity_bytes - worker.used_bytes - worker.promised_bytes - ahead_bytes
 
     def fits(self, worker: Worker, kv_bytes: int) -> bool:
         """Return True if a request of that size can be assigned to the worker now."""
@@ -84,6 +84,11 @@ class Occupancy:
         worker.shared_bytes = shared_bytes
         self._noted[worker.id] = worker
         return True
+
+    def promise(self, worker: Worker, kv_bytes: int) -> None:
+        """Keep so much of the worker's room for a request that waits; 0: open it again."""
+        worker.promised_bytes = kv_bytes
+        self._noted[worker.id] = worker
 
     def _leave(self, request: Request, worker: Worker) -> None:
         if request.destination is not None:

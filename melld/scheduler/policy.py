@@ -78,6 +78,10 @@ class Policy(ABC):
         """Return True if the waiting request should be shed, because it can no longer be served in time."""
         return False
 
+    def hole(self, request: Request, most_s: float) -> tuple[Worker, list[tuple[Request, Worker]]] | None:  # noqa: ARG002
+        """Return a worker, and moves from there of `most_s` in all that make room for the waiting request; or None."""
+        return None
+
     def sleeps_in_s(self, worker: Worker) -> float:
         """Return in how many seconds the worker without requests may sleep, if nothing changes; infinite: never."""
         return (self.cluster.settings.retire_after_s or 0.0) - (self.cluster.now_s - worker.empty_since_s)

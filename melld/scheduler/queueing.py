@@ -6,6 +6,7 @@ Owns no request: `WaitingQueue` has the order, and the policy chooses workers.
 from melld.scheduler import events
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policy import Policy
+from melld.scheduler.promises import Promises
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
 
@@ -19,6 +20,7 @@ class Queueing:
     def __init__(self, cluster: Cluster, policy: Policy, most: int | None, deadline_s: float | None) -> None:
         self._cluster = cluster
         self._policy = policy
+        self.promises = Promises(cluster, policy)
         self._most = most
         self._deadline_s = deadline_s
 
@@ -67,8 +69,14 @@ class Queueing:
         self._cluster.record(events.ShedRequest(reason, request.id, cause=self._cluster.event))
 
     def serve(self) -> None:
-        """Place waiting requests strictly in order; pass over only those that no worker could hold even if empty."""
+        """Place waiting requests strictly in order.
+
+        Pass over only requests that no worker could hold even if empty, and one for which room is being made.
+        """
         waiting = self._cluster.waiting
+        if (due := self.promises.due()) is not None and not self.allocate(due, Reason.ROOM):
+            waiting.pass_over(due.id)
+            self.promises.keep()
         while (name := waiting.head(self._cluster.now_s)) is not None:
             request = self._cluster.requests[name]
             if self._policy.too_late(request):
@@ -76,7 +84,7 @@ class Queueing:
                 continue
             if self.allocate(request, Reason.ROOM):
                 continue
-            if self._cluster.could_hold(request.kv_bytes):
+            if self._cluster.could_hold(request.kv_bytes) and not self.promises.made(request):
                 break
             waiting.pass_over(name)
         waiting.restore()

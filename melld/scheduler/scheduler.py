@@ -138,6 +138,7 @@ class Scheduler:
             self.cluster.commit(request)
         else:
             self.cluster.abort(request)
+            self._queueing.promises.aborted(request.id)
         self.policy.moved(request, source, destination)
         self._queueing.serve()
 

@@ -140,6 +140,7 @@ class Worker:
     sum of their sizes less `shared_bytes`, and `leaving_bytes` the sizes of those on moves away from here.
     `shared_bytes`: saved by blocks that several requests hold.  It is the last report, less all that has left since:
     a leaving request frees only what no other may hold, until the worker reports again.
+    `promised_bytes`: kept for a request that waits (`promises`).
     `growth_bytes_s`: recent growth of each request per second; 0 until it has been observed.
     `wake_s`: time until it computes, 0 if it does; `ready_s`: the time of the last change of `wake_s`.
     `slots`: the most requests that it may have now: none while it is not `steady`, except as a last resort.
@@ -162,6 +163,7 @@ class Worker:
         "machine",
         "offered_slots",
         "order",
+        "promised_bytes",
         "rank",
         "ready_s",
         "requests",
@@ -189,6 +191,7 @@ class Worker:
         self.count = self.urgent = 0
         self.used_bytes = 0
         self.shared_bytes = 0
+        self.promised_bytes = 0
         self.leaving = 0
         self.leaving_bytes = 0
         self.empty_since_s = 0.0

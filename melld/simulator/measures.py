@@ -237,6 +237,11 @@ class Measures:
             by_class=self._by_class(placed, first, ended) if load.priority else {},
         )
 
+    def waits_s(self) -> Floats:
+        """Return how long each request waited for its last placement, shape [requests]; NaN: it never ended."""
+        waits_s: Floats = np.array(self._placed_s) - np.array(self._workload.arrival_s)
+        return waits_s
+
     def _by_class(self, placed: Floats, first: Floats, ended: Floats) -> dict[str, ClassReport]:
         load, found = self._workload, {}
         classes = np.array([class_of(priority) for priority in load.priority])

@@ -76,6 +76,7 @@ class Simulation:
             events.RefuseRequest: self._refuse,
             events.ShedRequest: self._refuse,
             events.MoveRequest: self._move,
+            events.PromiseRoom: lambda _: None,
             events.ActivateWorker: self._activate,
             events.RetireWorker: self._retire,
         }

@@ -210,6 +210,10 @@ class Auditor:
     def on_queue(self, record: Record) -> None:
         self.expect(record, self.owner.get(str(record["request"]), "?") is None, "does not wait")
 
+    def on_promise(self, record: Record) -> None:
+        self.on_queue(record)
+        self.expect(record, record["worker"] in self.awake, "the room promised is on no worker that is awake")
+
     def on_place(self, record: Record) -> None:
         request, worker = str(record["request"]), str(record["worker"])
         self.expect(record, self.owner.get(request, "?") is None, "does not wait")

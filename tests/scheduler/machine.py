@@ -45,6 +45,7 @@ class Books:
         self.pinned: set[str] = set()  # an operator has sent them where they are or go
         self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits: never had a worker, priority, place in the line
         self.waits_since: dict[str, float] = {}
+        self.promised: set[str] = set()  # room was kept for them once: since then they may be passed
         self.now_s, self.age_s = 0.0, float("inf")
         self.prefix: dict[str, tuple[str, int]] = {}  # whose beginning it has, and how much of it
         self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
@@ -132,6 +133,12 @@ class Books:
                     self.at[request] = destination
                 else:
                     self.going[request] = destination
+            case e.PromiseRoom(request=request, worker=worker, kv_bytes=kv_bytes):
+                assert self.at[request] is None, command
+                assert worker in self.awake - self.drained, command
+                assert kv_bytes == self.size[request] <= self.capacity[worker], command
+                assert not self.promised & self.rank.keys(), "a second promise"
+                self.promised = {request}
             case e.QueueRequest(request=request):
                 assert self.at[request] is None, command
             case e.RefuseRequest(request=request):
@@ -147,7 +154,7 @@ class Books:
         Of two priorities only where it is sure, since one that fits nowhere may still lift those of its priority.
         """
         theirs = self.rank[other]
-        if not self.could_hold(self.size[other]):
+        if not self.could_hold(self.size[other]) or other in self.promised or request in self.promised:
             return False
         if theirs[1] == rank[1]:
             fair = rank[0] and theirs[0] and self.client[other] != self.client[request]
@@ -226,7 +233,12 @@ class PolicyMachine(RuleBasedStateMachine):
             targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
             roles=st.builds(RoleSettings, auto=st.booleans(), fixed=st.sampled_from(FIXED_ROLES)),
-            priorities=st.builds(Priorities, headroom=st.sampled_from([0.0, 0.25]), age_s=st.sampled_from([60.0, 4.0])),
+            priorities=st.builds(
+                Priorities,
+                headroom=st.sampled_from([0.0, 0.25]),
+                age_s=st.sampled_from([60.0, 4.0]),
+                hole_s=st.sampled_from([0.0, 2.0]),
+            ),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
     )
@@ -433,6 +445,8 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         """The first of the queue that any worker could hold has found none; a horizon may hold room back, not sleep."""
+        if self.books.promised & self.books.rank.keys():
+            return  # room is kept for one of them, and others pass it
         sizes = [self.books.size[name] for name in self.books.heads()]
         asleep = [self.books.capacity[name] for name in self.books.usable() if name not in self.books.awake]
         assert not sizes or any(size > max(asleep, default=-1) for size in sizes), self.books.heads()

@@ -26,6 +26,7 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.drain import cheapest_drain
+from melld.scheduler.policies.plus.holes import HolePlan, plan_hole
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
 from melld.scheduler.policies.plus.settings import BALANCED, Lifetimes, PlusSettings
 from melld.scheduler.policy import Policy
@@ -67,11 +68,7 @@ class MellPlus(Policy):
         return worker is not None
 
     def _lasting(self, request: Request) -> Worker | None:
-        """Return the tightest worker that then lives long enough, else the longest-lived that takes the request.
-
-        An urgent request goes to the longest-lived at once; others crowd workers with such only if nothing else takes
-        them.
-        """
+        """Return the tightest worker that then lives long enough, else (if urgent, at once) the longest-lived."""
         outlook, size, limit = self.outlook, request.kv_bytes, self.settings.candidates
         enough_s = self.settings.dispatch_life_s
         ample_bytes = size + int(2 * self.cluster.growth.bytes_per_s * enough_s)
@@ -126,6 +123,10 @@ class MellPlus(Policy):
                 for taker in self.outlook.tightest(leaver.kv_bytes, self.settings.candidates, source):
                     if taker is not request.worker:
                         yield min(source_s, life_s(taker, leaver.kv_bytes, 1)), leaver, taker, source
+
+    def hole(self, request: Request, most_s: float) -> HolePlan | None:
+        """See `Policy.hole`."""
+        return plan_hole(request, self.outlook, most_s)
 
     # ---- overload and drain
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.gaps import Gaps
+from melld.scheduler.policies.plus.holes import HolePlan
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
@@ -118,6 +119,10 @@ class MellSlo(Policy):
         if not self._aims or not self._holds(request):
             return False
         return self.dispatch.too_late(request, self.prompts.seconds(request.prompt_tokens))
+
+    def hole(self, request: Request, most_s: float) -> HolePlan | None:
+        """See `Policy.hole`."""
+        return self.packing.hole(request, most_s)
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""

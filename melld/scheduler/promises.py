@@ -1,0 +1,77 @@
+"""The promise to the large head of the line: room that is being made on a worker is kept for it.
+
+    none ─made─► standing ─► none      placed, gone, too many of its moves aborted, or `MOST_S` over
+
+Meanwhile others may pass it, into any other room.  At most one stands at a time.  Owns the promise and when it ends;
+the policy plans the hole (`Policy.hole`).
+"""
+
+from melld.ids import RequestId
+from melld.scheduler import events
+from melld.scheduler.cluster import Cluster
+from melld.scheduler.policy import Policy
+from melld.scheduler.reasons import Reason
+from melld.scheduler.state import Duty, Request, RequestState, Worker
+
+MOST_S = 5.0
+MOST_ABORTED = 3
+LOOK_S = 0.1
+"""A hole is looked for so often."""
+
+
+class Promises:
+    """The promise of one cluster."""
+
+    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._request: Request | None = None
+        self._worker: Worker | None = None
+        self._until_s = self._next_look_s = 0.0
+        self._leavers: set[RequestId] = set()
+        self._aborted = 0
+
+    def made(self, request: Request) -> bool:
+        """Begin to make room for the waiting request and promise it, if that can be done in time."""
+        cluster, hole_s = self._cluster, self._cluster.settings.priorities.hole_s
+        now_s, instant = cluster.now_s, cluster.settings.instant_moves
+        if not hole_s or instant or self._request is not None or now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + LOOK_S
+        hole = None if cluster.sleeping(request.kv_bytes) is not None else self._policy.hole(request, hole_s)
+        if hole is None:
+            return False
+        worker, plan = hole
+        for leaver, taker in plan:
+            cluster.assign(leaver, taker, Reason.MAKE_ROOM, hole_s)
+        cluster.promise(worker, request.kv_bytes)
+        cluster.record(
+            events.PromiseRoom(Reason.MAKE_ROOM, request.id, worker.id, request.kv_bytes, cause=cluster.event)
+        )
+        self._request, self._worker, self._until_s = request, worker, now_s + MOST_S
+        self._leavers, self._aborted = {leaver.id for leaver, _ in plan}, 0
+        return True
+
+    def due(self) -> Request | None:
+        """Return the request that a promise stands for, with its room open to it; end a promise that is over."""
+        request, worker = self._request, self._worker
+        if request is None or worker is None:
+            return None
+        if self._cluster.workers.get(worker.id) is worker:
+            self._cluster.promise(worker, 0)
+        waits = request.state is RequestState.WAITING and self._cluster.requests.get(request.id) is request
+        lasts = self._cluster.now_s <= self._until_s and self._aborted < MOST_ABORTED
+        if waits and lasts and worker.state is Duty.ACTIVE and request.kv_bytes <= worker.capacity_bytes:
+            return request
+        self._request = self._worker = None
+        return None
+
+    def keep(self) -> None:
+        """Close the room to others again, as the request that `due` returned was not placed."""
+        assert self._request is not None
+        assert self._worker is not None
+        self._cluster.promise(self._worker, self._request.kv_bytes)
+
+    def aborted(self, request: RequestId) -> None:
+        """Count the aborted move if the promise needs it."""
+        self._aborted += request in self._leavers

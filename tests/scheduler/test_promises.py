@@ -1,0 +1,109 @@
+"""Promises: room is made for a large head of the line, kept for it, and given back if it takes too long."""
+
+from melld.cli.why import in_words
+from melld.decisions.records import decision_record, fact_records
+from melld.decisions.stories import stories_of
+from melld.ids import RequestId, WorkerId
+from melld.scheduler import events as e
+from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.priorities import Priorities
+from melld.scheduler.promises import MOST_ABORTED, MOST_S
+from melld.scheduler.scheduler import Scheduler
+from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
+
+
+def fragmented(hole_s: float = 2.0) -> Scheduler:
+    """Three workers with 400 bytes free each: together enough for a request of 700."""
+    cluster = ClusterSettings(priorities=Priorities(hole_s=hole_s))
+    scheduler = scheduler_with(3, "mell-plus", cluster=cluster)
+    lay_out(scheduler, {"a": 350, "b": 250}, {"c": 300, "d": 300}, {"e": 200, "f": 400})
+    return scheduler
+
+
+def queue(scheduler: Scheduler, name: str, kv_bytes: int, at_s: float = 0.0) -> list[e.AnyCommand]:
+    """A request arrives, finds no room, and waits until the next epoch."""
+    assert of_kind(arrive(scheduler, name, kv_bytes, at_s), e.QueueRequest)
+    return scheduler.handle(e.EpochStarted(at_s))
+
+
+def promised(commands: list[e.AnyCommand]) -> dict[str, str]:
+    """Return the promises: request to worker."""
+    return {c.request: c.worker for c in of_kind(commands, e.PromiseRoom)}
+
+
+def commit(scheduler: Scheduler, request: str, at_s: float) -> list[e.AnyCommand]:
+    """A move ends well."""
+    return scheduler.handle(e.MoveCommitted(at_s, RequestId(request)))
+
+
+def test_the_smallest_that_is_enough_leaves_and_the_large_one_gets_its_room() -> None:
+    """300 bytes must go: one of 300 does; an arrival that would fill the hole meanwhile goes elsewhere."""
+    scheduler = fragmented()
+    commands = queue(scheduler, "large", 700)
+    assert moved(commands).keys() == {"c"}
+    assert promised(commands) == {"large": "w1"}
+    other = arrive(scheduler, "other", 120, 0.1)
+    assert set(placed(other).values()) <= {"w0", "w2"}
+    assert len(placed(other)) == 1
+    assert placed(commit(scheduler, "c", 0.2)) == {"large": "w1"}
+    assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
+
+
+def test_the_log_tells_of_a_promise() -> None:
+    """`melld why` says for whom room is made, and where."""
+    commands = queue(fragmented(), "large", 700)
+    arrived = fact_records(e.RequestArrived(0.0, RequestId("large"), 700, 700))
+    records = arrived + [decision_record(1.0, command) for command in commands]
+    text = in_words(stories_of(records).story("large"))
+    assert "promised room on w1" in text
+
+
+def test_several_leave_only_if_none_is_enough_alone_and_all_find_a_place() -> None:
+    """All or nothing: where one of two has no taker, nobody moves and the line waits."""
+    scheduler = scheduler_with(2, "mell-plus")
+    lay_out(scheduler, {"a": 200, "b": 200, "c": 500}, {"d": 550})
+    assert not moved(queue(scheduler, "larger", 560))  # two of 200 are not enough, and none takes the one of 500
+    finish(scheduler, "larger")
+    assert moved(queue(scheduler, "large", 480, 1.0)) == {"a": "w1", "b": "w1"}
+
+
+def test_a_small_request_waits_as_ever() -> None:
+    """Below an eighth of a worker no request moves for it."""
+    scheduler = scheduler_with(2, "mell-plus")
+    lay_out(scheduler, {"a": 900, "b": 20}, {"c": 950})
+    assert not moved(queue(scheduler, "small", 95))
+    assert of_kind(arrive(scheduler, "next", 5, 1.0), e.PlaceRequest) == []
+
+
+def test_switched_off_nobody_moves() -> None:
+    """`hole_s` 0."""
+    assert queue(fragmented(hole_s=0.0), "large", 700) == []
+
+
+def test_a_promise_ends_in_time_and_after_aborts() -> None:
+    """The room is everybody's again, and the line is served in order once more."""
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    worker = scheduler.cluster.workers[WorkerId("w1")]
+    scheduler.handle(e.EpochStarted(MOST_S))
+    assert worker.promised_bytes == 700
+    finish(scheduler, "large", MOST_S)
+    scheduler.handle(e.EpochStarted(MOST_S + 0.1))
+    assert worker.promised_bytes == 0
+
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    worker = scheduler.cluster.workers[WorkerId("w1")]
+    for _ in range(MOST_ABORTED):
+        scheduler._queueing.promises.aborted(RequestId("c"))
+    scheduler._queueing.promises.due()
+    assert worker.promised_bytes == 0
+
+
+def test_a_promise_dies_with_its_worker() -> None:
+    """Another hole is sought, or the request waits for room like others."""
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    scheduler.handle(e.WorkerDown(1.0, WorkerId("w1")))
+    scheduler.handle(e.WorkerUp(2.0, WorkerId("w1"), 1000, 100))
+    assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
