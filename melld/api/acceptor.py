@@ -22,7 +22,7 @@ LOOK_AGAIN_S = 0.1
 
 
 class Acceptor:
-    """One listening socket, on the running loop; `protocol` makes the protocol of a new connection."""
+    """A listening socket, on the running loop; `protocol` makes the protocol of a new connection."""
 
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         self._listener = listener

@@ -118,7 +118,7 @@ def prepare_serving(serving: State) -> None:
 
 
 class Exchange:
-    """One HTTP request while it is answered."""
+    """An HTTP request while it is answered."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request

@@ -49,7 +49,7 @@ _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeC
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint."""
+    """An endpoint."""
 
     serving: str
     """The attribute of vLLM's serving state."""
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The API's name, for errors."""
     dialect: Dialect = Dialect.OPENAI
     engine: bool = True
-    """Whether a worker computes it."""
+    """True if a worker computes it."""
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
     max_body_bytes: int = sys.maxsize

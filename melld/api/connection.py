@@ -33,7 +33,7 @@ WIRE_BYTES_SPARE = 512 << 10
 
 
 class Connection(web.RequestHandler):
-    """One client's connection."""
+    """A client's connection."""
 
     __slots__ = (
         "_body",
@@ -68,7 +68,7 @@ class Connection(web.RequestHandler):
         self._wire_bytes = 0
         """Bytes received for it since its head; below 0 once it is refused."""
         self._is_old = False
-        """Whether its client speaks HTTP/1.0."""
+        """True if its client speaks HTTP/1.0."""
         self._watch: HalfClosedWatch | None = None
         """Set when the client has closed its sending side."""
 

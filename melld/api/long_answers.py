@@ -69,7 +69,7 @@ def _width(logprobs: Any) -> int:
 
 
 class LongAnswer:
-    """One answer of vLLM that is not a stream."""
+    """An answer of vLLM that is not a stream."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns

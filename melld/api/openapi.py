@@ -83,7 +83,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether requests are served now, and if not, why."""
+    """The readiness to serve requests, and if there is none, why."""
 
     status: str
     reason: str = ""

@@ -21,7 +21,7 @@ STYLES = {"t": "blue", "T": "green", "S": "cyan", "M": "yellow", "L": "magenta"}
 
 
 class Marks(NamedTuple):
-    """One character for each kind of cell."""
+    """The character of each kind of cell."""
 
     held: str
     leaving: str

@@ -49,7 +49,7 @@ RESTING = frozenset({WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPP
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker and its device."""
+    """A worker and its device."""
 
     worker: str
     """Its name."""
@@ -126,7 +126,7 @@ def tier_of(priority: int) -> Tier:
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: one sequence; a call with `n` has several."""
+    """A request: one sequence; a call with `n` has several."""
 
     request: str
     """Its id: the client's, with a suffix for each sequence of a call."""
@@ -168,7 +168,7 @@ class MovingState(enum.StrEnum):
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One move, decided and not over.  Its request counts on both workers."""
+    """A move, decided and not over.  Its request counts on both workers."""
 
     request: str
     """Its request."""
@@ -215,7 +215,7 @@ class ModelState(enum.StrEnum):
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One model."""
+    """A model."""
 
     model: str
     """Its name: the first of `names`."""
@@ -228,7 +228,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one device."""
+    """A model on one device."""
 
     model: str
     """Its name."""
@@ -245,7 +245,7 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that several models share: its memory is what models take, what they were granted, and the rest."""
+    """A device that several models share: its memory is what models take, what they were granted, and the rest."""
 
     device: str
     """Its name."""

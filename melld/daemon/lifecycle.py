@@ -38,7 +38,7 @@ log = logging.getLogger("melld")
 
 
 class Daemon:
-    """One daemon.  `say` prints progress for people; `reload` reads the configuration again."""
+    """A daemon.  `say` prints progress for people; `reload` reads the configuration again."""
 
     def __init__(self, config: Config, say: Callable[[str], None], reload: Callable[[], Config]) -> None:
         self.config = config

@@ -14,7 +14,7 @@ from melld.scheduler import events
 
 
 class Tenant:
-    """One model.  `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size."""
+    """A model.  `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size."""
 
     def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool) -> None:
         self.model = model

@@ -40,7 +40,7 @@ class Happened(enum.StrEnum):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a story."""
+    """A line of a story."""
 
     at_s: float
     """Seconds since the request arrived."""
@@ -63,7 +63,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's story so far, or to its end."""
+    """A request's story so far, or to its end."""
 
     request: str
     ended: bool

@@ -65,7 +65,7 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundaryKeeper:
-    """One fleet's boundaries.  Saved ones that were measured under the same conditions are in force at once."""
+    """A fleet's boundaries.  Saved ones that were measured under the same conditions are in force at once."""
 
     def __init__(self, fleet: Fleet, planner: Planner, settings: BoundarySettings, clock: Callable[[], float]) -> None:
         self.profiled: Profiled | None = None

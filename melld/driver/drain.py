@@ -56,7 +56,7 @@ DRAIN_TRANSITIONS: Mapping[tuple[DrainState, str], DrainState] = {
 
 
 class WorkerDrain:
-    """One worker's drain and the fate of the requests that were there."""
+    """A worker's drain and the fate of the requests that were there."""
 
     def __init__(self, worker: WorkerId, began_s: float) -> None:
         self.worker = worker

@@ -58,7 +58,7 @@ class NotCarriedOut(MelldError):
 
 
 class Driver:
-    """One fleet's scheduler at work.
+    """A fleet's scheduler at work.
 
     `taps` hear of every event, its commands, and the ways of the moves among them, after they were carried out.
     `on_rest` is called after the last of the events at hand has been handled.

@@ -43,7 +43,7 @@ class NoLink(MelldError):
 
 
 class KvLink(NamedTuple):
-    """Whether KV can be copied from one worker to another."""
+    """Answers if KV can be copied from one worker to another."""
 
     failure: str
     """Why KV cannot be copied; empty if it can."""
@@ -53,7 +53,7 @@ class KvLink(NamedTuple):
 
 
 class Move:
-    """One migration under way, with its timer and the events of its end."""
+    """A migration under way, with its timer and the events of its end."""
 
     def __init__(self, migration: Migration) -> None:
         self.migration = migration

@@ -12,7 +12,7 @@ GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One migration from its start to its end."""
+    """A migration from its start to its end."""
 
     move: int
     request: str

@@ -20,7 +20,7 @@ class DeviceState(enum.StrEnum):
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of one device.  `reason` says in words why something is unknown, or is empty."""
+    """A reading of one device.  `reason` says in words why something is unknown, or is empty."""
 
     device: str
     """melld's name for it: `cuda:0`, `cpu:1`."""

@@ -89,7 +89,7 @@ class DeclaredModel:
 
 
 class House:
-    """One device: its ledger and all instances declared there."""
+    """A device: its ledger and all instances declared there."""
 
     __slots__ = ("instances", "ledger", "name")
 

@@ -124,7 +124,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Migration:
-    """One migration.  `story` holds what happened, in order: (seconds, what)."""
+    """A migration.  `story` holds what happened, in order: (seconds, what)."""
 
     def __init__(self, wish: Wish, now_s: float) -> None:
         self.wish = wish

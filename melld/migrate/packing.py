@@ -18,7 +18,7 @@ FEW = 7
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way for a move to go.  `epochs`: its time alone; the shortest is tried first.
+    """A way for a move to go.  `epochs`: its time alone; the shortest is tried first.
 
     Its first bin gives the kind: a link, or tokens.
     """

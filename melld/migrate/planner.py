@@ -94,7 +94,7 @@ class Deferred(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One epoch's decision.  Moves given up are dropped: the scheduler must hear of them."""
+    """An epoch's decision.  Moves given up are dropped: the scheduler must hear of them."""
 
     starts: tuple[Start, ...] = ()
     given_up: tuple[Deferred, ...] = ()

@@ -36,7 +36,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
 
 
 class Scheduler:
-    """One model's scheduler.  `policy` builds the policy object for the cluster that the scheduler owns."""
+    """A model's scheduler.  `policy` builds the policy object for the cluster that the scheduler owns."""
 
     def __init__(self, policy: Callable[[Cluster], Policy], settings: SchedulerSettings | None = None) -> None:
         self.settings = settings or SchedulerSettings()

@@ -16,7 +16,7 @@ from melld.ids import RequestId, WorkerId
 
 
 class Duty(enum.StrEnum):
-    """Whether policies may use a worker.  A worker that is down is unknown."""
+    """The use that policies may make of a worker.  A worker that is down is unknown."""
 
     ASLEEP = "asleep"
     ACTIVE = "active"
@@ -63,7 +63,7 @@ NOTHING_CACHED: Mapping[WorkerId, int] = {}
 
 
 class Request:
-    """One sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
+    """A sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
     arrived, or lost its last worker.

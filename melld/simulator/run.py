@@ -45,7 +45,7 @@ class SimulatedMove:
 
 
 class Run(msgspec.Struct, eq=False, gc=False):
-    """One simulated request.  `row`: its row in `Running` once placed; `worker`: the index of its worker.
+    """A simulated request.  `row`: its row in `Running` once placed; `worker`: the index of its worker.
 
     `urgent`: of high priority: its prompt goes before those of others.  `version` changes whenever its expected end
     does.  A struct without garbage collection, because there is one per request and nothing that it refers to refers

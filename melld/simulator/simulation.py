@@ -42,7 +42,7 @@ STUCK_AFTER_S = 24 * 3600.0
 
 
 class Simulation:
-    """One run of one policy on one workload.  Call `run` once."""
+    """A run of one policy on one workload.  Call `run` once."""
 
     def __init__(
         self, settings: SimulatorSettings, workload: Workload, scheduler: Scheduler, log: Sink | None = None

@@ -24,7 +24,7 @@ class LogprobAccount:
 
 
 class Caller:
-    """One call: its client, and what the fleet has admitted of it."""
+    """A call: its client, and what the fleet has admitted of it."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verd
 
 
 class JudgeProcess(asyncio.Protocol):
-    """One judge.  Calls `on_ready`, `on_verdict` and, last, `on_end(exit_code)` on the event loop."""
+    """A judge.  Calls `on_ready`, `on_verdict` and, last, `on_end(exit_code)` on the event loop."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ def check_schema(schema: object, param: str, budget: Budget) -> None:
 
 
 class _Check:
-    """One schema being checked."""
+    """A schema being checked."""
 
     def __init__(self, root: dict[str, Any], param: str, budget: Budget) -> None:
         self._root = root

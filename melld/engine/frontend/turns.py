@@ -8,7 +8,7 @@ import asyncio
 
 
 class Turns:
-    """One piece in a turn of the loop.  A caller with many pieces asks again for each."""
+    """A turn of the loop for each piece.  A caller with many pieces asks again for each."""
 
     def __init__(self) -> None:
         self._queue = asyncio.Lock()

@@ -188,7 +188,7 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     vllm_version: str
     load_s: float
     caches_prefixes: bool = False
-    """Whether it keeps the KV of ended requests for later ones that begin alike."""
+    """True if it keeps the KV of ended requests for later ones that begin alike."""
     ready_response: bytes
     """vLLM's `EngineCoreReadyResponse`, which syncs what was settled at start into the daemon's `VllmConfig`."""
     kv_handle: bytes = b""

@@ -56,7 +56,7 @@ def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
 
 
 class EngineLoop:
-    """One engine and its loop."""
+    """An engine and its loop."""
 
     def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
         started = time.monotonic()

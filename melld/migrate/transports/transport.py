@@ -78,7 +78,7 @@ Wait = Callable[[], None]
 
 
 class Link(Protocol):
-    """One direction between two workers: the peer's mapped region and ours.  For one thread at a time."""
+    """A direction between two workers: the peer's mapped region and ours.  For one thread at a time."""
 
     source: KvLayout
     destination: KvLayout

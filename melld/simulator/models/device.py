@@ -20,7 +20,7 @@ CHUNK_TOKENS = 512
 
 
 class SimulatedRequest:
-    """One request.  `generated`: tokens when it was last begun here; `begun_clock`: its instance's clock then."""
+    """A request.  `generated`: tokens when it was last begun here; `begun_clock`: its instance's clock then."""
 
     __slots__ = ("arrival", "begun_clock", "blocks", "decodes", "first_token_s", "generated", "id", "version")
 

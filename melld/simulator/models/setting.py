@@ -90,7 +90,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class ModelArrival(msgspec.Struct, frozen=True, gc=False):
-    """One request."""
+    """A request."""
 
     at_s: float
     model: ModelName

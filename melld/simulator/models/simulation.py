@@ -40,7 +40,7 @@ class Tenancy(Protocol):
 
 
 class ModelsSimulation:
-    """One run.  Call `run` once."""
+    """A run.  Call `run` once."""
 
     def __init__(self, setting: Setting, arrivals: Sequence[ModelArrival], tenancy: Tenancy) -> None:
         self.setting = setting

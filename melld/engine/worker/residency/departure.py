@@ -30,7 +30,7 @@ class Stillness(enum.StrEnum):
 
 
 class _Departure(msgspec.Struct):
-    """One frozen request, and its former place in its queue."""
+    """A frozen request, and its former place in its queue."""
 
     request: Any
     place: int | None

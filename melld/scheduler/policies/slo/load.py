@@ -14,7 +14,7 @@ MEMORY_S = 10.0
 
 
 class Load:
-    """One worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes.
+    """A worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes.
 
     `urgent_free_s`: when those of urgent requests are done, which go first.
     """
