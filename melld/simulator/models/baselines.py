@@ -121,7 +121,10 @@ class Split(Baseline):
 
 
 class Swap(Baseline):
-    """A model at a time on each device.  `quantum_s`: how long a model is served while others wait; 0: first come."""
+    """Serves one model at a time on each device.
+
+    `quantum_s`: how long a model is served while others wait; 0: first come.
+    """
 
     def __init__(self, quantum_s: float) -> None:
         super().__init__()
