@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.migrate.live import Bench
+from tests.migrate.live import Bench, Operator
 from tests.serve.daemon_process import DaemonProcess
+
+
+@pytest.fixture
+def operator(daemon: DaemonProcess) -> Iterator[Operator]:
+    """Of the file's daemon, which is left with both workers ready and idle."""
+    operator = Operator(daemon)
+    yield operator
+    operator.wait_ready()
+    operator.wait_idle()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,16 @@ class Operator:
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status
             time.sleep(0.02)  # another process: asking it is the only way to know
+
+
+@contextlib.contextmanager
+def linked_workers(model: Path, *flags: str) -> Iterator[DaemonProcess]:
+    """A daemon of two workers, both always in use, once KV can be copied both ways between them."""
+    spread = ("--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
+    with DaemonProcess(model, *spread, *flags, harmable=True) as process:
+        process.wait_ready()
+        Operator(process).wait_linked(process)
+        yield process
 
 
 class Bench:

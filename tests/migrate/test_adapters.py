@@ -14,7 +14,7 @@ from melld.config_text import parse_config
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from tests.api.http_client import CHAT, chat, request
-from tests.migrate.live import GREEDY, Operator, Stream
+from tests.migrate.live import GREEDY, Operator, Stream, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 from tests.tiny_models import make_adapter
 from tests.worker_faults import slowed
@@ -35,19 +35,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(demo_model: Path, adapters: Path) -> Iterator[DaemonProcess]:
     """Two workers of the demo model, with two adapters."""
     lora = ", ".join(f'{{name = "{name}", path = "{adapters / name}"}}' for name in ADAPTERS)
-    flags = ["--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf"]
-    with DaemonProcess(demo_model, *flags, "--set", f"model.lora=[{lora}]", harmable=True) as process:
-        process.wait_ready()
-        Operator(process).wait_linked(process)
+    with linked_workers(demo_model, "--set", f"model.lora=[{lora}]") as process:
         yield process
-
-
-@pytest.fixture
-def operator(daemon: DaemonProcess) -> Iterator[Operator]:
-    operator = Operator(daemon)
-    yield operator
-    operator.wait_ready()
-    operator.wait_idle()
 
 
 def pid_of(operator: Operator, worker: str) -> int:

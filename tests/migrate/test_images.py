@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import CHAT, request
-from tests.migrate.live import Operator, Stream
+from tests.migrate.live import Operator, Stream, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 from tests.vision_model import make_vision_model, picture
 from tests.worker_faults import slowed
@@ -20,19 +20,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """Two workers of a model that sees."""
     model = tmp_path_factory.mktemp("models") / "vision"
     make_vision_model(model)
-    flags = ["--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf"]
-    with DaemonProcess(model, *flags, harmable=True) as process:
-        process.wait_ready()
-        Operator(process).wait_linked(process)
+    with linked_workers(model) as process:
         yield process
-
-
-@pytest.fixture
-def operator(daemon: DaemonProcess) -> Iterator[Operator]:
-    operator = Operator(daemon)
-    yield operator
-    operator.wait_ready()
-    operator.wait_idle()
 
 
 def about(image: str) -> dict[str, Any]:
