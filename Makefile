@@ -30,7 +30,7 @@ else
 	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
 endif
 
-# Three processes, each with its own daemons, for two cores: tests wait a fifth of their time; ARGS="-n 0" for one.
+# Three processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
 PYTEST := $(RUN)/python -m pytest -n 3 --no-loadscope-reorder
 
 test: $(DEV)
