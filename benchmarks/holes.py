@@ -50,9 +50,9 @@ def waits_s(load: Workload, gpus: int, seed: int, hole_s: float) -> tuple[float,
 def main() -> int:
     """Measure every load with and without holes in turns; print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--rate", type=float, nargs="+", default=[14.0, 15.0], help="requests per second")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--rate", type=float, nargs="+", default=[13.0, 14.0, 15.0], help="requests per second")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--write", action="store_true", help="to benchmarks/results/holes.json")
     asked = parser.parse_args()

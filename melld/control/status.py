@@ -77,6 +77,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Those in use; what the prefix cache alone holds is free."""
     reserved_blocks: int = 0
     """Those reserved for requests on their way here."""
+    promised_bytes: int = 0
+    """KV kept for a large request that waits, while others move away."""
+    freeness_s: float | None = None
+    """How long its free KV lasts its requests as they grow; null without requests, or before they have grown."""
     running_requests: int = 0
     """Requests in its batch."""
     waiting_requests: int = 0

@@ -219,6 +219,8 @@ class Watch:
             total_blocks=blocks.total_blocks if blocks else 0,
             used_blocks=blocks.used_blocks if blocks else 0,
             reserved_blocks=blocks.reserved_blocks if blocks else 0,
+            promised_bytes=why.promised_bytes(worker),
+            freeness_s=why.freeness_s(worker),
             running_requests=sum(phase is not Phase.WAITING for phase in phases),
             waiting_requests=sum(phase is Phase.WAITING for phase in phases),
             max_requests=facts.max_requests if facts else 0,

@@ -25,15 +25,15 @@ def plan_hole(request: Request, outlook: Outlook, most_s: float) -> HolePlan | N
     """
     expected_s = outlook.moves.expected_s
     best: HolePlan | None = None
-    best_cost = most_s, float("inf")
+    best_cost: tuple[float, float] = most_s, float("inf")
     for worker in outlook.cluster.active.values():
         if request.kv_bytes * LARGE_PART < worker.capacity_bytes or worker.wake_s or worker.count >= worker.slots:
             continue
         plan = _emptied(request, worker, outlook)
         if plan is None:
             continue
-        sizes = [leaver.kv_bytes for leaver, _ in plan]
-        cost = sum(map(expected_s, sizes)), float(sum(sizes))
+        leaving_bytes = sum(leaver.kv_bytes for leaver, _ in plan)
+        cost = expected_s(leaving_bytes), leaving_bytes  # they leave together: what a move takes by itself counts once
         if cost[0] <= most_s and cost < best_cost:
             best, best_cost = (worker, plan), cost
     return best
