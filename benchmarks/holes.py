@@ -1,6 +1,6 @@
 """What holes give a large request at the head of the line, simulated: `PYTHONPATH=.:benchmarks python FILE [--write]`.
 
-Chats and a few prompts of about 60 % of a GPU on GPUs that all compute.  Each load is run with holes and without:
+Chats and a few prompts of 56 % of a GPU on GPUs that all compute.  Each load is run with holes and without:
 the 99th percentile of what the large ones wait for room, and what all wait on average.
 """
 
