@@ -8,6 +8,8 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -52,14 +54,22 @@ async def play(url: str, workload: Workload, seed: int) -> list[Played]:
     began_s = time.monotonic()
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
         tasks = []
-        for at_s, prompt, tokens in zip(workload.arrival_s, prompts, workload.output_tokens, strict=True):
+        more = [{"priority": one} for one in workload.priority] or [{}] * len(prompts)
+        for at_s, prompt, tokens, own in zip(workload.arrival_s, prompts, workload.output_tokens, more, strict=True):
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-            tasks.append(asyncio.create_task(_ask(session, prompt, tokens)))
+            tasks.append(asyncio.create_task(_ask(session, prompt, tokens, own)))
         return list(await asyncio.gather(*tasks))
 
 
-async def _ask(session: aiohttp.ClientSession, prompt: list[int], tokens: int) -> Played:
-    body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+async def _ask(session: aiohttp.ClientSession, prompt: list[int], tokens: int, more: Mapping[str, int]) -> Played:
+    body: dict[str, Any] = {
+        **more,
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     played = Played(time.monotonic(), len(prompt), tokens)
     try:
