@@ -70,12 +70,13 @@ class Reader(threading.Thread):
             now_s = time.monotonic()
             if self._chunks:
                 self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_s)
-            self.first_s = self.first_s or now_s
             self.last_s = now_s
             self._chunks += 1
             self.id = chunk.get("id", self.id)
             if "error" in chunk:
                 self.ends.append(f"error {chunk['error']['code']}")
+            else:
+                self.first_s = self.first_s or now_s
             for piece in chunk.get("choices", ()):
                 self.text += piece.get("text") or (piece.get("delta") or {}).get("content") or ""
                 if piece.get("finish_reason"):
