@@ -132,6 +132,8 @@ class PrioritiesConfig(Table, frozen=True, kw_only=True):
     hole_s: Seconds = 2.0
     """How long moves may take that make room for a large request (an eighth of a worker) at the head of the line; 0:
     none are made."""
+    suspend: bool = True
+    """Where a high request waits and no such moves make room, a low one gives up its place and resumes later."""
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):

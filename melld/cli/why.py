@@ -83,6 +83,8 @@ def _what(line: Line) -> str:
             return f"move cancelled after {line.took_s or 0:.3f} s, stays on {line.worker}: {_sentence(line.reason)}"
         case Happened.DISPLACED:
             return f"displaced: {line.source} is gone, its tokens so far are kept"
+        case Happened.SUSPENDED:
+            return f"suspended on {line.source}, its tokens so far are kept: {_sentence(line.reason)}"
         case Happened.PREEMPTED:
             return f"preempted: {line.worker} ran out of blocks"
         case Happened.RESUMED:

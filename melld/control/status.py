@@ -156,6 +156,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it arrived."""
     moves: int = 0
     """Moves so far."""
+    suspensions: int = 0
+    """Times that it gave up its worker to an urgent request, to resume later."""
     pinned: bool = False
     """True if an operator has sent it to its worker or destination, where it stays."""
     moving_to: str | None = None

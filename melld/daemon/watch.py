@@ -256,6 +256,7 @@ class Watch:
         migration = driver.migration_of(live.request)
         return RequestStatus(
             moves=live.moves,
+            suspensions=live.suspensions,
             pinned=driver.is_pinned(live.request),
             moving_to=migration.wish.destination if migration is not None else None,
             moving_step=migration.state if migration is not None else None,

@@ -96,6 +96,8 @@ class Recorder:
             case events.MoveRequest():
                 self._destination[command.request] = command.destination
                 return decision_record(at_s, command, via=ways.get(command.request, "kv"))
+            case events.SuspendRequest():
+                self._worker.pop(command.request, None)
             case events.RefuseRequest() | events.ShedRequest():
                 self._kv_bytes.pop(command.request, None)
         return decision_record(at_s, command)

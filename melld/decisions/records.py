@@ -11,6 +11,7 @@ Records have the keys `at` (seconds) and `kind`, and then:
     queue     request, cause
     grow      request, kv_bytes
     promise   request, worker, kv_bytes, cause: so much of the worker's room is kept for the waiting request
+    suspend   request, worker, cause: it has no worker now, and resumes from its tokens when it is placed
     move      request, source, destination, kv_bytes, via ("kv" or "tokens"), cause
     moved     request, outcome ("committed" or "aborted"), cause; between move and moved the request counts on both
               workers; a daemon's committed record has via, the way that the move took in the end
@@ -48,7 +49,7 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 Record = dict[str, Any]
 _encoder = msgspec.json.Encoder()
-DECISIONS = frozenset({"place", "queue", "promise", "move", "activate", "retire"})
+DECISIONS = frozenset({"place", "queue", "promise", "suspend", "move", "activate", "retire"})
 
 
 def encode(record: Record) -> bytes:
@@ -78,6 +79,8 @@ def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: st
         case events.PromiseRoom():
             kind = "promise"
             rest = {"request": command.request, "worker": command.worker, "kv_bytes": command.kv_bytes}
+        case events.SuspendRequest():
+            kind, rest = "suspend", {"request": command.request, "worker": command.worker}
         case events.MoveRequest():
             kind = "move"
             rest = {

@@ -29,6 +29,7 @@ class Happened(enum.StrEnum):
     QUEUED = "queued"
     PROMISED = "promised"
     PLACED = "placed"
+    SUSPENDED = "suspended"
     MOVE_BEGAN = "move began"
     MOVED = "moved"
     MOVE_CANCELLED = "move cancelled"
@@ -221,6 +222,9 @@ def _line(story: _OpenStory, record: Record, event: str) -> Line | None:
             return _plain(story, record, event, Happened.QUEUED, reason=reason)
         case "promise":
             return _plain(story, record, event, Happened.PROMISED, reason=reason, worker=record["worker"])
+        case "suspend":
+            story.worker = ""
+            return _plain(story, record, event, Happened.SUSPENDED, reason=reason, source=record["worker"])
         case "place":
             story.worker = str(record["worker"])
             return _plain(story, record, event, Happened.PLACED, reason=reason, worker=story.worker)

@@ -166,7 +166,13 @@ class Driver:
     def _give_up(self, command: events.AnyCommand, error: MelldError) -> None:
         """Tell the client and the scheduler that a command was not carried out."""
         match command:
-            case events.PlaceRequest() | events.QueueRequest() | events.ShedRequest() | events.RefuseRequest():
+            case (
+                events.PlaceRequest()
+                | events.QueueRequest()
+                | events.SuspendRequest()
+                | events.ShedRequest()
+                | events.RefuseRequest()
+            ):
                 self._end(command.request, error)
             case events.MoveRequest():
                 self.wanted.planner.drop(command.request)
@@ -310,6 +316,9 @@ class Driver:
                 self.queue.placed(command.request)
                 if command.request in self._fleet.live:
                     self._fleet.place(command.request, command.worker, command.cause)
+            case events.SuspendRequest():
+                if command.request in self._fleet.live:
+                    self._fleet.suspend(command.request)
             case events.QueueRequest():
                 self.queue.queued(command.request)
             case events.ShedRequest():

@@ -28,6 +28,7 @@ from melld.scheduler.events import (
     PlaceRequest,
     RequestArrived,
     RetireWorker,
+    SuspendRequest,
     WorkerUp,
 )
 from melld.scheduler.growth import GrowthRate
@@ -142,6 +143,16 @@ class Cluster(Occupancy):
         if self.settings.instant_moves:
             self.commit(request)
 
+    def suspend(self, request: Request, reason: Reason) -> None:
+        """Take the running request from its worker: it waits as if the worker had died."""
+        assert request.is_movable, request.id
+        worker = request.worker
+        assert worker is not None, request.id
+        self._displace(request, worker)
+        request.suspensions += 1
+        request.suspended_s = self.now_s
+        self.commands.append(SuspendRequest(reason, request.id, worker.id, cause=self.event))
+
     def pin(self, request: Request) -> None:
         """Pin the running request for an operator: policies leave it where it is, or where it is sent next."""
         request.pinned = True
@@ -176,12 +187,7 @@ class Cluster(Occupancy):
             self.abort(request)
         displaced = list(worker.requests.values())
         for request in displaced:
-            state = request.after("lose")
-            self._leave(request, worker)
-            request.state = state
-            self.unpin(request)
-            request.waits_since_s = self.now_s
-            self.waiting.add(request, displaced=True)
+            self._displace(request, worker)
         self.roster.remove(worker)
         self.unsteady.pop(worker.id, None)
         self.draining.pop(worker.id, None)
@@ -189,6 +195,15 @@ class Cluster(Occupancy):
         self._empty.pop(worker.id, None)
         self.room.note(worker)
         return displaced
+
+    def _displace(self, request: Request, worker: Worker) -> None:
+        """Let the request wait, without a worker, ahead of newcomers."""
+        state = request.after("lose")
+        self._leave(request, worker)
+        request.state = state
+        self.unpin(request)
+        request.waits_since_s = self.now_s
+        self.waiting.add(request, displaced=True)
 
     def resize_worker(self, worker: Worker, capacity_bytes: int, slots: int) -> None:
         """Change the worker's capacity and slots, possibly below its present use."""

@@ -255,6 +255,13 @@ class MoveRequest(Command, frozen=True, tag=True, gc=False):
     """Hand over between the first token's step and the next, by KV: the prompt's blocks follow as it computes."""
 
 
+class SuspendRequest(Command, frozen=True, tag=True, gc=False):
+    """Take the request from its worker: it waits, and resumes from its tokens when it is placed again."""
+
+    request: RequestId
+    worker: WorkerId
+
+
 class PromiseRoom(Command, frozen=True, tag=True, gc=False):
     """Nothing to do: so much of the worker's room, which moves are about to make, is kept for the waiting request."""
 
@@ -296,5 +303,5 @@ AnyEvent = (
     | MoveAsked
     | EpochStarted
 )
-AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | RefuseRequest | ShedRequest | MoveRequest
+AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | SuspendRequest | RefuseRequest | ShedRequest | MoveRequest
 AnyCommand = AboutRequest | ActivateWorker | RetireWorker

@@ -82,6 +82,10 @@ class Policy(ABC):
         """Return a worker, and moves from there of `most_s` in all that make room for the waiting request; or None."""
         return None
 
+    def suspends(self, request: Request) -> bool:  # noqa: ARG002
+        """Return True if the waiting request is surely placed once a low one that is suspended has made room."""
+        return False
+
     def sleeps_in_s(self, worker: Worker) -> float:
         """Return in how many seconds the worker without requests may sleep, if nothing changes; infinite: never."""
         return (self.cluster.settings.retire_after_s or 0.0) - (self.cluster.now_s - worker.empty_since_s)

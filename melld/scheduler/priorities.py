@@ -21,11 +21,13 @@ class Priorities(msgspec.Struct, frozen=True):
     `headroom`: the part of a worker's room, and of the pace, that others leave to urgent ones there, as long as they
     find a place elsewhere.  `age_s`: a request that has waited so long counts as of the next class above its own, and
     so on without end.  `hole_s`: how long moves may take that make room for a large request at the head of the line.
+    `suspend`: where room for a high one cannot be made so, a low one is suspended.
     """
 
     headroom: float = 0.25
     age_s: float = 60.0
     hole_s: float = 2.0
+    suspend: bool = True
 
     def level(self, priority: int, waited_s: float) -> int:
         """Return how urgent a request is that has waited so long, lower first: its class less its age."""

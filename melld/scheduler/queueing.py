@@ -9,6 +9,7 @@ from melld.scheduler.policy import Policy
 from melld.scheduler.promises import Promises
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
+from melld.scheduler.suspensions import Suspensions
 
 
 class Queueing:
@@ -21,6 +22,7 @@ class Queueing:
         self._cluster = cluster
         self._policy = policy
         self.promises = Promises(cluster, policy)
+        self._suspensions = Suspensions(cluster, policy)
         self._most = most
         self._deadline_s = deadline_s
 
@@ -85,6 +87,10 @@ class Queueing:
             if self.allocate(request, Reason.ROOM):
                 continue
             if self._cluster.could_hold(request.kv_bytes) and not self.promises.made(request):
+                if self._suspensions.made(request) and self.allocate(request, Reason.ROOM):
+                    continue
                 break
             waiting.pass_over(name)
         waiting.restore()
+        for request in self._suspensions.take_untold():
+            self.tell(request)

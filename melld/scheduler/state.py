@@ -5,7 +5,8 @@ Never decides anything.  Only `cluster.Cluster` changes these records.
     worker    ASLEEP ─activate─► ACTIVE ─drain─► DRAINING ─retire─► WITHDRAWN
                  ▲ └──────────────◄─retire─┘ ◄─resume─┘                  │
                  └────────────────────────────────────────────resume─────┘
-    request   WAITING ─place─► RUNNING ─move─► MOVING ─commit, abort─► RUNNING;  lose: back to WAITING
+    request   WAITING ─place─► RUNNING ─move─► MOVING ─commit, abort─► RUNNING;  lose (its worker, or its
+              room there to a suspension): back to WAITING
 """
 
 import enum
@@ -66,7 +67,7 @@ class Request:
     """A sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
-    arrived, or lost its last worker.
+    arrived, or lost its last worker.  `suspensions`: how often it was suspended, the last time at `suspended_s`.
     """
 
     __slots__ = (
@@ -83,6 +84,8 @@ class Request:
         "prompt_tokens",
         "sequence",
         "state",
+        "suspended_s",
+        "suspensions",
         "waits_since_s",
         "worker",
     )
@@ -109,7 +112,8 @@ class Request:
         self.client = client
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
-        self.placed_s = self.moved_s = 0.0
+        self.placed_s = self.moved_s = self.suspended_s = 0.0
+        self.suspensions = 0
         self.pinned = False
         self.state = WAITING
         self.worker = self.destination = None

@@ -135,6 +135,26 @@ class SimulatedFleet:
         """Return when the run ends at the present pace; infinity while it is preempted."""
         return self.running.end_s(run.row) if run.state is RunState.RUNNING else float("inf")
 
+    def suspend(self, run: Run, now_s: float) -> None:
+        """Take the request from its worker; it keeps the tokens that it has emitted."""
+        if run.state is RunState.PREEMPTED:
+            self._preempted[run.worker].remove(run)
+        else:
+            self.running.advance_one(run.row, now_s)
+            self.running.held[run.row] = 0
+        if run.first_token_s > now_s:
+            run.first_token_s = float("inf")
+        run.become(RunState.QUEUED)
+        run.version += 1
+        self._counts[run.worker] -= 1
+
+    def resume_suspended(self, run: Run, worker: WorkerId, now_s: float) -> None:
+        """Compute the suspended request's tokens again on the worker, and let it go on there."""
+        run.worker = self._indexes[worker]
+        self._counts[run.worker] += 1
+        self.running.settle(run.row, run.worker)
+        self._readmit(run, now_s)
+
     def drop(self, run: Run) -> None:
         """Remove an ended request and its move."""
         del self.runs[run.id]

@@ -35,7 +35,7 @@ class Journal:
         """Record a decision that is about to be carried out."""
         kv_bytes, via = 0, Via.KV
         if isinstance(command, PlaceRequest):
-            kv_bytes = self._fleet.runs[command.request].prompt_bytes
+            kv_bytes = self._fleet.kv_bytes(self._fleet.runs[command.request])
         elif isinstance(command, MoveRequest) and self._planning is not None:
             via = self._planning.way_of(command.request)
         self._sink(decision_record(now_s, command, kv_bytes, via))

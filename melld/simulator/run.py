@@ -1,6 +1,6 @@
 """States of one request in a simulation, and the error for a simulation that cannot end.
 
-QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED
+QUEUED ─► RUNNING ─► PREEMPTED ─► RUNNING ─► ... ─► ENDED;  suspended: back to QUEUED
 """
 
 import enum
@@ -25,8 +25,8 @@ class RunState(enum.IntEnum):
 QUEUED = RunState.QUEUED
 RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
     (RunState.RUNNING, RunState.ENDED),
-    (RunState.PREEMPTED, RunState.ENDED),
-    (RunState.RUNNING,),
+    (RunState.PREEMPTED, RunState.ENDED, QUEUED),
+    (RunState.RUNNING, QUEUED),
     (),
 )
 

@@ -76,6 +76,7 @@ class Simulation:
             events.RefuseRequest: self._refuse,
             events.ShedRequest: self._refuse,
             events.MoveRequest: self._move,
+            events.SuspendRequest: self._suspend,
             events.PromiseRoom: lambda _: None,
             events.ActivateWorker: self._activate,
             events.RetireWorker: self._retire,
@@ -253,8 +254,14 @@ class Simulation:
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
+        now_s = self.now_s
+        if run.row >= 0:
+            self.fleet.resume_suspended(run, command.worker, now_s)
+            if (end_s := self.fleet.end_s(run)) <= self._next_epoch_s:
+                self._push(end_s, self._finish, run, run.version)
+            return
         run.become(RUNNING)
-        now_s = run.placed_s = self.now_s
+        run.placed_s = now_s
         end_s = self.fleet.place(run, command.worker, now_s)
         if run.urgent and (delayed := self.fleet.hurry(run, now_s)):
             for one in (run, *delayed):
@@ -263,6 +270,9 @@ class Simulation:
             return
         if end_s <= self._next_epoch_s:  # no later replan would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
+
+    def _suspend(self, command: events.SuspendRequest) -> None:
+        self.fleet.suspend(self._runs[command.request], self.now_s)
 
     def _queue(self, _command: events.QueueRequest) -> None:
         self.measures.queued += 1

@@ -214,6 +214,14 @@ class Auditor:
         self.on_queue(record)
         self.expect(record, record["worker"] in self.awake, "the room promised is on no worker that is awake")
 
+    def on_suspend(self, record: Record) -> None:
+        request, worker = str(record["request"]), str(record["worker"])
+        self.expect(record, self.owner.get(request) == worker, "is not on the worker")
+        self.expect(record, request not in self.moving, "moves")
+        self.owner[request] = None
+        self.pushed_out.discard(request)
+        self.hold(worker, request, "runs", None)
+
     def on_place(self, record: Record) -> None:
         request, worker = str(record["request"]), str(record["worker"])
         self.expect(record, self.owner.get(request, "?") is None, "does not wait")

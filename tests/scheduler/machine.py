@@ -3,6 +3,8 @@
 The auditor keeps books of its own, from events and commands alone, and shares no code with the scheduler's.
 """
 
+from itertools import pairwise
+
 import msgspec
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -51,6 +53,7 @@ class Books:
         self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
         self.client: dict[str, str] = {}
         self.priority: dict[str, int] = {}
+        self.suspended_s: dict[str, list[float]] = {}
 
     def usable(self) -> list[str]:
         """Workers that may be given requests, asleep ones included."""
@@ -139,6 +142,16 @@ class Books:
                 assert kv_bytes == self.size[request] <= self.capacity[worker], command
                 assert not self.promised & self.rank.keys(), "a second promise"
                 self.promised = {request}
+            case e.SuspendRequest(request=request, worker=worker):
+                assert self.at[request] == worker, command
+                assert request not in self.going.keys() | self.pinned, command
+                assert self.priority[request] > 0, command
+                before = self.suspended_s.setdefault(request, [])
+                assert len(before) < 2, command
+                assert all(self.now_s - then_s >= 10.0 for then_s in before), command
+                assert any(self.priority[one] < 0 for one in self.rank), command
+                before.append(self.now_s)
+                self.displace(request)
             case e.QueueRequest(request=request):
                 assert self.at[request] is None, command
             case e.RefuseRequest(request=request):
@@ -198,6 +211,13 @@ class Books:
         """Unpin the requests of draining workers: they may leave."""
         self.pinned = {request for request in self.pinned if self.at[request] not in self.drained}
 
+    def displace(self, request: str) -> None:
+        """The request has no worker any more, and waits ahead of newcomers."""
+        self.leave(request, self.at[request])
+        self.at[request] = None
+        self.rank[request] = (False, self.priority[request], int(request[1:]))
+        self.waits_since[request] = self.now_s
+
     def forget(self, request: str) -> None:
         """The request is gone."""
         for worker in (self.at[request], self.going.get(request)):
@@ -238,6 +258,7 @@ class PolicyMachine(RuleBasedStateMachine):
                 headroom=st.sampled_from([0.0, 0.25]),
                 age_s=st.sampled_from([60.0, 4.0]),
                 hole_s=st.sampled_from([0.0, 2.0]),
+                suspend=st.booleans(),
             ),
         ),
         limits=st.sampled_from([(None, None), (None, None), (3, None), (None, 2.0)]),
@@ -267,6 +288,11 @@ class PolicyMachine(RuleBasedStateMachine):
         for command in commands:
             assert command.cause == event.id, command
             self.books.apply(command)
+        for suspended, then in pairwise(commands):
+            if isinstance(suspended, e.SuspendRequest):
+                assert isinstance(then, e.PlaceRequest), commands
+                assert self.books.priority[then.request] < 0, commands
+                assert then.worker == suspended.worker, commands
         if self.instant:
             for command in commands:
                 if isinstance(command, e.MoveRequest):
@@ -362,9 +388,7 @@ class PolicyMachine(RuleBasedStateMachine):
                     self.books.leave(request, destination)
                 self.books.pinned.discard(request)
                 if worker == name:
-                    self.books.at[request] = None
-                    self.books.rank[request] = (False, self.books.priority[request], int(request[1:]))
-                    self.books.waits_since[request] = self.now_s
+                    self.books.displace(request)
         self.tell(e.WorkerDown(self.now_s, name))
 
     @rule(name=st.sampled_from(NAMES), back=st.booleans())

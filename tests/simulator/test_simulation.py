@@ -71,6 +71,20 @@ def test_a_lone_request_takes_its_prefill_and_its_steps() -> None:
     assert report.gpu_seconds == pytest.approx(1.01)  # from the arrival at 1.0 to the last token
 
 
+def test_a_suspended_request_computes_its_tokens_again_and_goes_on() -> None:
+    """It emits nothing while it waits, and loses none of what it has emitted."""
+    script = Script(
+        (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
+        (events.EpochStarted, 1.0, [events.SuspendRequest("script", "r0", "w0")]),  # type: ignore[arg-type]
+        (events.EpochStarted, 2.0, [place("r0", "w0")]),
+        (events.EpochStarted, 4.0, [retire("w0")]),
+    )
+    play(SMALL, one_by_one((0.0, 100, 101)), script)
+    [ended] = script.heard_of(events.RequestFinished)
+    emitted = 1 + (1.0 - 0.01) / 0.02
+    assert ended.at_s == pytest.approx(2.0 + 150 * 0.0001 + (101 - emitted) * 0.02)
+
+
 def test_growth_is_told_as_blocks_at_each_epoch() -> None:
     """The scheduler sees what block tables say: whole blocks, only when they change."""
     script = Script(

@@ -178,6 +178,19 @@ class Fleet:
         self.places[worker].held.append(request)
         self.wake(worker)
 
+    def suspend(self, request: RequestId) -> None:
+        """Drop the request from its worker; it resumes from its known tokens where it is placed next."""
+        live = self.live[request]
+        worker = live.worker
+        if worker is None:
+            return
+        if request in (held := self.places[worker].held):
+            held.remove(request)
+        self.send(worker, wire.AbortRequests(requests=[request], may_return=True))
+        live.leave_worker()
+        live.suspensions += 1
+        self._delivery.acquit(request)
+
     def _give(self, live: Live, worker: WorkerId) -> None:
         self._prefixes.placed(live.request, worker)
         self._delivery.give(live, worker)

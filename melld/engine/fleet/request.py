@@ -5,7 +5,7 @@ Owns one request's facts and how they change together.  Sends nothing: `fleet` d
     admitted ──► placed ──► taken ──► outputs under the valid lease ──► ended
                    ▲  │                 │
                    │  └── handed over: another worker, another lease
-                   └───── its worker is gone: no owner, and a new lease
+                   └───── its worker is gone, or it is suspended: no owner, and a new lease
 """
 
 from collections.abc import Callable, Sequence
@@ -60,6 +60,7 @@ class Live(msgspec.Struct):
     leases: int = 0
     """Leases given out, valid or not: none is ever given again."""
     moves: int = 0
+    suspensions: int = 0
     first_token_s: float = 0.0
     """When its first output token came; 0 until then."""
     last_output_s: float = 0.0

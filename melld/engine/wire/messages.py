@@ -98,6 +98,8 @@ class AbortRequests(Message, frozen=True, tag=True):
     """Abort these requests and free their blocks at once.  Unknown ids are ignored."""
 
     requests: list[str]
+    may_return: bool = False
+    """They may resume on this worker."""
 
 
 class CallUtility(Message, frozen=True, tag=True):

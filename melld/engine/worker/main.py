@@ -139,7 +139,8 @@ class EngineLoop:
 
     def _abort(self, abort: wire.AbortRequests) -> None:
         self._parts.requests.abort(abort)
-        self._parts.grammars.forget(abort.requests)
+        if not abort.may_return:  # else the grammar may be wanted already for its return
+            self._parts.grammars.forget(abort.requests)
 
     def _copied(self, done: Any) -> None:
         if not self._parts.profiler.copied(done):

@@ -78,8 +78,9 @@ class Reader:
                 if isinstance(message, wire.Ping):
                     self._answer(self._pong())
                     continue
-                if isinstance(message, wire.AbortRequests):
-                    # Also tell the running step, so that it need not compute this output.
+                if isinstance(message, wire.AbortRequests) and not message.may_return:
+                    # Also tell the running step, so that it need not compute this output.  If no step runs, the next
+                    # one hears of it: too late for a request that has returned by then.
                     self._engine.aborts_queue.put_nowait(message.requests)
                 self._line.put((message, payload))
         os._exit(0)

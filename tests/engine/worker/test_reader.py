@@ -34,7 +34,8 @@ class Wired:
         self._daemon, self._worker = socket.socketpair()
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        engine: Any = SimpleNamespace(aborts_queue=queue.SimpleQueue())
+        self.aborts: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        engine: Any = SimpleNamespace(aborts_queue=self.aborts)
         residency: Any = SimpleNamespace(prepare=prepare)
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
         reader = Reader(self._worker, engine, line, self.said.put, lambda: PONG)
@@ -91,6 +92,15 @@ def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
     wired.send(abort)
     assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
     assert wired.inbox.get(timeout=DEADLINE_S) == abort
+
+
+def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) -> None:
+    """A step that hears late would abort a suspended request that has come back."""
+    wired = wired_to(lambda payload: payload)
+    for abort in (wire.AbortRequests(["back"], may_return=True), wire.AbortRequests(["gone"])):
+        wired.send(abort)
+        assert wired.inbox.get(timeout=DEADLINE_S) == abort
+    assert (wired.aborts.get_nowait(), wired.aborts.empty()) == (["gone"], True)
 
 
 def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -> None:

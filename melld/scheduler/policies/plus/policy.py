@@ -128,6 +128,10 @@ class MellPlus(Policy):
         """See `Policy.hole`."""
         return plan_hole(request, self.outlook, most_s)
 
+    def suspends(self, request: Request) -> bool:  # noqa: ARG002
+        """See `Policy.suspends`."""
+        return True
+
     # ---- overload and drain
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:  # noqa: ARG002

@@ -124,6 +124,10 @@ class MellSlo(Policy):
         """See `Policy.hole`."""
         return self.packing.hole(request, most_s)
 
+    def suspends(self, request: Request) -> bool:
+        """See `Policy.suspends`."""
+        return not self._aims or not self._holds(request)
+
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""
         self.packing.departed(request, worker, destination)
