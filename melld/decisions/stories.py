@@ -54,7 +54,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     """The decision's reason, or why it failed."""
     worker: str = ""
-    """The request's worker from then on; the destination of a move that starts."""
+    """The request's worker from then on; where a move that starts goes, or where room is promised."""
     source: str = ""
     via: str = ""
     took_s: float | None = None

@@ -50,11 +50,35 @@ def test_what_requests_share_is_used_once_and_never_given_out_twice() -> None:
     on_a_daemon(1, story)
 
 
-def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]]) -> None:
+def test_a_suspended_request_waits_and_goes_on_and_what_it_said_since_is_dropped() -> None:
+    """The step that its worker made before it heard of the suspension counts for nothing: no token comes twice."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        low = daemon.admit(4, 12, priority=1)
+        await daemon.flush()
+        daemon.worker(W0).step()
+        await daemon.flush()
+        seen = len(daemon.clients[low])
+        high = daemon.admit(3, 4, priority=-1)
+        daemon.worker(W0).step()
+        await asyncio.sleep(0.2)
+        await daemon.settle()
+        live = daemon.fleet.live[low]
+        assert (live.worker, live.suspensions, where(daemon, high)) == (None, 1, W0)
+        await daemon.flush()
+        assert len(daemon.clients[low]) == seen
+        assert Happened.SUSPENDED in [line.what for line in daemon.stories.story(low).lines]
+
+    on_a_daemon(1, story, "mell-plus")
+
+
+def on_a_daemon(
+    workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]], policy: str = "most-free"
+) -> None:
     """Tell the story, and then let everything come to its end."""
 
     async def told(loop: VirtualLoop) -> None:
-        daemon = await VirtualDaemon(loop, workers, "most-free").start()
+        daemon = await VirtualDaemon(loop, workers, policy).start()
         await story(daemon)
         daemon.check()
         await daemon.finish()

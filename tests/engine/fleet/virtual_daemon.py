@@ -45,8 +45,8 @@ SOON_STEADY = HealthConfig(steady_after_s=1.0)
 
 def where_told(story: Story) -> str:
     """The worker that the request is on by its story; empty while it waits."""
-    moving = (Happened.QUEUED, Happened.MOVE_BEGAN)
-    return next((line.worker for line in reversed(story.lines) if line.what not in moving), "")
+    elsewhere = (Happened.QUEUED, Happened.PROMISED, Happened.MOVE_BEGAN)
+    return next((line.worker for line in reversed(story.lines) if line.what not in elsewhere), "")
 
 
 class LoudDriver(Driver):
@@ -144,10 +144,10 @@ class VirtualDaemon:
 
     # -- clients
 
-    def admit(self, blocks: int, length: int, prefix_blocks: int = 0) -> RequestId:
+    def admit(self, blocks: int, length: int, prefix_blocks: int = 0, priority: int = 0) -> RequestId:
         request = RequestId(f"r{len(self.lengths)}")
         self.clients[request], self.lengths[request] = [], length
-        self.fleet.admit(core_request(Words(request, blocks, length, prefix_blocks)))
+        self.fleet.admit(core_request(Words(request, blocks, length, prefix_blocks, priority)))
         return request
 
     def leave(self, request: RequestId) -> None:

@@ -101,7 +101,8 @@ class History:
         worker.step()
 
     def _admit(self, _: WorkerId, number: int) -> None:
-        self.daemon.admit(1 + number % 3, 2 + number % 12, number % 3 if number % 2 else 0)
+        prefix_blocks, priority = number % 3 if number % 2 else 0, (0, 1, -1, 1)[number // 4 % 4]
+        self.daemon.admit(1 + number % 3, 2 + number % 12, prefix_blocks, priority)
 
     def _migrate(self, name: WorkerId, number: int) -> None:
         if requests := self.daemon.open:

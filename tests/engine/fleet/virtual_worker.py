@@ -36,6 +36,7 @@ class Words(msgspec.Struct, frozen=True):
     length: int
     prefix_blocks: int = 0
     """Of its blocks, those that begin like everybody's."""
+    priority: int = 0
 
 
 class VirtualCodec:
@@ -61,7 +62,7 @@ def core_request(words: Words) -> Any:
     """What vLLM's front end would hand to the fleet."""
     prompt = range(prompt_tokens(words))
     return SimpleNamespace(
-        request_id=words.request, prompt_token_ids=prompt, prompt_embeds=None, priority=0, words=words
+        request_id=words.request, prompt_token_ids=prompt, prompt_embeds=None, priority=words.priority, words=words
     )
 
 
