@@ -45,7 +45,8 @@ class History:
     ) -> None:
         """Note an event and its commands."""
         if isinstance(event, events.WorkerDown):
-            self.switched.pop(event.worker, None)
+            for worker in event.workers:
+                self.switched.pop(worker, None)
         for command in commands:
             if isinstance(command, events.ActivateWorker | events.RetireWorker):
                 self.switched[command.worker] = Because(event.at_s, command.reason)

@@ -55,8 +55,10 @@ class Recorder:
                 self._capacity_bytes[event.worker] = event.capacity_bytes
             case events.WorkerSharingChanged():
                 return fact_records(event) if event.worker in self._capacity_bytes else []
-            case events.WorkerDown() | events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
+            case events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
                 return self._worker_changed(event)
+            case events.WorkerDown():
+                return self._workers_lost(event)
         return fact_records(event)
 
     def _end_move(self, event: events.MoveCommitted | events.MoveAborted) -> bool:
@@ -69,24 +71,23 @@ class Recorder:
             self._worker[event.request] = destination
         return True
 
-    def _worker_changed(
-        self, event: events.WorkerDown | events.WorkerCapacityChanged | events.WorkerSlotsChanged
-    ) -> list[Record]:
+    def _worker_changed(self, event: events.WorkerCapacityChanged | events.WorkerSlotsChanged) -> list[Record]:
         worker = event.worker
         if worker not in self._capacity_bytes:
             return []
         if isinstance(event, events.WorkerSlotsChanged):
             return [slots_record(event, self._capacity_bytes[worker])]
-        if isinstance(event, events.WorkerCapacityChanged):
-            self._capacity_bytes[worker] = event.capacity_bytes
-            return fact_records(event)
-        del self._capacity_bytes[worker]
-        lost = {request for request, where in self._worker.items() if where == worker}
+        self._capacity_bytes[worker] = event.capacity_bytes
+        return fact_records(event)
+
+    def _workers_lost(self, event: events.WorkerDown) -> list[Record]:
+        gone = [worker for worker in event.workers if self._capacity_bytes.pop(worker, None) is not None]
+        lost = {request for request, where in self._worker.items() if where in gone}
         for request in lost:
             del self._worker[request]
         moving = self._destination.items()
-        self._destination = {one: there for one, there in moving if there != worker and one not in lost}
-        return fact_records(event)
+        self._destination = {one: there for one, there in moving if there not in gone and one not in lost}
+        return [record for record in fact_records(event) if record["worker"] in gone]
 
     def _decision(self, at_s: float, command: AnyCommand, ways: Mapping[RequestId, str]) -> Record:
         match command:

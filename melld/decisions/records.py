@@ -190,7 +190,7 @@ _FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
     events.RequestFinished: _finished,
     events.WorkerUp: _worker,
     events.WorkerSteadied: lambda event: [("steady", {"worker": event.worker})],
-    events.WorkerDown: lambda event: [("worker", {"worker": event.worker, "capacity_bytes": 0})],
+    events.WorkerDown: lambda event: [("worker", {"worker": one, "capacity_bytes": 0}) for one in event.workers],
     events.WorkerCapacityChanged: lambda event: [
         ("worker", {"worker": event.worker, "capacity_bytes": event.capacity_bytes})
     ],

@@ -15,7 +15,7 @@ import msgspec
 
 from melld.decisions.records import Record, decision_record, is_decision
 from melld.errors import IllegalTransition, MelldError
-from melld.ids import NO_EVENT, EventId, RequestId
+from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policies.names import Policies
@@ -130,7 +130,7 @@ def _event_of(facts: list[Record]) -> AnyEvent:
         case "moved":
             return events.MoveAborted(at_s, request, reason=fact["cause"])
         case "worker":
-            return _worker_event(fact)
+            return _worker_event(fact, tuple(one["worker"] for one in facts[1:]))
         case "steady":
             return events.WorkerSteadied(at_s, worker)
         case "share":
@@ -152,7 +152,7 @@ def _pace(fact: Record) -> events.WorkerPace:
     return events.WorkerPace(**{name: fact[name] for name in events.WorkerPace.__struct_fields__})
 
 
-def _worker_event(fact: dict[str, Any]) -> AnyEvent:
+def _worker_event(fact: dict[str, Any], others: tuple[WorkerId, ...]) -> AnyEvent:
     at_s, worker, capacity_bytes = fact["at"], fact["worker"], fact["capacity_bytes"]
     if "machine" in fact:
         offered = fact["slots"], fact["machine"], fact.get("block_bytes", 0)
@@ -160,7 +160,7 @@ def _worker_event(fact: dict[str, Any]) -> AnyEvent:
     if "slots" in fact:
         return events.WorkerSlotsChanged(at_s, worker, fact["slots"])
     if capacity_bytes == 0:
-        return events.WorkerDown(at_s, worker)
+        return events.WorkerDown(at_s, worker, others)
     return events.WorkerCapacityChanged(at_s, worker, capacity_bytes)
 
 

@@ -185,7 +185,8 @@ def event_in_words(records: Sequence[Record]) -> str:
     kind, request, worker = fact["kind"], fact.get("request"), fact.get("worker")
     match kind:
         case "worker" if fact["capacity_bytes"] == 0:
-            return f"{worker} is gone"
+            gone = [str(record["worker"]) for record in records if record["kind"] == "worker"]
+            return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         case "worker" if "machine" in fact:
             return f"{worker} is ready"
         case "moved":

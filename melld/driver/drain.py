@@ -217,7 +217,7 @@ class Drains:
             case events.RequestFinished(request=request) if request in drain.left:
                 drain.left.remove(request)
                 drain.ended += 1
-            case events.WorkerDown(worker=worker) if worker == drain.worker:
+            case events.WorkerDown() if drain.worker in event.workers:
                 drain.restarted += len(drain.left)
                 drain.left.clear()
             case events.EpochStarted():

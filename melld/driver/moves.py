@@ -111,8 +111,9 @@ class WantedMoves:
                 if (deferred := self.planner.drop(event.request)) is not None:
                     self._forget(deferred, "the request has ended")
             case events.WorkerDown():
-                for deferred in self.planner.drop_worker(event.worker):
-                    self._cancel(deferred, f"{event.worker} is gone")
+                for worker in event.workers:
+                    for deferred in self.planner.drop_worker(worker):
+                        self._cancel(deferred, f"{worker} is gone")
 
     def is_stale(self, event: events.AnyEvent) -> bool:
         """Return True if the event aborts a move that the scheduler has dropped: a newer one waits or has started.

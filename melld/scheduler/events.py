@@ -109,6 +109,13 @@ class WorkerDown(Event, frozen=True, tag=True, gc=False):
     """A worker has died or was removed.  Its requests are placed again, or queued ahead of others."""
 
     worker: WorkerId
+    others: tuple[WorkerId, ...] = ()
+    """Lost at the same moment, with their machine: so nothing is placed on one that is about to be told lost."""
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """Return all that are lost."""
+        return self.worker, *self.others
 
 
 class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):

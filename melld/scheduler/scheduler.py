@@ -20,7 +20,7 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 from melld.scheduler.policy import Policy
 from melld.scheduler.queueing import Queueing
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Duty, RequestState, Worker
+from melld.scheduler.state import Duty, Request, RequestState, Worker
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
@@ -186,18 +186,24 @@ class Scheduler:
             self._queueing.serve()
 
     def _worker_down(self, event: events.WorkerDown) -> None:
-        worker = self.cluster.workers.get(event.worker)
-        if worker is None:
-            return
-        bound_for_it = [(r, r.worker, worker) for r in worker.arriving.values() if r.worker is not None]
-        leaving_it = [(r, worker, r.destination) for r in worker.requests.values() if r.destination is not None]
-        displaced = self.cluster.remove_worker(worker)
-        for request, source, destination in bound_for_it + leaving_it:
-            self.policy.moved(request, source, destination)
-        self.policy.changed(worker, displaced)
-        self._queueing.serve()
-        for request in displaced:
-            self._queueing.tell(request)
+        known = self.cluster.workers
+        lost = {worker: list[Request]() for name in event.workers if (worker := known.get(name)) is not None}
+        moves: dict[Request, tuple[Worker, Worker]] = {}
+        for worker in lost:
+            for request in (*worker.arriving.values(), *worker.requests.values()):
+                if request.worker is not None and request.destination is not None:
+                    moves[request] = request.worker, request.destination
+        for worker in lost:
+            lost[worker] = self.cluster.remove_worker(worker)
+        for request, ends in moves.items():
+            self.policy.moved(request, *ends)
+        for worker, displaced in lost.items():
+            self.policy.changed(worker, displaced)
+        if lost:
+            self._queueing.serve()
+        for displaced in lost.values():
+            for request in displaced:
+                self._queueing.tell(request)
 
     def _capacity_changed(self, event: events.WorkerCapacityChanged) -> None:
         self._resize(event.worker, event.capacity_bytes, None)

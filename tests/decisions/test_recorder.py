@@ -80,6 +80,8 @@ def test_what_the_scheduler_does_not_hear_of_is_not_told() -> None:
     gone = [e.WorkerDown(4.0, "w7"), e.WorkerCapacityChanged(4.0, "w7", 5), e.WorkerSlotsChanged(4.0, "w7", 5)]
     kinds = [record["kind"] for record in history(*UP, arrived, *late, *gone)]
     assert kinds == ["scheduler", "worker", "worker", "arrive", "activate", "place", "finish"]
+    partly = history(*UP, e.WorkerDown(4.0, "w7", ("w1", "w8")))
+    assert [(one["worker"], one["capacity_bytes"]) for one in partly[3:]] == [("w1", 0)]
 
 
 def test_a_worker_of_few_slots_says_so() -> None:
@@ -133,6 +135,8 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
     e.RequestFinished(14.0, "r1", 20, 6.5),
     e.RequestFinished(14.0, "r2"),
     e.WorkerDown(15.0, "w1"),
+    e.WorkerUp(16.0, "w1", 1000, 4, 2),
+    e.WorkerDown(17.0, "w0", ("w1",)),
 )
 
 

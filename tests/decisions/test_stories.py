@@ -94,6 +94,17 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
     assert (died.what, died.reason, died.worker) == (Happened.MOVE_CANCELLED, "its destination is gone", "w1")
 
 
+def test_a_lost_machine_is_one_event_in_the_stories_of_all_its_requests() -> None:
+    """A request is displaced once, and not placed on a worker that was lost at the same moment."""
+    up = *UP, e.WorkerUp(0.0, "w2", 1000, machine=1)
+    arrivals = e.RequestArrived(1.0, "a", 900), e.RequestArrived(1.0, "b", 900)
+    lost = told(*up, *arrivals, e.WorkerDown(2.0, "w0", ("w1",)))
+    first, second = (lost.story(name).lines for name in "ab")
+    assert [(line.what, line.worker) for line in first[2:]] == [(Happened.DISPLACED, ""), (Happened.PLACED, "w2")]
+    assert [line.what for line in second[2:]] == [Happened.DISPLACED, Happened.QUEUED]
+    assert {line.event_in_words for line in (*first[2:], *second[2:])} == {"w0, w1 are gone"}
+
+
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_every_story_hangs_together(policy: str, machines: str) -> None:

@@ -218,6 +218,21 @@ class Books:
         self.rank[request] = (False, self.priority[request], int(request[1:]))
         self.waits_since[request] = self.now_s
 
+    def lose(self, name: str) -> None:
+        """The worker is gone: what ran there waits, and what was on its way there stays."""
+        for book in (self.capacity, self.slots):
+            del book[name]
+        self.awake.discard(name)
+        self.drained.discard(name)
+        self.shared.pop(name, None)
+        for request, worker in list(self.at.items()):
+            if name in (worker, self.going.get(request)):
+                if (destination := self.going.pop(request, None)) != name:
+                    self.leave(request, destination)
+                self.pinned.discard(request)
+                if worker == name:
+                    self.displace(request)
+
     def forget(self, request: str) -> None:
         """The request is gone."""
         for worker in (self.at[request], self.going.get(request)):
@@ -373,23 +388,12 @@ class PolicyMachine(RuleBasedStateMachine):
         if name not in self.books.capacity:
             self.bring_up(name, CAPACITY, slots, steady=steady)
 
-    @rule(name=st.sampled_from(NAMES))
-    def down(self, name: str) -> None:
-        if name not in self.books.capacity:
-            return
-        for book in (self.books.capacity, self.books.slots):
-            del book[name]
-        self.books.awake.discard(name)
-        self.books.drained.discard(name)
-        self.books.shared.pop(name, None)
-        for request, worker in list(self.books.at.items()):
-            if name in (worker, self.books.going.get(request)):
-                if (destination := self.books.going.pop(request, None)) != name:
-                    self.books.leave(request, destination)
-                self.books.pinned.discard(request)
-                if worker == name:
-                    self.books.displace(request)
-        self.tell(e.WorkerDown(self.now_s, name))
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+    def down(self, names: list[str]) -> None:
+        """A worker is lost, or several at the same moment."""
+        for name in set(names) & self.books.capacity.keys():
+            self.books.lose(name)
+        self.tell(e.WorkerDown(self.now_s, names[0], tuple(names[1:])))
 
     @rule(name=st.sampled_from(NAMES), back=st.booleans())
     def drain(self, name: str, back: bool) -> None:

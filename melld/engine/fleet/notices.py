@@ -1,13 +1,15 @@
 """Tells the scheduler of events, never in the middle of a change.
 
 Owns the events that wait for the end of a change: a decision on the first of them would act on records that the rest
-of the change is about to correct.
+of the change is about to correct.  Workers lost in one change, as with their machine, are told as one event.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from melld.scheduler.events import AnyEvent
+import msgspec
+
+from melld.scheduler.events import AnyEvent, WorkerDown
 
 
 class Notices:
@@ -31,11 +33,28 @@ class Notices:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Hold back the events of the block until its end, so that no decision sees half of a change."""
+        """Hold back the events of the block until its end, so that no decision sees half of a change.
+
+        A block inside another one is part of its change.
+        """
+        if self._untold is not None:
+            yield
+            return
         untold: list[AnyEvent] = []
         self._untold = untold
         try:
             yield
         finally:
             self._untold = None
-            self.tell_all(untold)
+            self.tell_all(_joined(untold))
+
+
+def _joined(untold: list[AnyEvent]) -> list[AnyEvent]:
+    """Return the events with all losses of workers in the place of the first."""
+    losses = [event for event in untold if isinstance(event, WorkerDown)]
+    if len(losses) < 2:
+        return untold
+    first, *others = (worker for loss in losses for worker in loss.workers)
+    whole = msgspec.structs.replace(losses[0], worker=first, others=tuple(others))
+    rest = [event for event in untold if event is losses[0] or not isinstance(event, WorkerDown)]
+    return [whole if event is losses[0] else event for event in rest]

@@ -4,9 +4,9 @@ import pytest
 
 from melld.engine.fleet.notices import Notices
 from melld.ids import WorkerId
-from melld.scheduler.events import AnyEvent, WorkerDown
+from melld.scheduler.events import AnyEvent, EpochStarted, WorkerDown
 
-FIRST, SECOND = WorkerDown(1.0, worker=WorkerId("w0")), WorkerDown(2.0, worker=WorkerId("w1"))
+FIRST, SECOND = WorkerDown(1.0, worker=WorkerId("w0")), EpochStarted(2.0)
 
 
 def test_the_events_of_a_change_are_told_at_its_end_in_their_order() -> None:
@@ -34,3 +34,17 @@ def test_a_change_that_fails_keeps_back_nothing() -> None:
         change()
     notices.tell(SECOND)
     assert told == [FIRST, SECOND]
+
+
+def test_workers_lost_in_one_change_are_one_loss() -> None:
+    """Told one after the other, the first one's requests would be placed on the second."""
+    told: list[AnyEvent] = []
+    notices = Notices(told.append)
+    with notices.at_once():
+        notices.tell(SECOND)
+        for name in ("w0", "w1", "w2"):
+            with notices.at_once():
+                notices.tell(WorkerDown(3.0, worker=WorkerId(name)))
+        assert told == []
+        notices.tell(EpochStarted(4.0))
+    assert told == [SECOND, WorkerDown(3.0, WorkerId("w0"), (WorkerId("w1"), WorkerId("w2"))), EpochStarted(4.0)]
