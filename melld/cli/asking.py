@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from melld.control.client import ControlClient, ControlRefused, NoDaemon
 from melld.errors import ConfigError
 
 Reply = TypeVar("Reply")
+NO_ANSWER = (ConfigError, NoDaemon, ControlRefused, msgspec.MsgspecError)
 
 
 def ask(
@@ -32,16 +33,13 @@ def ask(
     try:
         text = ControlClient(daemon_directories(arguments, os.environ)).operate(operation, message, deadline_s)
         reply = msgspec.json.decode(text, type=reply_type)
-    except ConfigError as error:
-        return _fail(operation, error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(operation, error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(operation, error, FAILED)
+    except NO_ANSWER as error:
+        return failed(operation, error)
     print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(reply))
     return DONE if is_done(reply) else FAILED
 
 
-def _fail(operation: str, error: Any, code: int) -> int:
+def failed(operation: str, error: Exception) -> int:
+    """Print why the daemon's answer is missing, and return the exit code."""
     print(f"melld {operation}: {error}", file=sys.stderr)
-    return code
+    return {ConfigError: BAD_USAGE, NoDaemon: NO_DAEMON}.get(type(error), FAILED)

@@ -5,15 +5,14 @@ Owns the table; the daemon's status has the facts.
 
 import argparse
 import os
-import sys
 
 import msgspec
 
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli import DONE
+from melld.cli.asking import NO_ANSWER, failed
 from melld.cli.config_flags import add_daemon_flags, daemon_directories
-from melld.control.client import ControlClient, ControlRefused, NoDaemon
+from melld.control.client import ControlClient
 from melld.control.status import DaemonStatus
-from melld.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         client = ControlClient(daemon_directories(arguments, os.environ))
         status = msgspec.json.decode(client.status(), type=DaemonStatus)
-    except (ConfigError, NoDaemon, ControlRefused, msgspec.MsgspecError) as error:
-        print(f"melld models: {error}", file=sys.stderr)
-        return {ConfigError: BAD_USAGE, NoDaemon: NO_DAEMON}.get(type(error), FAILED)
+    except NO_ANSWER as error:
+        return failed("models", error)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(status.served), indent=2).decode())
         return DONE

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
+from melld.cli import DONE
+from melld.cli.asking import NO_ANSWER, failed
 from melld.cli.config_flags import add_daemon_flags, daemon_directories
-from melld.control.client import ControlClient, ControlRefused, NoDaemon
+from melld.control.client import ControlClient
 from melld.control.status import SCHEMA, DaemonStatus
-from melld.errors import ConfigError
 
 WATCH_INTERVAL_S = 0.5
 
@@ -44,20 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _print_tables(client)
         return DONE
-    except ConfigError as error:
-        return _fail(error, BAD_USAGE)
-    except NoDaemon as error:
-        return _fail(error, NO_DAEMON)
-    except (ControlRefused, msgspec.MsgspecError) as error:
-        return _fail(error, FAILED)
+    except NO_ANSWER as error:
+        return failed("status", error)
     except BrokenPipeError:  # `melld status --watch | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"melld status: {error}", file=sys.stderr)
-    return code
 
 
 def _decode(text: bytes) -> DaemonStatus:

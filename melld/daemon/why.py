@@ -121,7 +121,7 @@ class Explainer:
 
     def _move(self, decided: Record, kv_bytes: int) -> MoveStatus:
         request = RequestId(decided["request"])
-        waits = self._driver.why_deferred(request)
+        waits = self._driver.wanted.why_deferred(request)
         migration = self._driver.migration_of(request)
         return MoveStatus(
             request=request,
@@ -145,7 +145,7 @@ class Explainer:
                 bytes_per_s=round(link.bytes_per_s) or None,
                 tokens_only_because=link.failure,
             )
-            for (source, destination), link in self._driver.links.items()
+            for (source, destination), link in self._driver.executor.links.items()
         )
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from melld.decisions.records import Record, decision_record, is_decision
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import Record, is_decision
 from melld.errors import IllegalTransition, MelldError
-from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
+from melld.ids import NO_EVENT, EventId, WorkerId
 from melld.scheduler import events
-from melld.scheduler.events import AnyCommand, AnyEvent
+from melld.scheduler.events import AnyEvent
 from melld.scheduler.policies.names import Policies
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
@@ -76,19 +77,19 @@ def replay(records: Iterable[Record], choice: ReplaySettings) -> Replayed:
     rest = stream if first["kind"] == "scheduler" else chain([first], stream)
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
         rest = (record for record in rest if record["kind"] != "moved")
-    sizes: dict[RequestId, int] = {}
+    recorder = Recorder()
     happened = decisions = 0
     for step, found, epoch in _steps(rest, None if told else choice.epoch_s):
         try:
             event = epoch or as_event([record for record in found if not is_decision(record)])
-            _note_sizes(event, sizes)
             commands = scheduler.handle(event)
         except (IllegalTransition, ValueError, LookupError, TypeError) as error:
             raise UnusableLog(step, str(error)) from error
         happened += 1
         logged = [record for record in found if is_decision(record)]
         ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
-        decided = [_decided(event.at_s, command, sizes, ways) for command in commands]
+        taken = recorder.take(event, commands, ways)
+        decided = taken[len(taken) - len(commands) :]
         if decided != logged:
             return Replayed(policy, read[0], happened, decisions, _difference(step, logged, decided))
         decisions += len(logged)
@@ -198,23 +199,6 @@ def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
             epochs += 1
         else:
             yield step, found, None
-
-
-def _note_sizes(event: AnyEvent, sizes: dict[RequestId, int]) -> None:
-    match event:
-        case events.RequestArrived():
-            sizes[event.request] = event.kv_bytes
-        case events.RequestsGrew():
-            sizes.update(event.kv_bytes)
-        case events.RequestFinished():
-            sizes.pop(event.request, None)
-
-
-def _decided(at_s: float, command: AnyCommand, sizes: dict[RequestId, int], ways: dict[RequestId, str]) -> Record:
-    if isinstance(command, events.ActivateWorker | events.RetireWorker):
-        return decision_record(at_s, command)
-    kv_bytes, via = sizes.get(command.request, 0), ways.get(command.request, "kv")
-    return decision_record(at_s, command, kv_bytes, via)
 
 
 def _difference(step: int, logged: list[Record], decided: list[Record]) -> Difference:

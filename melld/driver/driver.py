@@ -15,12 +15,12 @@ import msgspec
 
 from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
-from melld.driver.executor import Executor, KvLink
+from melld.driver.executor import Executor
 from melld.driver.moves import WantedMoves
 from melld.driver.queue import RequestQueue
 from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
-from melld.errors import MelldError, UnknownRequest
+from melld.errors import MelldError, RequestTooLarge, UnknownRequest
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate.migration import Migration
 from melld.migrate.planner import Planner
@@ -140,7 +140,8 @@ class Driver:
         if is_epoch:
             self._try(event, self.wanted.plan)
         self._try(event, lambda: self.drains.heard(event))
-        ways = self._ways_of(commands)
+        moved = [command.request for command in commands if isinstance(command, events.MoveRequest)]
+        ways = {one: str(via) for one in moved if (via := self.wanted.way_of(one)) is not None}  # else cancelled
         for tap in self._taps:
             self._try(event, partial(tap, event, commands, ways))
 
@@ -218,11 +219,6 @@ class Driver:
             raise NoRoomAsked(request, destination)
         return await self.executor.report(await self.wanted.begun(request))
 
-    @property
-    def links(self) -> Mapping[tuple[WorkerId, WorkerId], KvLink]:
-        """Return the link from each worker to each other one."""
-        return self.executor.links
-
     def is_pinned(self, request: RequestId) -> bool:
         """Return True if an operator has pinned the request to its worker or destination."""
         known = self._cluster.requests.get(request)
@@ -242,15 +238,6 @@ class Driver:
         """
         if self._scheduler.would_shed(client, priority):
             self.queue.refuse()
-
-    def _ways_of(self, commands: Sequence[events.AnyCommand]) -> Mapping[RequestId, str]:
-        """Return the ways of the moves among these commands; leave out moves that are cancelled already."""
-        ways = {one.request: self.wanted.way_of(one.request) for one in commands if isinstance(one, events.MoveRequest)}
-        return {request: str(via) for request, via in ways.items() if via is not None}
-
-    def why_deferred(self, request: RequestId) -> str:
-        """Say why the request's move has not started; empty if it has, or if there is none."""
-        return self.wanted.why_deferred(request)
 
     def migration_of(self, request: RequestId) -> Migration | None:
         """Return the request's migration under way, or None."""
@@ -324,7 +311,8 @@ class Driver:
             case events.ShedRequest():
                 self.queue.send_away(command)
             case events.RefuseRequest():
-                self._fleet.refuse(command.request, command.kv_bytes, command.capacity_bytes)
+                too_large = RequestTooLarge(command.request, command.kv_bytes, command.capacity_bytes)
+                self._fleet.end(command.request, too_large)
             case events.ActivateWorker():
                 self._fleet.wake(command.worker)
             case events.RetireWorker():

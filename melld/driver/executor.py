@@ -121,7 +121,7 @@ class Executor:
             source=live.worker,
             destination=destination,
             via=Via.TOKENS if why_not else via,
-            lease=self._fleet.new_lease(request),
+            lease=live.new_lease(),
             paces=paces or {},
             cause=cause,
             after_first_token=after_first_token,

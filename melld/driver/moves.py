@@ -128,11 +128,6 @@ class WantedMoves:
 
     # -- for status and operators ------------------------------------------------------------------------------------
 
-    @property
-    def deferred(self) -> list[Deferred]:
-        """Return the deferred moves, each with its reason."""
-        return list(self.planner.waiting.values())
-
     def why_deferred(self, request: RequestId) -> str:
         """Say why the request's move has not started; empty if it has, or if there is none."""
         move, deferred = self._executor.moves.get(request), self.planner.waiting.get(request)

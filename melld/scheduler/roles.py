@@ -51,13 +51,6 @@ def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float, handing_
     return steps(decoding) / (1.0 - beside) + (handing_s if prefilling else 0.0)
 
 
-def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
-    """Return the seconds of prompts per second beside which the pace is the target; 0 if decodes alone exceed it."""
-    decoding = workers - prefilling
-    left = 1.0 - steps(decoding) / target_s
-    return PREFILL_PART * prefilling + decoding * left if left >= 0.0 else 0.0
-
-
 def pressure(
     steps: Steps, workers: int, prefilling: int, prompts: float, target_s: float, handing_s: float = 0.0
 ) -> float:

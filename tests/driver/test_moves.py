@@ -50,8 +50,8 @@ async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemo
     await asyncio.sleep(0)
     assert daemon.begun() == {first: W0}
     assert daemon.causes() == {second: Cause.LINK}
-    assert daemon.driver.why_deferred(second) == "the link is full"
-    assert daemon.driver.why_deferred(first) == ""
+    assert daemon.driver.wanted.why_deferred(second) == "the link is full"
+    assert daemon.driver.wanted.why_deferred(first) == ""
     daemon.epoch()
     assert daemon.causes() == {second: Cause.LINK}  # the first is still on its way
     daemon.refuse(first)

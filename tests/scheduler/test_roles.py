@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from melld.scheduler.roles import Steps, best_split, carries, pace_s, pressure
+from melld.scheduler.roles import PREFILL_PART, Steps, best_split, pace_s, pressure
 from melld.simulator.catalogue import CARDS, MODELS
 from melld.simulator.latency import profile_for
 
@@ -19,6 +19,13 @@ def steps_of(machine: tuple[str, str], decodes: int) -> Steps:
         return float(latency.step_s(batch, batch * CONTEXT_TOKENS)[0])
 
     return steps
+
+
+def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
+    """Return the seconds of prompts per second beside which the pace is the target; 0 if decodes alone exceed it."""
+    decoding = workers - prefilling
+    left = 1.0 - steps(decoding) / target_s
+    return PREFILL_PART * prefilling + decoding * left if left >= 0.0 else 0.0
 
 
 def gain(machine: tuple[str, str], workers: int, each: int, lone_steps: float) -> float:

@@ -125,4 +125,4 @@ class OfflineDaemon:
         return self.scheduler.cluster.requests[request].state
 
     def causes(self) -> dict[str, Cause]:
-        return {deferred.wanted.request: deferred.cause for deferred in self.driver.wanted.deferred}
+        return {deferred.wanted.request: deferred.cause for deferred in self.driver.wanted.planner.waiting.values()}

@@ -30,7 +30,7 @@ from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
-from melld.errors import MelldError, RequestTooLarge, UnknownWorker
+from melld.errors import MelldError, UnknownWorker
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.kvstore.prefixes import PrefixIndex
@@ -152,10 +152,6 @@ class Fleet:
         if process is not None:
             process.send(message, payload)
 
-    def new_lease(self, request: RequestId) -> int:
-        """Return an unused lease.  It becomes valid when the request is placed or handed over under it."""
-        return self.live[request].new_lease()
-
     def reserve(self, request: RequestId, worker: WorkerId, tokens: int) -> None:
         """Reserve room for that many tokens of the request on the worker, until `ledger.release`."""
         if (facts := self.workers.get(worker)) is not None:
@@ -221,10 +217,6 @@ class Fleet:
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Tell the scheduler to cap the worker at `slots` requests."""
         self._notices.tell_all(self.places[worker].limit(slots, self._clock()))
-
-    def refuse(self, request: RequestId, kv_bytes: int, capacity_bytes: int) -> None:
-        """Refuse a request that fits on no worker."""
-        self.end(request, RequestTooLarge(request, kv_bytes, capacity_bytes))
 
     def end(self, request: RequestId, error: MelldError) -> None:
         """End the request with this error: `admit` raises it, or `failures` carries it if the request is admitted."""
