@@ -26,7 +26,8 @@ from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ARGUMENTS, CPU_ENVIRO
 from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.local import LocalHost
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
 
@@ -50,7 +51,7 @@ class Worker:
             environment=dict(CPU_ENVIRONMENT),
             arena=arena.spec() if arena is not None else None,
         )
-        self.process = WorkerProcess(self.spec, template, self._said, self._ended)
+        self.process = WorkerProcess(self.spec, LocalHost(template), self._said, self._ended)
         self.heard: list[Any] = []
         self.on_answer: Callable[[WorkerId, wire.GranulesReturned], None] = lambda _worker, _answer: None
         self._news = asyncio.Event()

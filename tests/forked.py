@@ -87,7 +87,7 @@ class ForkedPython(subprocess.Popen[Any]):
 
 
 class ForkedTemplate(ForkedPython):
-    """A workers' template as `melld.engine.fleet.template` starts it, but that it dies with the nursery, its parent."""
+    """A workers' template as `melld.engine.host.template` starts it, but that it dies with the nursery, its parent."""
 
     def __init__(self, words: list[str], **options: Any) -> None:
         interpreter, option, code, *rest = words

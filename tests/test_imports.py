@@ -36,6 +36,7 @@ W  engine.arena_file  engine.pin  engine.option_kinds  engine.vllm_options  engi
 W  engine.worker.*
 D  decisions.file
 D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
+D  engine.host.*
 D  engine.fleet.*
 D  engine.frontend.*
 V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.frontend

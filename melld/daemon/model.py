@@ -24,7 +24,7 @@ from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import WARM, Place
 from melld.engine.fleet.supervisor import WorkerStartFailed
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.template import TemplateProcess
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError
 from melld.scheduler.view import ClusterView

@@ -60,8 +60,10 @@ from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.codec import EngineCodec
+from melld.engine.host.local import LocalHost
+from melld.engine.host.ports import Host
+from melld.engine.host.template import TemplateProcess
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import DeviceName, RequestId, WorkerId
 from melld.kvstore.device_reading import Device
@@ -96,7 +98,7 @@ class CommonParts(NamedTuple):
 
     gpus: list[Device]
     nvml: Nvml
-    template: TemplateProcess
+    host: Host
     meters: MoveMeters
     clock: Callable[[], float]
     landlord: LandlordShell | None
@@ -122,7 +124,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     landlord = None
     if count > 1:
         landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
-    shared = CommonParts(gpus, nvml, template, MoveMeters(prometheus_client.REGISTRY), clock, landlord)
+    shared = CommonParts(gpus, nvml, LocalHost(template), MoveMeters(prometheus_client.REGISTRY), clock, landlord)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts) if landlord is None else ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
@@ -177,7 +179,7 @@ def make_model(
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
     aware = settings.prefix_aware and settings.policy == MellSlo.name
     owner, codec = shared.landlord, EngineCodec()
-    fleet = Fleet(slots, shared.template, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
+    fleet = Fleet(slots, shared.host, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
     planner = Planner(Boundaries().for_epochs_of(epoch_s))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
     on_rest = () if owner is None else (owner.tell_offers,)

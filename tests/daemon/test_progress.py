@@ -3,14 +3,14 @@
 from melld.daemon.progress import StartProgress
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
+from tests.engine.fleet.virtual_worker import VirtualHost
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 def loading(place: Place) -> WorkerProcess:
-    """A process in that place that the template has not made yet."""
-    place.process = WorkerProcess(place.slot.spec, TemplateProcess("cpu", {}), lambda *_: None, lambda _ended: None)
+    """A process in that place that is not made yet."""
+    place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None)
     return place.process
 
 
@@ -22,13 +22,13 @@ async def test_each_line_says_what_every_worker_does() -> None:
     processes = [loading(place) for place in places.values()]
     assert progress.line() == "w0, w1, w2 importing PyTorch and vLLM (takes a while the first time)"
     for process in processes:
-        process._forked(1)
-        process._received(wire.WorkerLoading("loading the model"), [])
-    processes[1]._printed("Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03, 1.17s/it]")
+        process.forked(1)
+        process._heard(wire.WorkerLoading("loading the model"), [])
+    processes[1].printed("Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03, 1.17s/it]")
     assert progress.line() == (
         "w0, w2 loading the model; w1 loading the model (Loading safetensors checkpoint shards 25 %)"
     )
-    processes[1]._received(wire.WorkerLoading("making its KV cache"), [])
+    processes[1]._heard(wire.WorkerLoading("making its KV cache"), [])
     places[W0].step("ready")
     places[W2].died(was_ready=False)
     places[W2].process = None

@@ -15,7 +15,6 @@ from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.template import TemplateProcess
 from melld.errors import MelldError, QueueFull, RequestTooLarge, WaitedTooLong
 from melld.ids import RequestId
 from melld.migrate.boundaries import Boundaries
@@ -25,6 +24,7 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.fit import BestFit
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
+from tests.engine.fleet.virtual_worker import VirtualHost
 from tests.forked import run_python
 
 # As it comes out of vLLM's serving classes, in a process that may import them.
@@ -48,7 +48,7 @@ class World:
         self.now_s = 0.0
         settings = SchedulerSettings(ClusterSettings(retire_after_s=60.0), max_waiting=2, wait_deadline_s=5.0)
         self.scheduler = Scheduler(BestFit, settings)
-        self.fleet = Fleet([SLOT], TemplateProcess("cpu", {}), PlainCodec(), lambda: self.driver, self.clock)
+        self.fleet = Fleet([SLOT], VirtualHost(), PlainCodec(), lambda: self.driver, self.clock)
         executor = Executor(self.fleet, self.clock, MoveMeters(CollectorRegistry()))
         self.driver = Driver(self.scheduler, self.fleet, executor, Planner(Boundaries()), (), self.clock, 0.1)
         self.fleet.worker_said(SLOT, READY, [])

@@ -13,7 +13,6 @@ from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
@@ -24,6 +23,7 @@ from melld.scheduler import events
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState
+from tests.engine.fleet.virtual_worker import VirtualHost
 
 BLOCK_BYTES, BLOCK_TOKENS, BLOCKS = 1000, 16, 100
 TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=((0, 40), (1, 30)))
@@ -41,7 +41,7 @@ class OfflineFleet(Fleet):
             for index, name in enumerate((W0, W1, W2))
         }  # fmt: skip
         codec: Any = SimpleNamespace(encode_request=lambda _request: b"")
-        super().__init__(list(self.slots.values()), TemplateProcess("cpu", {}), codec, driver, clock)
+        super().__init__(list(self.slots.values()), VirtualHost(), codec, driver, clock)
         self.sent: list[tuple[WorkerId, Any]] = []
 
     def send(self, worker: WorkerId, message: msgspec.Struct, payload: Any = ()) -> None:

@@ -27,7 +27,7 @@ from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestKilledWorkers, RequestNotTaken, new_live, prefix_salt
 from melld.engine.fleet.supervisor import Supervisor
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError, UnknownWorker
@@ -52,7 +52,7 @@ class Fleet:
     def __init__(
         self,
         slots: Sequence[Slot],
-        template: TemplateProcess,
+        host: Host,
         codec: Codec,
         listener: Callable[[], FleetListener],
         clock: Callable[[], float],
@@ -61,7 +61,7 @@ class Fleet:
         is_prefix_aware: bool = False,
         owner: WorkerOwner | None = None,
     ) -> None:
-        self.supervisor = Supervisor(slots, template, self, health or HealthConfig(), owner)
+        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep

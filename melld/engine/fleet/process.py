@@ -1,20 +1,17 @@
-"""One worker process as the daemon sees it: its fork, its wire, what it prints, its end.
+"""One worker process as the daemon sees it: its start, its frames, its end.
 
-Owns one process, one socket and one pipe.  Does not interpret messages, and keeps no lifecycle: `place` does.
+Owns one process on its host.  Does not interpret messages, and keeps no lifecycle: `place` does.
 """
 
 import asyncio
 import logging
-import os
 import re
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.fate import Fate, end_in_words
-from melld.engine.fleet.template import OutputLines, TemplateProcess
+from melld.engine.host.ports import Child, Host
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
@@ -41,46 +38,38 @@ class WorkerProcess:
     def __init__(
         self,
         spec: wire.WorkerSpec,
-        template: TemplateProcess,
+        host: Host,
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],
     ) -> None:
         self.spec = spec
         self.asked_to_end = False
         self.pid = 0
-        """0 until the template has forked it."""
+        """0 until it is forked."""
         self._stage = ""
         self._progress = ""
         self.forked_s = 0.0
         """When it was forked, by the loop's clock."""
-        self._template = template
+        self._host = host
+        self._child: Child | None = None
+        self._decoder = FrameDecoder(wire.ToDaemon)
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
-        self._lines = OutputLines(self._printed)
-        self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
-        self._fate = Fate()
 
-    async def start(self) -> None:
-        """Have the process forked.  Returns at once; `WorkerReady` or `WorkerEnded` follows.
+    def start(self) -> None:
+        """Have the process started, and return at once; `WorkerReady` or `WorkerEnded` follows.
 
-        Must run on the daemon's main thread: the kernel ties the template's life to the thread that started it.
+        Raises:
+            OSError: there are no descriptors or no memory for it now.
         """
-        ours, theirs = socket.socketpair()
-        write_end = self._lines.open()
-        try:
-            self._birth = self._template.spawn(self.spec, (theirs.fileno(), write_end), self._forked, self._exited)
-        finally:
-            theirs.close()
-            os.close(write_end)
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self._received), sock=ours)
+        self._child = self._host.spawn(self.spec, self)
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Write a frame; drop it if the process is gone (`on_end` tells of that)."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(encode_frame(message, payload))
+        if self._child is not None:
+            self._child.write(encode_frame(message, payload))
 
     def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
         """Ask the process to end, at once.  The returned coroutine waits for its end and kills it at the deadline."""
@@ -102,9 +91,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process, even if it is stopped (SIGSTOP) or stuck in a GPU kernel."""
-        if not self._ended.is_set():
-            self._fate.about_to_kill(self.pid)
-            self._template.kill(self._birth)
+        if self._child is not None and not self._ended.is_set():
+            self._child.kill()
 
     @property
     def doing(self) -> str:
@@ -113,7 +101,32 @@ class WorkerProcess:
             return "importing PyTorch and vLLM (takes a while the first time)"
         return f"{self._stage} ({self._progress})" if self._progress else self._stage
 
-    def _received(self, message: Any, payload: list[bytes]) -> None:
+    # -- called by its host: see `Ear` -------------------------------------------------------------------------------
+
+    def forked(self, pid: int) -> None:
+        """Note when it was forked."""
+        self.pid = pid
+        self.forked_s = asyncio.get_running_loop().time()
+
+    def received(self, data: bytes) -> None:
+        """Hand on the frames that these bytes complete."""
+        for message, payload in self._decoder.feed(data):
+            self._heard(message, payload)
+
+    def printed(self, line: str) -> None:
+        """Log the line, and keep the progress that it shows."""
+        if (progress := PROGRESS.match(line)) is not None:
+            self._progress = f"{progress[1]} {progress[2]} %"
+        log.debug("%s: %s", self.spec.worker, line)
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        """Tell of the end; what the worker itself said of its failure says more than how it ended."""
+        self._ended.set()
+        if self._failure is not None:
+            reason = self._failure.reason.splitlines()[0]
+        self._on_end(WorkerEnded(self.spec.worker, reason, self.asked_to_end, from_outside))
+
+    def _heard(self, message: Any, payload: list[bytes]) -> None:
         if isinstance(message, wire.WorkerLoading):
             self._stage, self._progress = message.stage, ""
             return
@@ -123,36 +136,3 @@ class WorkerProcess:
                 log.debug("%s: %s", self.spec.worker, line)
         if not self._ended.is_set():
             self._on_message(message, payload)
-
-    def _printed(self, line: str) -> None:
-        if (progress := PROGRESS.match(line)) is not None:
-            self._progress = f"{progress[1]} {progress[2]} %"
-        log.debug("%s: %s", self.spec.worker, line)
-
-    def _forked(self, pid: int) -> None:
-        self.pid = pid
-        self.forked_s = asyncio.get_running_loop().time()
-
-    def _exited(self, exit_code: int | None, cause: str) -> None:
-        if self._transport is not None:
-            self._transport.close()
-        self._lines.read_rest()
-        self._ended.set()
-        from_outside = self._fate.is_from_outside(exit_code)
-        reason = cause or self._reason(exit_code)
-        self._on_end(WorkerEnded(self.spec.worker, reason, self.asked_to_end, from_outside))
-
-    def _reason(self, exit_code: int | None) -> str:
-        if self._failure is not None:
-            return self._failure.reason.splitlines()[0]
-        return end_in_words(exit_code, self._fate.killer, self._lines.last)
-
-
-class _Wire(asyncio.Protocol):
-    def __init__(self, received: Callable[[Any, list[bytes]], None]) -> None:
-        self._decoder = FrameDecoder(wire.ToDaemon)
-        self._received = received
-
-    def data_received(self, data: bytes) -> None:
-        for message, payload in self._decoder.feed(data):
-            self._received(message, payload)

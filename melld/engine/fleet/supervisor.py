@@ -18,7 +18,7 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import WorkerId
@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(
         self,
         slots: Sequence[Slot],
-        template: TemplateProcess,
+        host: Host,
         listener: WorkerListener,
         health: HealthConfig,
         owner: WorkerOwner | None = None,
@@ -77,7 +77,7 @@ class Supervisor:
             place.is_owned = True
             place.state = WorkerState.STOPPED
         self._on_ready: Callable[[Place], None] = _nothing
-        self._template = template
+        self._host = host
 
     async def start(self, on_ready: Callable[[Place], None] = _nothing) -> None:
         """Start every worker; return when each is ready or has failed once (those are restarted), and one is ready.
@@ -91,7 +91,7 @@ class Supervisor:
         self._on_ready = on_ready
         try:
             for place in self.places.values():
-                await self._spawn(place)
+                self._spawn(place)
             await self._first_start
         except WorkerStartFailed:
             await self.stop()
@@ -178,7 +178,7 @@ class Supervisor:
         if was_given_up:
             place.forgive()
         if not place.is_ready and place.process is None:
-            self._own(self._spawn(place), f"start {place.slot.worker}")
+            self._spawn(place)
 
     def _end(self, place: Place) -> Coroutine[Any, Any, None]:
         """Ask a process to end; kill one that is still loading, which has nothing to clean up."""
@@ -200,18 +200,18 @@ class Supervisor:
             if not self._broken.done():
                 self._broken.set_exception(error)
 
-    async def _spawn(self, place: Place) -> None:
+    def _spawn(self, place: Place) -> None:
         if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
             return  # no longer wanted, or started meanwhile
         place.process = WorkerProcess(
             place.slot.spec,
-            self._template,
+            self._host,
             lambda message, payload: self._said(place, message, payload),
             lambda ended: self._ended(place, ended),
         )
         place.unanswered = 0
         try:
-            await place.process.start()
+            place.process.start()
         except OSError as error:  # out of file descriptors or memory: that may pass
             reason = f"no process could be started: {error}"
             self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False))
@@ -270,7 +270,7 @@ class Supervisor:
         elif not self._stopping and place.state is WorkerState.FAILED and self._anybody_was_ready:
             self._restart(place)
         if not self._stopping and place.state is WorkerState.WAKING:
-            self._own(self._spawn(place), f"start {ended.worker}")
+            self._spawn(place)
 
     @property
     def _anybody_was_ready(self) -> bool:
@@ -299,11 +299,11 @@ class Supervisor:
         await asyncio.sleep(place.back_off_s)
         if place.may("retry"):
             place.step("retry")
-            await self._spawn(place)
+            self._spawn(place)
 
     async def _spawn_rested(self, place: Place) -> None:
         await asyncio.sleep(max(place.rested_s - asyncio.get_running_loop().time(), 0.0))
-        await self._spawn(place)
+        self._spawn(place)
 
     # -- hung workers -----------------------------------------------------------------------------------------------
 

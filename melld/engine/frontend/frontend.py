@@ -40,12 +40,12 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet.fleet import Failures, Fleet
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
+from melld.engine.host.template import TemplateProcess
 from melld.engine.vllm_options import FRONTEND_OPTIONS
 from melld.errors import MelldError
 

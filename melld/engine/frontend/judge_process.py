@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict

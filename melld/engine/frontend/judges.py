@@ -13,9 +13,9 @@ import signal
 
 import msgspec
 
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.frontend.judge_process import JudgeProcess
 from melld.engine.frontend.judge_queue import Allowance, JudgeQueue
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.judge import MEMORY_BYTES, Verdict
 from melld.errors import ConstraintRefused, NoJudge

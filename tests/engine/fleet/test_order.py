@@ -14,12 +14,12 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
 from melld.engine.fleet.request import MAX_REQUEST_BYTES
-from melld.engine.fleet.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.scheduler.events import AnyEvent
+from tests.engine.fleet.virtual_worker import VirtualHost
 
 
 def facts() -> WorkerFacts:
@@ -99,7 +99,7 @@ class Listener:
 def alone() -> Fleet:
     """A fleet without a driver."""
     listener = Listener()
-    fleet = Fleet([SLOT], TemplateProcess("cpu", {}), PlainCodec(), lambda: listener, lambda: 0.0)
+    fleet = Fleet([SLOT], VirtualHost(), PlainCodec(), lambda: listener, lambda: 0.0)
     listener.executor = Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
     return fleet
 

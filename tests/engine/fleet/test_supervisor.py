@@ -12,13 +12,14 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.supervisor import Supervisor, WorkerStartFailed
-from melld.engine.fleet.template import TemplateProcess
+from melld.engine.host.local import LocalHost
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
 from melld.ids import WorkerId
 from tests.engine.fleet.test_order import SLOT
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
-from tests.engine.fleet.virtual_worker import VirtualWorker
+from tests.engine.fleet.virtual_worker import VirtualHost, VirtualWorker
 from tests.serve.offline_daemon import W0, OfflineDaemon
 
 
@@ -61,7 +62,7 @@ def test_a_worker_that_has_worked_for_long_enough_begins_anew() -> None:
 
 async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     """Without file descriptors to spare no worker is left half started, and the reason is told."""
-    supervisor = Supervisor([SLOT], TemplateProcess("cpu", {}), Nobody(), HealthConfig())
+    supervisor = Supervisor([SLOT], LocalHost(TemplateProcess("cpu", {})), Nobody(), HealthConfig())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
     try:
@@ -74,7 +75,7 @@ async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
 
 async def test_a_task_of_the_supervisor_that_fails_ends_the_search_for_hung_workers_aloud() -> None:
     """A worker that is never started again, or hangs unseen, is worse than a daemon that ends and says why."""
-    supervisor = Supervisor([SLOT], TemplateProcess("cpu", {}), Nobody(), HealthConfig())
+    supervisor = Supervisor([SLOT], VirtualHost(), Nobody(), HealthConfig())
 
     async def fail() -> None:
         raise RuntimeError("a bug")

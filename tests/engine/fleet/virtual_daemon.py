@@ -37,7 +37,7 @@ from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState
 from tests.decisions.audit import Auditor
 from tests.engine.fleet.virtual_loop import VirtualLoop
-from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualTemplate, VirtualWorker, Words, core_request
+from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualHost, VirtualWorker, Words, core_request
 
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
 SOON_STEADY = HealthConfig(steady_after_s=1.0)
@@ -69,8 +69,7 @@ class VirtualDaemon:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
         specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
-        self.template = VirtualTemplate()
-        loop.connect = self.template.connect
+        self.host = VirtualHost()
         settings = SchedulerSettings(ClusterSettings(retire_after_s=0.5))
         scheduler = Scheduler(POLICIES[policy], settings)
         self.cluster = scheduler.cluster
@@ -78,8 +77,7 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        template: Any = self.template
-        self.fleet = Fleet(slots, template, VirtualCodec(), lambda: self.driver, loop.time, health)
+        self.fleet = Fleet(slots, self.host, VirtualCodec(), lambda: self.driver, loop.time, health)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries().for_epochs_of(0.1))
         self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1)
@@ -182,11 +180,11 @@ class VirtualDaemon:
     # -- workers
 
     def worker(self, name: WorkerId) -> VirtualWorker:
-        return self.template.workers[name]
+        return self.host.workers[name]
 
     def workers(self) -> list[VirtualWorker]:
         """Those whose process is there."""
-        return [worker for worker in self.template.workers.values() if worker.ended is None]
+        return [worker for worker in self.host.workers.values() if worker.ended is None]
 
     async def flush(self) -> None:
         """Everything that was said is heard, and everything that was asked is done."""

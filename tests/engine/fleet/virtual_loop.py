@@ -1,4 +1,4 @@
-"""An event loop without waiting: its clock jumps to the next timer, and its wires to workers lie in memory."""
+"""An event loop without waiting: its clock jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -18,30 +18,11 @@ class _Jumping(selectors.SelectSelector):
         return []
 
 
-class Wire(asyncio.Transport):
-    """The daemon's end of a worker's wire: what it writes is handed on as it is, at once."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._write = write
-        self._closed = False
-
-    def writelines(self, list_of_data: Any) -> None:
-        self._write(b"".join(list_of_data))
-
-    def is_closing(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        self._closed = True
-
-
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`connect(protocol)` makes the transport of the worker that was spawned last."""
+    """One whose clock jumps."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.connect: Callable[[asyncio.BaseProtocol], Wire]
         self.failures: list[dict[str, Any]] = []
         selector = _Jumping()
         selector.jump = self._jump
@@ -53,15 +34,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now_s
-
-    async def connect_read_pipe(self, protocol_factory: Any, pipe: Any) -> Any:
-        pipe.close()
-        return None, protocol_factory()
-
-    async def create_unix_connection(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
-        sock.close()
-        protocol = protocol_factory()
-        return self.connect(protocol), protocol
 
     def __enter__(self) -> Self:
         asyncio.set_event_loop(self)

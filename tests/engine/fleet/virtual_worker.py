@@ -8,20 +8,20 @@ those who sent it, and fails the test.
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.template import Birth
+from melld.engine.host.fate import end_in_words
+from melld.engine.host.ports import Ear
 from melld.engine.wire import messages as wire
-from melld.engine.wire.frames import FrameDecoder, encode_frame
+from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.worker.migration_order import CommandOrder
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestSnapshot, Via
-from tests.engine.fleet.virtual_loop import Wire
 
 BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
 KEPT = (say.ThawRequest, say.ReleaseRequest, say.CancelReservation)
@@ -83,7 +83,7 @@ class VirtualWorker:
     """`inbox` is what it has been told and has not done, `outbox` what it has said and nobody has read."""
 
     name: str
-    birth: Birth
+    ear: Ear
     ready: bool = False
     stopping: bool = False
     hung: bool = False
@@ -96,20 +96,12 @@ class VirtualWorker:
     reports: int = 0
     order: CommandOrder = field(default_factory=CommandOrder)
     parked: dict[str, Any] = field(default_factory=dict)
-    protocol: Any = None
 
-    def connect(self, protocol: asyncio.BaseProtocol) -> Wire:
-        self.protocol = protocol
-        decoder = FrameDecoder(wire.ToWorker)
-
-        def write(data: bytes) -> None:
-            for message, payload in decoder.feed(data):
-                if isinstance(message, wire.Ping) and not self.hung:  # an I/O thread's, whatever the engine does
-                    self.say(wire.Pong(steps=0, busy_s=0.0, requests=len(self.copies)))
-                elif self.ended is None:
-                    self.inbox.append((message, payload))
-
-        return Wire(write)
+    def told(self, message: Any, payload: list[bytes]) -> None:
+        if isinstance(message, wire.Ping) and not self.hung:  # an I/O thread's, whatever the engine does
+            self.say(wire.Pong(steps=0, busy_s=0.0, requests=len(self.copies)))
+        elif self.ended is None:
+            self.inbox.append((message, payload))
 
     # -- what it says
 
@@ -119,7 +111,7 @@ class VirtualWorker:
     def deliver(self) -> None:
         """The daemon reads one frame."""
         if self.outbox and self.ended is None:
-            self.protocol.data_received(self.outbox.popleft())
+            self.ear.received(self.outbox.popleft())
 
     def become_ready(self) -> None:
         if self.ready or self.ended is not None:
@@ -142,7 +134,7 @@ class VirtualWorker:
         self.ended = exit_code
         self.copies.clear()
         self.rooms.clear()
-        self.birth.on_exited(exit_code, "")
+        self.ear.exited(end_in_words(exit_code, "from outside", ()), exit_code == -signal.SIGKILL)
 
     # -- what it does
 
@@ -320,40 +312,28 @@ def _copy_of(snapshot: RequestSnapshot, lease: int) -> Copy:
     return Copy(words, len(snapshot.output_token_ids), lease)
 
 
-class VirtualTemplate:
-    """Makes workers at once.  `workers` has the latest of each name, `last` the one that was made last."""
+class VirtualChild:
+    """The daemon's end of a virtual worker."""
 
-    pid = None
+    def __init__(self, worker: VirtualWorker) -> None:
+        self._worker = worker
+        self._decoder = FrameDecoder(wire.ToWorker)
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        for message, payload in self._decoder.feed(b"".join(buffers)):
+            self._worker.told(message, payload)
+
+    def kill(self) -> None:
+        asyncio.get_running_loop().call_soon(self._worker.die)
+
+
+class VirtualHost:
+    """Makes workers at once.  `workers` has the latest of each name."""
 
     def __init__(self) -> None:
         self.workers: dict[str, VirtualWorker] = {}
-        self.last: VirtualWorker
-        self._births = 0
 
-    def start(self) -> None:
-        """There is nothing to import."""
-
-    def stop(self) -> None:
-        """There is nothing to end."""
-
-    def spawn(
-        self,
-        spec: wire.WorkerSpec,
-        _descriptors: tuple[int, int],
-        on_forked: Callable[[int], None],
-        on_exited: Callable[[int | None, str], None],
-    ) -> Birth:
-        self._births += 1
-        birth = Birth(self._births, on_forked, on_exited)
-        asyncio.get_running_loop().call_soon(on_forked, 0)
-        self.last = self.workers[spec.worker] = VirtualWorker(spec.worker, birth)
-        return birth
-
-    def connect(self, protocol: asyncio.BaseProtocol) -> Wire:
-        """The wire of the worker that was made last."""
-        return self.last.connect(protocol)
-
-    def kill(self, birth: Birth) -> None:
-        for worker in self.workers.values():
-            if worker.birth is birth:
-                asyncio.get_running_loop().call_soon(worker.die)
+    def spawn(self, spec: wire.WorkerSpec, ear: Ear) -> VirtualChild:
+        asyncio.get_running_loop().call_soon(ear.forked, 0)
+        worker = self.workers[spec.worker] = VirtualWorker(spec.worker, ear)
+        return VirtualChild(worker)

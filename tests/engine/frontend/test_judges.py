@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.engine.fleet import template
 from melld.engine.frontend.judges import SEATS, Judges
+from melld.engine.host import template
 from melld.engine.wire import messages as wire
 from melld.errors import ConstraintRefused
 from tests.forked import ForkedTemplate

@@ -5,7 +5,6 @@ in it.
 """
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
@@ -18,13 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from melld.engine.fleet.fate import Fate, end_in_words
+from melld.engine.host.fate import Fate, end_in_words
+from melld.engine.host.lines import OutputLines
 from melld.engine.wire import messages as wire
 from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
 
 log = logging.getLogger("melld.template")
-MAX_LOG_LINES = 40
-"""How many of a process's last lines are kept."""
 ENDING_S = 0.2
 """How long a process may take from closing its wire to its end."""
 BEGIN = (
@@ -192,38 +190,3 @@ def _kill(pid: int) -> None:
     """Kill a worker; one that has ended may be gone before the template's message about it is read."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-class OutputLines(asyncio.Protocol):
-    """Everything that a process prints, line by line, including its libraries and a dying interpreter."""
-
-    def __init__(self, printed: Callable[[str], None]) -> None:
-        self.last: collections.deque[str] = collections.deque(maxlen=MAX_LOG_LINES)
-        self._printed = printed
-        self._rest = b""
-
-    def open(self) -> int:
-        """Return the descriptor for the process to print to; the caller closes it once the process has it."""
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        self._pipe = os.fdopen(read_end, "rb", 0)
-        loop = asyncio.get_running_loop()
-        self._reading = loop.create_task(loop.connect_read_pipe(lambda: self, self._pipe), name="what a process prints")
-        self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return write_end
-
-    def data_received(self, data: bytes) -> None:
-        """Split data into lines.  See `asyncio.Protocol`."""
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = self._rest[-4096:]
-        for line in lines:
-            if text := line.decode(errors="replace").strip():
-                self.last.append(text)
-                self._printed(text)
-
-    def read_rest(self) -> None:
-        """Read what is left after the process's end: its last line says why it ended."""
-        with contextlib.suppress(OSError, ValueError):  # nothing more is there, or the pipe is closed
-            while data := os.read(self._pipe.fileno(), 1 << 16):
-                self.data_received(data)
-        self.data_received(b"\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from melld.engine.fleet import fate as fates
-from melld.engine.fleet.fate import Fate, end_in_words, is_stopped
+from melld.engine.host import fate as fates
+from melld.engine.host.fate import Fate, end_in_words, is_stopped
 
 WAITS = """
 import signal, sys

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from melld.engine.fleet.template import Birth, TemplateProcess
+from melld.engine.host.template import Birth, TemplateProcess
 from melld.engine.wire.messages import WorkerSpec
 
 

@@ -1,0 +1,85 @@
+"""This machine as a host: workers are forked from the template process, and speak over socket pairs.
+
+Owns a worker's socket, the pipe that it prints to, and the words for its end.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from melld.engine.host.fate import Fate, end_in_words
+from melld.engine.host.lines import OutputLines
+from melld.engine.host.ports import Ear
+from melld.engine.host.template import TemplateProcess
+from melld.engine.wire.frames import Buffer
+from melld.engine.wire.messages import WorkerSpec
+
+
+class LocalHost:
+    """This machine.  To be used on the event loop's thread, which must be the main one: see `TemplateProcess`."""
+
+    def __init__(self, template: TemplateProcess) -> None:
+        self._template = template
+
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> "LocalChild":
+        """See `Host.spawn`."""
+        child = LocalChild(self._template, ear)
+        child.start(spec)
+        return child
+
+
+class LocalChild(asyncio.Protocol):
+    """A process of this machine, and its wire."""
+
+    def __init__(self, template: TemplateProcess, ear: Ear) -> None:
+        self._template = template
+        self._ear = ear
+        self._fate = Fate()
+        self._lines = OutputLines(ear.printed)
+        self._pid = 0
+        self._transport: asyncio.Transport | None = None
+
+    def start(self, spec: WorkerSpec) -> None:
+        """Have it forked."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            write_end = self._lines.open()
+            try:
+                descriptors = (theirs.fileno(), write_end)
+                self._birth = self._template.spawn(spec, descriptors, self._forked, self._exited)
+            finally:
+                os.close(write_end)
+        loop = asyncio.get_running_loop()
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """See `Child.write`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(buffers)
+
+    def kill(self) -> None:
+        """See `Child.kill`."""
+        self._fate.about_to_kill(self._pid)
+        self._template.kill(self._birth)
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._ear.received(data)
+
+    def _forked(self, pid: int) -> None:
+        self._pid = pid
+        self._ear.forked(pid)
+
+    def _exited(self, exit_code: int | None, cause: str) -> None:
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        self._lines.read_rest()
+        reason = cause or end_in_words(exit_code, self._fate.killer, self._lines.last)
+        self._ear.exited(reason, self._fate.is_from_outside(exit_code))

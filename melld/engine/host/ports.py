@@ -1,0 +1,47 @@
+"""What a machine does for the daemon: it starts processes, carries their wires, and tells how they end.
+
+The interfaces only: `local` has this machine's, `melld.cluster` those of other machines.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from melld.engine.wire.frames import Buffer
+from melld.engine.wire.messages import WorkerSpec
+
+
+class Ear(Protocol):
+    """Hears of one process, on the event loop; nothing after `exited`."""
+
+    def forked(self, pid: int) -> None:
+        """Note that the process is there.  `pid`: on its own machine."""
+
+    def received(self, data: bytes) -> None:
+        """Take the next bytes of its wire."""
+
+    def printed(self, line: str) -> None:
+        """Take a line of its output."""
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        """Note that it is gone, and why, in one line; `from_outside`: no request of it is to blame (`fate`)."""
+
+
+class Child(Protocol):
+    """A process that was asked for, on whatever machine."""
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Write to its wire; drop what is written once it is gone."""
+
+    def kill(self) -> None:
+        """Kill it, even if it is stopped or is not there yet; `Ear.exited` follows."""
+
+
+class Host(Protocol):
+    """A machine that starts workers."""
+
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> Child:
+        """Have a worker started, and return at once; `Ear.exited` comes in any case.
+
+        Raises:
+            OSError: there are no descriptors or no memory for it now.
+        """
