@@ -12,7 +12,7 @@ import concurrent.futures
 import functools
 import pathlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from tables import record
@@ -54,15 +54,43 @@ def skew(exponent: float) -> Callable[[int, float], list[float]]:
     return lambda count, total: settings.power_law(count, total, exponent)
 
 
+def popular_few(count: int, total_per_s: float) -> list[float]:
+    """Return rates of which a fifth of the models has half."""
+    few = max(1, round(0.2 * count))
+    return [total_per_s / 2 / few if rank < few else total_per_s / 2 / (count - few) for rank in range(count)]
+
+
+def bursts(count: int, seed: int) -> settings.Shape:
+    """Return a shape where each model has 4 times its mean rate for a part of each minute, and little otherwise."""
+    chance = random.Random(seed)
+    times, every_s = 4.0, 60.0
+    offsets = [chance.random() * every_s for _ in range(count)]
+    part = 0.8 / times
+    low = 0.2 / (1.0 - part)
+
+    def shape(index: int, at_s: float) -> float:
+        return times if (at_s + offsets[index]) % every_s < part * every_s else low
+
+    return shape
+
+
+def drifting(rates: Sequence[float], every_s: float) -> settings.Shape:
+    """Return a shape where the models change their places in the popularity, one by one."""
+
+    def shape(index: int, at_s: float) -> float:
+        place = (index + int(at_s // every_s)) % len(rates)
+        return rates[place] / rates[index]
+
+    return shape
+
+
 CASES = (
     Case("KV scarce: 4 x Llama-2 7B, 1 device, alpha 0.9", "llama-2-7b", 4, 1, skew(0.9), 2.5),
     Case("KV scarce, bursts", "llama-2-7b", 4, 1, skew(0.9), 2.2, "bursts"),
     Case("KV plenty: 4 x Qwen2.5 7B, 1 device, alpha 0.9", "qwen2.5-7b", 4, 1, skew(0.9), 11.5),
     Case("12 x Llama-2 7B, 4 devices, alpha 0.9", "llama-2-7b", 12, 4, skew(0.9), 8.0),
     Case("12 x Llama-2 7B, 4 devices, alpha 2.1", "llama-2-7b", 12, 4, skew(2.1), 6.0),
-    Case(
-        "16 x Llama-2 7B, 4 devices, 20 % have half, drifting", "llama-2-7b", 16, 4, settings.popular_few, 8.0, "drift"
-    ),
+    Case("16 x Llama-2 7B, 4 devices, 20 % have half, drifting", "llama-2-7b", 16, 4, popular_few, 8.0, "drift"),
 )
 
 
@@ -73,8 +101,8 @@ def made(case: Case, rate_per_s: float, seed: int) -> tuple[Setting, list[ModelA
     estate = Setting(tuple(served), CARDS["a100-80g"], case.devices, dozing=True)
     shapes = {
         "steady": (settings.steady, 1.0),
-        "bursts": (settings.bursts(case.count, seed), 4.0),
-        "drift": (settings.drifting(rates, 60.0), max(rates) / min(rates)),
+        "bursts": (bursts(case.count, seed), 4.0),
+        "drift": (drifting(rates, 60.0), max(rates) / min(rates)),
     }
     shape, peak = shapes[case.shape]
     load = settings.arrivals(served, SECONDS, CHAT, random.Random(seed), shape, peak)

@@ -22,7 +22,6 @@ from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
 from melld.decisions.replay import ReplaySettings, replay
 from melld.errors import ConfigError, MelldError
-from melld.migrate.snapshot import Via
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
@@ -100,7 +99,6 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
     profile = profile_for(model, card)
     prefill_token_s = profile.prefill_s(1024) / 1024
     constant = None if arguments.step_ms is None else ConstantLatency(arguments.step_ms / 1e3, prefill_token_s)
-    ways = {"kv": (Via.KV,), "tokens": (Via.TOKENS,), "both": (Via.KV, Via.TOKENS)}[arguments.migrate_via]
     settings = SimulatorSettings(
         capacity_bytes=capacity_bytes,
         bytes_per_token=arguments.bytes_per_token if sized else model.bytes_per_token,
@@ -110,7 +108,7 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
         epoch_s=arguments.epoch_ms / 1e3,
         paper_slots=arguments.paper_slots,
         wake_s=arguments.wake_s,
-        link=None if arguments.link_rate is None else LinkSettings(arguments.link_rate, ways=ways),
+        link=None if arguments.link_rate is None else LinkSettings(arguments.link_rate),
         failure_rate=arguments.failure_rate,
         seed=arguments.seed,
         targets=_targets(arguments),
@@ -124,7 +122,7 @@ def _targets(arguments: argparse.Namespace) -> Targets | None:
     itl_ms, ttft_s = arguments.itl_target_ms, arguments.ttft_target_s
     if itl_ms is None and ttft_s is None:
         return None
-    targets = Targets(None if itl_ms is None else itl_ms / 1e3, attainment=arguments.attainment_target)
+    targets = Targets(None if itl_ms is None else itl_ms / 1e3)
     return targets if ttft_s is None else msgspec.structs.replace(targets, ttft_s=ttft_s)
 
 
@@ -134,29 +132,27 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     if arguments.poisson is not None:
         if lengths is None or arguments.seconds == math.inf:
             raise ConfigError("--poisson", "needs --lengths and --seconds")
-        if arguments.rate is not None or arguments.keep is not None:
-            raise ConfigError("--rate" if arguments.rate else "--keep", "is for --trace")
+        if arguments.rate is not None:
+            raise ConfigError("--rate", "is for --trace")
         made = workloads.gamma(arguments.poisson, arguments.variation, arguments.seconds, lengths, chance)
         if not len(made):
             raise ConfigError("--seconds", "no request arrives in this time: make it longer")
         return made.scaled(arguments.length_factor)
     trace = workloads.read_trace(arguments.trace)
-    if arguments.keep is not None:
-        trace = trace.thinned(arguments.keep, chance)
     if arguments.rate is not None and len(trace):
         trace = trace.stretched(arguments.rate)
     if lengths is not None:
         trace = trace.with_lengths(lengths, chance)
     trace = trace.until(arguments.seconds)
     if not len(trace):
-        raise ConfigError("--seconds", "no request of the trace is left: make it longer, or keep more")
+        raise ConfigError("--seconds", "no request of the trace is left: make it longer")
     return trace.scaled(arguments.length_factor)
 
 
 def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
-    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
+    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
     with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
         return run_policy(policy, settings, workload, choices, log, progress)
 
@@ -167,7 +163,7 @@ def _replay(arguments: argparse.Namespace, policies: list[str], settings: Simula
         raise ConfigError(
             "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
         )
-    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
+    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
     asked = policies[0] if arguments.policy else None
     choice = ReplaySettings(
         asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES
@@ -197,7 +193,7 @@ def _plot(
 ) -> None:
     from melld.simulator.plots import draw_run
 
-    choices = SchedulerChoices(arguments.horizon_s, arguments.retire_after_s)
+    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
     names = [outcome.report.policy for outcome in outcomes]
     one_by_one = {
         name: run_policy(f"{name}-unbatched", settings, workload, choices).report

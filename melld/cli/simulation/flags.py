@@ -8,7 +8,6 @@ import math
 import pathlib
 
 from melld.config import SchedulerConfig
-from melld.scheduler.targets import Targets
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 from melld.simulator.policies import ALL_POLICIES
 
@@ -42,9 +41,6 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         "--length-factor", metavar="X", type=_positive, default=1.0, help="all lengths times X (the paper: 10)"
     )
     group.add_argument("--rate", metavar="RATE", type=_positive, help="stretch a trace's arrivals to RATE per second")
-    group.add_argument(
-        "--keep", metavar="P", type=_probability, help="keep each request of a trace with this probability (default: 1)"
-    )
     group.add_argument(
         "--seconds",
         metavar="N",
@@ -112,13 +108,6 @@ def _add_targets(group: argparse._ArgumentGroup) -> None:
         help="time until the first token, or four times as long as the prompt takes alone (default with "
         "--itl-target-ms: 2)",
     )
-    group.add_argument(
-        "--attainment-target",
-        metavar="P",
-        type=_probability,
-        default=Targets().attainment,
-        help="share of the requests that mell-slo aims to serve within each target (default: 0.99)",
-    )
 
 
 def _add_links(group: argparse._ArgumentGroup) -> None:
@@ -128,12 +117,6 @@ def _add_links(group: argparse._ArgumentGroup) -> None:
         type=_bytes,
         help="bytes a second between GPUs, such as 4GiB; migrations then take time, and memory on both sides "
         "(default: instant)",
-    )
-    group.add_argument(
-        "--migrate-via",
-        choices=("kv", "tokens", "both"),
-        default="both",
-        help="with --link-rate: what is sent (default: whichever ends sooner)",
     )
     group.add_argument(
         "--failure-rate", metavar="P", type=_part, default=0.0, help="share of the migrations that fail (default: 0)"
@@ -160,12 +143,6 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
         "--paper-slots",
         action="store_true",
         help="judge overflow after the scheduler has acted on the epoch, as the paper's time slots do",
-    )
-    group.add_argument(
-        "--horizon-s",
-        metavar="S",
-        type=_not_negative,
-        help="how far ahead to plan for growth (default: an epoch, a transfer and a block)",
     )
     group.add_argument(
         "--retire-after-s",

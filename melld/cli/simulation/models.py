@@ -25,7 +25,7 @@ from melld.simulator.workload import LogNormal, parse_lengths
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
 """Means of about 161 and 338 tokens: ShareGPT, as MuxServe has it."""
 DEFAULT_SHARING = "lending,split,collated"
-OTHERS = ("model", "capacity_bytes", "bytes_per_token", "policy", "link_rate", "decision_log", "plot", "rate", "keep")
+OTHERS = ("model", "capacity_bytes", "bytes_per_token", "policy", "link_rate", "decision_log", "plot", "rate")
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):

@@ -108,12 +108,6 @@ def power_law(count: int, total_per_s: float, exponent: float) -> list[float]:
     return [total_per_s * part / sum(parts) for part in parts]
 
 
-def popular_few(count: int, total_per_s: float, part: float = 0.2) -> list[float]:
-    """Return rates of which a part of the models has half."""
-    few = max(1, round(part * count))
-    return [total_per_s / 2 / few if rank < few else total_per_s / 2 / (count - few) for rank in range(count)]
-
-
 Shape = Callable[[int, float], float]
 """(index of a model, time) -> its rate over its mean rate."""
 
@@ -121,29 +115,6 @@ Shape = Callable[[int, float], float]
 def steady(_index: int, _at_s: float) -> float:
     """Return a Poisson process's constant rate."""
     return 1.0
-
-
-def bursts(count: int, seed: int, times: float = 4.0, every_s: float = 60.0) -> Shape:
-    """Return a shape where each model has `times` its mean rate for a part of each `every_s`, and little otherwise."""
-    chance = random.Random(seed)
-    offsets = [chance.random() * every_s for _ in range(count)]
-    part = 0.8 / times
-    low = 0.2 / (1.0 - part)
-
-    def shape(index: int, at_s: float) -> float:
-        return times if (at_s + offsets[index]) % every_s < part * every_s else low
-
-    return shape
-
-
-def drifting(rates: Sequence[float], every_s: float = 120.0) -> Shape:
-    """Return a shape where the models change their places in the popularity, one by one."""
-
-    def shape(index: int, at_s: float) -> float:
-        place = (index + int(at_s // every_s)) % len(rates)
-        return rates[place] / rates[index]
-
-    return shape
 
 
 def arrivals(
