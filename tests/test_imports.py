@@ -39,7 +39,7 @@ D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
 D  engine.host.*
 D  engine.fleet.*
 D  engine.frontend.*
-V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.frontend
+V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.fleet_client  engine.frontend.frontend
 V  engine.frontend.rehearsal
 D  driver.*
 V  api.*

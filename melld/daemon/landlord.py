@@ -190,7 +190,7 @@ class LandlordShell:
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """See `WorkerOwner`."""
-        if not self._is_loading(worker):
+        if self.landlord.instances[worker].state is not InstanceState.LOADING:
             return  # `worker_gone` follows, or came before
         if ended.expected:
             self.hear(e.ModelGone(self._clock(), worker))
@@ -203,12 +203,9 @@ class LandlordShell:
         if not ended.from_outside and not tenant.model.is_warm:
             tenant.model.failed(str(failure), place.back_off_s)
 
-    def _is_loading(self, worker: WorkerId) -> bool:
-        return self.landlord.instances[worker].state is InstanceState.LOADING
-
     def worker_gone(self, worker: WorkerId) -> None:
         """See `WorkerOwner`: its memory can be freed."""
-        if not self._is_loading(worker):  # such a one has no granules, and `worker_ended` tells of it
+        if self.landlord.instances[worker].state is not InstanceState.LOADING:  # else it has no granules
             self._do(self._scrub(worker))
 
     def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:

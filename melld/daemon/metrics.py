@@ -124,7 +124,7 @@ COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     (
         "melld_preemptions",
         "Requests that a worker preempted for lack of blocks.",
-        lambda one: one.parts.driver.preemptions,
+        lambda one: one.parts.driver.news.preemptions,
     ),
     (
         "melld_worker_awake_seconds",

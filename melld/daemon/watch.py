@@ -175,7 +175,7 @@ class Watch:
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
             warnings=(*self._condition.reload_warnings, *self._condition.warnings),
-            preemptions=sum(parts.driver.preemptions for parts in each),
+            preemptions=sum(parts.driver.news.preemptions for parts in each),
             worker_seconds_awake=round(awake_s, 3),
             gpu_hours_saved=round((known_s - awake_s) / 3600, 6),
             service=self._service([parts.history.attainment for parts in each]),

@@ -17,6 +17,7 @@ from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
 from melld.driver.executor import Executor
 from melld.driver.moves import WantedMoves
+from melld.driver.news import News
 from melld.driver.queue import RequestQueue
 from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
@@ -30,7 +31,6 @@ from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.view import ClusterView
 
 log = logging.getLogger("melld.driver")
-PACES_EVERY_S = 0.5
 Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId, str]], None]
 
 
@@ -78,9 +78,8 @@ class Driver:
         self.queue = RequestQueue(fleet, clock)
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
-        self.preemptions = 0
+        self.news = News(fleet, scheduler.cluster, clock, self.handle)
         self._on_rest = on_rest
-        self._preempted: set[RequestId] = set()
         self._fleet = fleet
         self._clock = clock
         self._epoch_s = epoch_s
@@ -88,7 +87,6 @@ class Driver:
         self._handling: EventId | None = None
         self._told = NO_EVENT
         self._told_s = 0.0
-        self._paced_s = 0.0
         self._asked: dict[str, tuple[Via | None, bool]] = {}
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
@@ -245,56 +243,13 @@ class Driver:
         return move.migration if move is not None else None
 
     async def run(self) -> None:
-        """Start an epoch every `epoch_s`, after telling the scheduler the requests' present sizes."""
+        """Start an epoch every `epoch_s`, after telling the scheduler what the workers have reported since."""
         while True:
             await asyncio.sleep(self._epoch_s)
-            self._tell_preempted()
-            self._tell_sizes()
-            self._tell_paces()
+            self.news.tell()
             cluster = self._cluster
             if cluster.requests or cluster.active or cluster.draining:  # else there is nothing to plan or to log
                 self.handle(events.EpochStarted(self._clock()))
-
-    def _tell_sizes(self) -> None:
-        """Tell the scheduler what has grown, and then what is shared of the sizes that it knows."""
-        grown = self._news(self._fleet.owned.take_grown())
-        if grown:
-            self.handle(events.RequestsGrew(self._clock(), kv_bytes=grown))
-        for worker in list(self._cluster.workers.values()):
-            shared_bytes = min(self._fleet.owned.shared_bytes(worker.id), worker.held_bytes)
-            if shared_bytes != worker.shared_bytes:
-                self.handle(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
-
-    def _tell_paces(self) -> None:
-        """Tell the scheduler what steps took, twice a second: a mean of fewer steps would say less."""
-        now_s = self._clock()
-        if now_s - self._paced_s >= PACES_EVERY_S and (paces := self._fleet.reports.take_paces()):
-            self._paced_s = now_s
-            self.handle(events.WorkersPaced(now_s, paces=paces))
-
-    def _tell_preempted(self) -> None:
-        self._preempted &= self._cluster.requests.keys()
-        for request in self._fleet.owned.take_preempted():
-            if request not in self._preempted:
-                self._preempted.add(request)
-                self.preemptions += 1
-                self.handle(events.RequestPreempted(self._clock(), request=request))
-
-    def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
-        """Return the sizes that the scheduler should know: a request that is recomputed may shrink for a while.
-
-        A preempted request is reported once it holds again what it held before.
-        """
-        known = self._cluster.requests
-        news = {}
-        for name, kv_bytes in sizes.items():
-            request = known.get(name)
-            if request is None or request.worker is None or kv_bytes < request.kv_bytes:
-                continue
-            if kv_bytes > request.kv_bytes or name in self._preempted:
-                self._preempted.discard(name)
-                news[name] = kv_bytes
-        return news
 
     def _obey(self, command: events.AnyCommand, is_epoch: bool) -> None:
         log.debug("%s", command)

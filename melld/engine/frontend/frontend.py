@@ -1,7 +1,7 @@
 """vLLM's input and output processors and its serving classes over the fleet, unchanged.
 
-Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
-above it see one engine.  Runs in the daemon and never opens a CUDA context: only the workers touch a device.
+Owns what `AsyncLLM` does differently over a fleet, and how both are made.  Runs in the daemon and never opens a CUDA
+context: only the workers touch a device.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import copy
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,18 +20,14 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_se
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
-from vllm.tasks import SupportedTask
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine import (
-    EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequest,
     logprobs,
 )
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
@@ -41,6 +36,7 @@ from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet.fleet import Failures, Fleet
 from melld.engine.frontend.caller import caller
+from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
@@ -51,98 +47,6 @@ from melld.errors import MelldError
 
 # vLLM copies each tensor out of its frame; torch warns because a frame is read-only.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-
-GENERATES: tuple[SupportedTask, ...] = ("generate",)
-
-
-class _Resources:
-    """The resources that `AsyncLLM` reads from its client: a fleet is never dead, as its workers restart."""
-
-    engine_dead = False
-
-
-class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """The fleet, presented to `AsyncLLM` as one engine."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        supported_tasks: tuple[str, ...],
-        vocabulary: int,
-        prompt_logprobs: PromptLogprobs,
-        turns: Turns,
-    ) -> None:
-        self._fleet = fleet
-        self._turns = turns
-        self._supported_tasks = supported_tasks
-        self._vocabulary = vocabulary
-        self.resources = _Resources()
-        self._prompt_logprobs = prompt_logprobs
-        self.engine_ranks_managed = list(range(len(fleet.places)))
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Do nothing: the daemon stops the workers."""
-
-    async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return the model's tasks, as the workers reported them."""
-        return self._supported_tasks
-
-    async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Submit a request.
-
-        Raises:
-            RequestTooLarge: the request fits no worker.
-            QueueFull: too many requests wait.
-            TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
-        """
-        called = caller()
-        await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
-        called.take_prompt_logprobs(self._count_prompt_logprobs(request))
-        request.priority = called.priority
-        self._fleet.admit(request, called.client)
-        called.admitted.set()
-
-    def _count_prompt_logprobs(self, request: EngineCoreRequest) -> int:
-        """Count the logprobs of the prompt: for each token its own, and those of the most likely tokens."""
-        params = request.sampling_params
-        if params is None or params.prompt_logprobs is None:
-            return 0
-        most_likely = self._vocabulary if params.prompt_logprobs < 0 else params.prompt_logprobs
-        return len(request.prompt_token_ids or ()) * (most_likely + 1)
-
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Abort the requests at once."""
-        self._fleet.abort(request_ids)
-
-    async def get_output_async(self) -> EngineCoreOutputs:
-        """Return the outputs of the next step of any worker."""
-        return self._prompt_logprobs.sift(await self._fleet.outputs.get())
-
-    async def reset_prefix_cache_async(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Reset the cache on every worker; return True if all succeeded."""
-        return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
-
-    async def reset_mm_cache_async(self) -> None:
-        """Reset the cache on every worker."""
-        await self._fleet.call_all("reset_mm_cache")
-
-    async def reset_encoder_cache_async(self) -> None:
-        """Reset the cache on every worker."""
-        await self._fleet.call_all("reset_encoder_cache")
-
-    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
-        """Load the adapter on every worker; one that starts later loads it before its first request with it."""
-        return all(await self._fleet.call_all("add_lora", [lora_request]))
-
-    async def is_sleeping_async(self) -> bool:
-        """Return False: a request wakes a sleeping worker, so the fleet never sleeps as a whole."""
-        return False
-
-    async def is_scheduler_paused_async(self) -> bool:
-        """Return False."""
-        return False
 
 
 class OutputsStopped(MelldError):
@@ -267,7 +171,7 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
     turns, states = Turns(), dict[str, Any]()
     prompt_logprobs = PromptLogprobs(states, fleet.outputs.put_nowait, turns)
     client = FleetClient(fleet, tasks, vllm_config.model_config.get_vocab_size(), prompt_logprobs, turns)
-    with _client_made_by(client):
+    with client_made_by(client):
         return Frontend(
             judges,
             fleet.failures,
@@ -278,30 +182,6 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
             log_stats=True,
             log_requests=False,
         )
-
-
-async def rehearse_frontend(client: EngineCoreClient, vllm_config: VllmConfig, arguments: Namespace) -> None:
-    """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
-    tasks = GENERATES if vllm_config.model_config.runner_type == "generate" else ()
-    with _client_made_by(client):
-        frontend = AsyncLLM(
-            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
-        )
-    try:
-        await init_app_state(frontend, State(), arguments, tasks)
-    finally:
-        frontend.shutdown()
-
-
-@contextlib.contextmanager
-def _client_made_by(client: EngineCoreClient) -> Iterator[None]:
-    """Replace the client that `AsyncLLM` makes, through the static method that makes it."""
-    made_by_vllm = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
-    try:
-        yield
-    finally:
-        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)
 
 
 def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:

@@ -12,15 +12,20 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from pydantic import ValidationError
+from starlette.datastructures import State
 from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor import Executor
 
 from melld.config import Config
 from melld.engine.arguments import engine_arguments, import_parsers
-from melld.engine.frontend.frontend import rehearse_frontend, serving_arguments, vllm_config_of
+from melld.engine.frontend.fleet_client import client_made_by
+from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
 
@@ -41,7 +46,7 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
-        asyncio.run(rehearse_frontend(_Nobody(), vllm_config, arguments))
+        asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
 
 
@@ -61,6 +66,19 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
         """Wait without end."""
         await asyncio.Event().wait()
         raise AssertionError
+
+
+async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
+    """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
+    tasks = ("generate",) if vllm_config.model_config.runner_type == "generate" else ()
+    with client_made_by(_Nobody()):
+        frontend = AsyncLLM(
+            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
+        )
+    try:
+        await init_app_state(frontend, State(), arguments, tasks)
+    finally:
+        frontend.shutdown()
 
 
 @contextlib.contextmanager

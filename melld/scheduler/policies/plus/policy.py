@@ -57,12 +57,8 @@ class MellPlus(Policy):
 
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
-        worker = (
-            self._lasting(request)
-            or self._pushed_aside(request)
-            or self.spare(request.kv_bytes, reason)
-            or self.fitting(request)
-        )
+        worker = self._lasting(request) or self._pushed_aside(request)
+        worker = worker or self.spare(request.kv_bytes, reason) or self.fitting(request)
         if worker is not None:
             self.cluster.assign(request, worker, reason)
         return worker is not None
@@ -294,8 +290,7 @@ class MellPlus(Policy):
         for _ in range(1 + len(kept) // WORKERS_PER_DRAIN):
             if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
                 return
-            found = cheapest_drain(self.outlook, settings)
-            if found is None:
+            if (found := cheapest_drain(self.outlook, settings)) is None:
                 return
             emptied, plan = found
             for request, taker in plan:

@@ -1,0 +1,118 @@
+"""The fleet as one engine of vLLM's.
+
+Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
+above it see one engine.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.frontend.caller import caller
+from melld.engine.frontend.prompt_logprobs import PromptLogprobs
+from melld.engine.frontend.turns import Turns
+
+
+class _Resources:
+    """The resources that `AsyncLLM` reads from its client: a fleet is never dead, as its workers restart."""
+
+    engine_dead = False
+
+
+class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    """The fleet, presented to `AsyncLLM` as one engine."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        supported_tasks: tuple[str, ...],
+        vocabulary: int,
+        prompt_logprobs: PromptLogprobs,
+        turns: Turns,
+    ) -> None:
+        self._fleet = fleet
+        self._turns = turns
+        self._supported_tasks = supported_tasks
+        self._vocabulary = vocabulary
+        self.resources = _Resources()
+        self._prompt_logprobs = prompt_logprobs
+        self.engine_ranks_managed = list(range(len(fleet.places)))
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Do nothing: the daemon stops the workers."""
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Return the model's tasks, as the workers reported them."""
+        return self._supported_tasks
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Submit a request.
+
+        Raises:
+            RequestTooLarge: the request fits no worker.
+            QueueFull: too many requests wait.
+            TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
+        """
+        called = caller()
+        await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
+        called.take_prompt_logprobs(self._count_prompt_logprobs(request))
+        request.priority = called.priority
+        self._fleet.admit(request, called.client)
+        called.admitted.set()
+
+    def _count_prompt_logprobs(self, request: EngineCoreRequest) -> int:
+        """Count the logprobs of the prompt: for each token its own, and those of the most likely tokens."""
+        params = request.sampling_params
+        if params is None or params.prompt_logprobs is None:
+            return 0
+        most_likely = self._vocabulary if params.prompt_logprobs < 0 else params.prompt_logprobs
+        return len(request.prompt_token_ids or ()) * (most_likely + 1)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Abort the requests at once."""
+        self._fleet.abort(request_ids)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """Return the outputs of the next step of any worker."""
+        return self._prompt_logprobs.sift(await self._fleet.outputs.get())
+
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Reset the cache on every worker; return True if all succeeded."""
+        return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
+
+    async def reset_mm_cache_async(self) -> None:
+        """Reset the cache on every worker."""
+        await self._fleet.call_all("reset_mm_cache")
+
+    async def reset_encoder_cache_async(self) -> None:
+        """Reset the cache on every worker."""
+        await self._fleet.call_all("reset_encoder_cache")
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
+        """Load the adapter on every worker; one that starts later loads it before its first request with it."""
+        return all(await self._fleet.call_all("add_lora", [lora_request]))
+
+    async def is_sleeping_async(self) -> bool:
+        """Return False: a request wakes a sleeping worker, so the fleet never sleeps as a whole."""
+        return False
+
+    async def is_scheduler_paused_async(self) -> bool:
+        """Return False."""
+        return False
+
+
+@contextlib.contextmanager
+def client_made_by(client: EngineCoreClient) -> Iterator[None]:
+    """Replace the client that `AsyncLLM` makes, through the static method that makes it."""
+    made_by_vllm = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)
