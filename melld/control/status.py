@@ -52,27 +52,21 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A worker and its device."""
 
     worker: str
-    """Its name."""
     model: str = ""
-    """Its model."""
     device: str
     """`cuda:0`, `cpu:1`."""
     device_name: str | None = None
-    """`NVIDIA H200`."""
     state: WorkerState
-    """Its state."""
     role: Role = Role.MIXED
     """What it is for."""
     reason: str = ""
     """Why it is in that state, or why a reading of its device is missing; empty when all is well."""
     pid: int | None = None
-    """Its process."""
     capacity_bytes: int = 0
     """Size of its KV cache; 0 until it has been ready."""
     used_bytes: int = 0
     """KV in use; a block that requests share counts once."""
     total_blocks: int = 0
-    """KV blocks."""
     used_blocks: int = 0
     """Those in use; what the prefix cache alone holds is free."""
     reserved_blocks: int = 0
@@ -94,15 +88,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """Device memory in use by any process; on a CPU device, its process's resident memory."""
     memory_total_bytes: int | None = None
-    """Memory of the device."""
     power_w: float | None = None
-    """Power that the device draws."""
     temperature_c: int | None = None
-    """Temperature of the device."""
     utilisation: float | None = None
     """Part of the last period in which the device was busy; on a CPU device, of one core."""
     restarts: int = 0
-    """Restarts of its process."""
     size_class: str | None = None
     """Size class of its largest request: `T`, `S`, `M`, `L`."""
     why: str = ""
@@ -135,7 +125,6 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     """Its id: the client's, with a suffix for each sequence of a call."""
     model: str = ""
-    """Its model."""
     worker: str | None = None
     """Its worker; null while it is queued."""
     phase: Phase
@@ -145,23 +134,18 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """The same in full: lower goes first."""
     prompt_tokens: int
-    """Tokens of its prompt."""
     output_tokens: int = 0
-    """Tokens generated so far."""
     kv_bytes: int = 0
     """Its KV; a shared block counts for each request."""
     blocks: int = 0
-    """Its KV blocks."""
     age_s: float
     """Seconds since it arrived."""
     moves: int = 0
-    """Moves so far."""
     suspensions: int = 0
     """Times that it gave up its worker to an urgent request, to resume later."""
     pinned: bool = False
     """True if an operator has sent it to its worker or destination, where it stays."""
     moving_to: str | None = None
-    """Destination of its move."""
     moving_step: str | None = None
     """Step of its move: `copying`, `freezing`."""
 
@@ -177,17 +161,12 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A move, decided and not over.  Its request counts on both workers."""
 
     request: str
-    """Its request."""
     source: str
-    """The worker that the request leaves."""
     destination: str
-    """The worker that it goes to."""
     state: MovingState
-    """Its state."""
     via: str | None = None
     """`kv` or `tokens`; null until it begins."""
     kv_bytes: int
-    """The request's KV."""
     cause: str
     """`overload`, `drain`, `operator`, ..."""
     deferred_because: str = ""
@@ -200,9 +179,7 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The way from one worker to another, while both have a process."""
 
     source: str
-    """The worker that requests leave."""
     destination: str
-    """The worker that requests go to."""
     transport: str | None = None
     """`shared_memory`, `cuda_peer`, `cuda_staged`; null if KV cannot be copied."""
     bytes_per_s: float | None = None
@@ -228,7 +205,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     """All that clients may call it."""
     state: ModelState
-    """Its state."""
     reason: str = ""
     """Why it cannot be served; empty if it can."""
 
@@ -237,9 +213,7 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model on one device."""
 
     model: str
-    """Its name."""
     worker: str
-    """Its worker there."""
     state: str
     """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, or `failed`."""
     resident_bytes: int = 0
@@ -254,7 +228,6 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A device that several models share: its memory is what models take, what they were granted, and the rest."""
 
     device: str
-    """Its name."""
     memory_bytes: int
     """What it may hold of weights and KV together."""
     free_bytes: int = 0
@@ -262,7 +235,6 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     arena_bytes: int | None = None
     """Memory that KV takes now, granted or not; null where KV memory is not lent."""
     models: tuple[TenantStatus, ...] = ()
-    """All models, in the order of the configuration."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,37 +258,28 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon."""
 
     schema: int = SCHEMA
-    """Version of this schema."""
     melld_version: str
-    """Version of melld."""
     vllm_version: str
-    """Version of vLLM."""
     pid: int
-    """Its process."""
     model: str
     """The first of `models`."""
     models: tuple[str, ...] = ()
     """Names of the first served model."""
     served: tuple[ModelStatus, ...] = ()
-    """Served models, in the order of the configuration."""
     devices: tuple[DeviceStatus, ...] = ()
     """Devices that several models share; empty with one model."""
     state: DaemonState
-    """Its state."""
     uptime_s: float
     """Seconds since its start; counts and sums begin there too."""
     url: str
     """Address of the API: `http://127.0.0.1:8000`."""
     policy: str
-    """The scheduling policy."""
     queued_requests: int = 0
     """Requests that wait for room."""
     warnings: tuple[str, ...] = ()
     """A sentence each, for the operator."""
     workers: tuple[WorkerStatus, ...] = ()
-    """Workers, in the order of the configuration."""
     preemptions: int = 0
-    """Preemptions for lack of KV blocks."""
     worker_seconds_awake: float = 0.0
     """Seconds that workers were awake."""
     gpu_hours_saved: float = 0.0
@@ -332,6 +295,5 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: str = ""
     """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
-    """Moves, in the order of the decisions."""
     requests: tuple[RequestStatus, ...] = ()
     """Unfinished requests: those on workers, then the queue in its order."""

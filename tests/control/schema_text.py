@@ -52,9 +52,9 @@ One JSON object of schema {SCHEMA}; with `--watch` one per line, twice a second.
 
     curl --unix-socket /run/melld/control.sock http://melld/status
 
-Within one schema number, fields and states may be added; none is removed, renamed or given another meaning. What is
-not known is `null`, never 0. Sizes are in bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees Celsius;
-parts are from 0 to 1.
+Within one schema number, fields and states may be added; none is removed, renamed or given another meaning. `?` marks
+what is `null`, never 0, where it is not known, `[]` a list, in the order of configuration or events. Sizes are in
+bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees Celsius; parts are from 0 to 1.
 """
 
 
@@ -66,22 +66,33 @@ def schema_text() -> str:
 
 def _struct(kind: type[msgspec.Struct]) -> str:
     described = descriptions(kind)
-    rows = [
-        f"- `{field.name}`{_type_text(field.type)}: {described[field.name]}" for field in msgspec.structs.fields(kind)
-    ]
+    rows: list[str] = []
+    plain = ""
+    for field in msgspec.structs.fields(kind):
+        shown = f"`{field.name}{_marks(field.type)}`{_link(field.type)}"
+        if (text := described.get(field.name)) is not None:
+            rows.append(f"- {shown}: {text}")
+        elif plain and rows[-1] == plain:
+            rows[-1] += f", {shown}"
+        else:
+            rows.append(f"- {shown}")
+        plain = rows[-1] if text is None else ""
     about = inspect.getdoc(kind) or ""
     return "\n".join([f"## {kind.__name__}\n", *([f"{about}\n"] if len(about.split()) > 4 else []), *rows, ""])
 
 
-def _type_text(kind: object) -> str:
-    """What the name does not say of a type: that it may be null, is a list, true or false, or described below."""
+def _marks(kind: object) -> str:
+    """What stands behind the name of a field that may be null, or is a list."""
     if isinstance(kind, types.UnionType):
-        return f"{_type_text(typing.get_args(kind)[0])} (or null)"
-    if typing.get_origin(kind) is tuple:
-        return f"{_type_text(typing.get_args(kind)[0])} (a list)"
-    if kind in (str, int, float):
-        return ""
-    return " (true or false)" if kind is bool else f" [{kind.__name__}](#{kind.__name__.lower()})"
+        return f"{_marks(typing.get_args(kind)[0])}?"
+    return "[]" if typing.get_origin(kind) is tuple else ""
+
+
+def _link(kind: object) -> str:
+    """Where the field's type is described, if that is here."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is tuple:
+        return _link(typing.get_args(kind)[0])
+    return "" if kind in (str, int, float, bool) else f" [{kind.__name__}](#{kind.__name__.lower()})"  # type: ignore[attr-defined]
 
 
 def _words(kind: EnumMeta) -> str:
