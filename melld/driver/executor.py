@@ -286,6 +286,9 @@ class Executor:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _open(self, source: WorkerId, ready: wire.WorkerReady, destination: WorkerId) -> None:
+        if (machine := self._fleet.places[source].slot.machine) != self._fleet.places[destination].slot.machine:
+            self.links[source, destination] = KvLink(f"it is on another machine than {machine}")
+            return
         self.links[source, destination] = KvLink(ready.kv_failure or "the link is not open yet")
         if not ready.kv_failure:
             self._fleet.send(destination, wire.OpenLink(peer=source), [ready.kv_handle])

@@ -9,8 +9,9 @@ as calls of `place` and its like.  Never imports vLLM: what only vLLM can read g
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -71,7 +72,7 @@ class Fleet:
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.failures: Failures = asyncio.Queue()
-        self.reports = Reports((slot.worker for slot in slots), self.live, self.ledger, self._limit_slots, itl_target_s)
+        self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.owned = OwnedBlocks(self.live, self.ledger)
         self.calls = Calls(self.send)
         self.lending = Lending(self.send, owner)
@@ -247,6 +248,20 @@ class Fleet:
     def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
         """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
+
+    @contextlib.contextmanager
+    def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
+        """Lose these workers, with their machine, as one event: the block tells of the end of each process.
+
+        None is started before `supervisor.bring_back`.
+        """
+        with self._notices.at_once():
+            self.supervisor.send_away(workers)
+            yield
+            self.supervisor.write_off(workers, why)
+            for worker in workers:
+                if self.places[worker].offer is not None:  # it had no process, and the scheduler would wake it
+                    self.withdraw(worker)
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ TRANSITIONS: Mapping[tuple[WorkerState, str], Step] = {
     (WorkerState.STOPPING, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
     (WorkerState.STOPPED, "start"): Step(WorkerState.WAKING),
     (WorkerState.STOPPED, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
+    (WorkerState.STOPPED, "died"): Step(WorkerState.FAILED),
     (WorkerState.WAKING, "ended"): Step(WorkerState.WAKING),
     (WorkerState.WAKING, "ready"): Step(WorkerState.READY),
     (WorkerState.WAKING, "stop"): Step(WorkerState.STOPPING),
@@ -77,6 +78,10 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     uuids: tuple[str, ...] = ()
     """Of its GPUs."""
     spec: wire.WorkerSpec
+    machine: str = ""
+    """Its machine in a cluster; empty: this one."""
+    machine_number: int = 0
+    """The same for the scheduler."""
 
     @property
     def uuid(self) -> str | None:
@@ -112,6 +117,8 @@ class Place:
         """Somebody else decides when it starts and what it offers; it is never given up."""
         self.rested_s = 0.0
         """When it may be started again after its last death."""
+        self.is_away = False
+        """Its machine is lost: nothing starts it before the machine is back."""
         self.stays_out = False
         """An operator has stopped it: only an operator starts it again."""
         self.wake_s = 0.0
@@ -191,8 +198,17 @@ class Place:
         worker = self.slot.worker
         if self.offer is None:
             self.offer = offer
-            offered = offer.capacity_bytes, offer.slots
-            return [events.WorkerUp(now_s, worker, *offered, block_bytes=offer.block_bytes, steady=offer.steady)]
+            return [
+                events.WorkerUp(
+                    now_s,
+                    worker,
+                    offer.capacity_bytes,
+                    offer.slots,
+                    machine=self.slot.machine_number,
+                    block_bytes=offer.block_bytes,
+                    steady=offer.steady,
+                )
+            ]
         told: list[events.AnyEvent] = [*self.resize(offer.capacity_bytes, now_s), *self.limit(offer.slots, now_s)]
         self.offer = offer
         if self.is_cold:

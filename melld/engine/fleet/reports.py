@@ -6,7 +6,7 @@ request.
 
 import collections
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -79,7 +79,6 @@ class Reports:
 
     def __init__(
         self,
-        names: Iterable[WorkerId],
         live: Mapping[RequestId, Live],
         ledger: Ledger,
         limit: Callable[[WorkerId, int], None],
@@ -88,7 +87,7 @@ class Reports:
         self.workers: dict[WorkerId, WorkerFacts] = {}
         self.dropped_outputs = 0
         self._itl_target_s = itl_target_s
-        self._indices = {worker: index for index, worker in enumerate(names)}
+        self._indices: dict[WorkerId, int] = {}
         self._live = live
         self._ledger = ledger
         self._limit = limit
@@ -98,7 +97,8 @@ class Reports:
         """Expect the worker's reports, from number 1."""
         geometry = self._geometry = KvGeometry(ready.block_tokens, ready.block_bytes, ready.windows)
         pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
-        self.workers[worker] = WorkerFacts(self._indices[worker], geometry, ready.max_requests, pace)
+        index = self._indices.setdefault(worker, len(self._indices))
+        self.workers[worker] = WorkerFacts(index, geometry, ready.max_requests, pace)
         self._ledger.open_worker(worker, geometry, ready.total_blocks)
 
     def worker_lost(self, worker: WorkerId) -> bool:

@@ -10,7 +10,7 @@ Owns the processes and their back-off.  Knows no requests: the fleet does.  `pla
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from melld.config import HealthConfig
@@ -63,7 +63,9 @@ class Supervisor:
         health: HealthConfig,
         owner: WorkerOwner | None = None,
     ) -> None:
-        self.places = {slot.worker: Place(slot) for slot in slots}
+        self.places: dict[WorkerId, Place] = {}
+        self._hosts: dict[WorkerId, Host] = {}
+        self._is_started = False
         self._listener = listener
         self._health = health
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,11 +75,8 @@ class Supervisor:
         self._first_failure: WorkerStartFailed | None = None
         self._stopping = False
         self.owner = owner
-        for place in self.places.values() if owner is not None else ():
-            place.is_owned = True
-            place.state = WorkerState.STOPPED
         self._on_ready: Callable[[Place], None] = _nothing
-        self._host = host
+        self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = _nothing) -> None:
         """Start every worker; return when each is ready or has failed once (those are restarted), and one is ready.
@@ -89,8 +88,9 @@ class Supervisor:
         """
         self._first_start = asyncio.get_running_loop().create_future()
         self._on_ready = on_ready
+        self._is_started = True
         try:
-            for place in self.places.values():
+            for place in list(self.places.values()):
                 self._spawn(place)
             await self._first_start
         except WorkerStartFailed:
@@ -108,6 +108,42 @@ class Supervisor:
         for timer in self._steadying.values():
             timer.cancel()
         await asyncio.gather(*[self._end(place) for place in self.places.values() if place.process is not None])
+
+    # -- machines ---------------------------------------------------------------------------------------------------
+
+    def add(self, slots: Sequence[Slot], host: Host) -> None:
+        """Make places on this host; start their workers if the others have been started."""
+        for slot in slots:
+            place = self.places[slot.worker] = Place(slot)
+            self._hosts[slot.worker] = host
+            if self.owner is not None:
+                place.is_owned = True
+                place.state = WorkerState.STOPPED
+            elif self._is_started:
+                self._spawn(place)
+
+    def send_away(self, workers: Iterable[WorkerId]) -> None:
+        """Start none of these workers until `bring_back`: their machine is lost."""
+        for worker in workers:
+            self.places[worker].is_away = True
+
+    def write_off(self, workers: Iterable[WorkerId], why: str) -> None:
+        """Count those as dead, too, that had no process when their machine was lost, unless an operator wants none."""
+        for place in (self.places[worker] for worker in workers):
+            if place.may("died") and not place.stays_out:
+                place.died(was_ready=True)
+                place.detail = why
+
+    def bring_back(self, workers: Iterable[WorkerId], host: Host) -> None:
+        """Start these workers again: their machine is back, as this host."""
+        for place in (self.places[worker] for worker in workers):
+            self._hosts[place.slot.worker] = host
+            place.is_away = False
+            place.forgive()
+            if place.state is WorkerState.FAILED and self._is_started:
+                self._restart(place)
+            elif not place.stays_out:  # an operator has resumed it meanwhile
+                self._begin(place, "start")
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
@@ -168,7 +204,7 @@ class Supervisor:
 
     def _begin(self, place: Place, event: str) -> None:
         """Bring a worker back if the table allows this event; one without a process only if it has no owner."""
-        if not place.may(event) or (self._stopping and not place.is_ready):
+        if not place.may(event) or place.is_away or (self._stopping and not place.is_ready):
             return
         if self.owner is not None and not place.is_ready:
             self.owner.wanted(place.slot.worker)
@@ -205,7 +241,7 @@ class Supervisor:
             return  # no longer wanted, or started meanwhile
         place.process = WorkerProcess(
             place.slot.spec,
-            self._host,
+            self._hosts[place.slot.worker],
             lambda message, payload: self._said(place, message, payload),
             lambda ended: self._ended(place, ended),
         )
@@ -278,7 +314,7 @@ class Supervisor:
 
     def _check_first_start(self) -> None:
         waiting, places = self._first_start, self.places.values()
-        is_over = all(place.has_been_ready or place.setbacks for place in places)
+        is_over = bool(places) and all(place.has_been_ready or place.setbacks for place in places)
         if waiting is None or waiting.done() or not is_over:
             return
         if any(place.is_ready for place in places):
@@ -288,6 +324,8 @@ class Supervisor:
             waiting.set_exception(self._first_failure)
 
     def _restart(self, place: Place) -> None:
+        if place.is_away:
+            return
         if place.given_up:
             place.detail = f"given up after {place.failed_starts} failed starts: {place.detail}"
             log.error("%s: %s", place.slot.worker, place.detail)
@@ -297,7 +335,7 @@ class Supervisor:
 
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)
-        if place.may("retry"):
+        if place.may("retry") and not place.is_away:
             place.step("retry")
             self._spawn(place)
 

@@ -78,7 +78,9 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Return the outputs of the next step of any worker."""
-        return self._prompt_logprobs.sift(await self._fleet.outputs.get())
+        outputs = self._prompt_logprobs.sift(await self._fleet.outputs.get())
+        outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics know no engines that come later
+        return outputs
 
     async def reset_prefix_cache_async(
         self, reset_running_requests: bool = False, reset_connector: bool = False

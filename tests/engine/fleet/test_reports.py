@@ -20,7 +20,7 @@ class Desk:
     def __init__(self, itl_target_s: float | None = None) -> None:
         self.live = Live(request=R, core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
         self.limits: list[tuple[WorkerId, int]] = []
-        self.reports = Reports([W0, W1], {R: self.live}, Ledger(), self.limit, itl_target_s)
+        self.reports = Reports({R: self.live}, Ledger(), self.limit, itl_target_s)
         for worker in (W0, W1):
             self.reports.worker_ready(worker, READY)
 
@@ -148,7 +148,7 @@ def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
 
 def test_the_size_of_tokens_is_known_once_a_worker_is_ready() -> None:
     """In whole blocks; before that nothing is known of the model."""
-    reports = Reports([W0], {}, Ledger(), lambda *_: None)
+    reports = Reports({}, Ledger(), lambda *_: None)
     assert reports.kv_bytes(17) == 0
     reports.worker_ready(W0, READY)
     assert reports.kv_bytes(17) == 2 * READY.block_bytes

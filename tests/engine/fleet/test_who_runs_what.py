@@ -20,7 +20,7 @@ from tests.engine.fleet.virtual_history import CHOICES, play
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 
 HISTORIES = int(os.environ.get("MELLD_HISTORIES", "60"))
-W0, W1, W2 = (WorkerId(f"w{index}") for index in range(3))
+W0, W1, W2, W3 = (WorkerId(f"w{index}") for index in range(4))
 
 
 @settings(max_examples=examples(HISTORIES), deadline=None, suppress_health_check=list(HealthCheck))
@@ -72,13 +72,63 @@ def test_a_suspended_request_waits_and_goes_on_and_what_it_said_since_is_dropped
     on_a_daemon(1, story, "mell-plus")
 
 
+def test_a_lost_machine_is_one_event_and_serves_again_when_it_is_back() -> None:
+    """Its requests are placed once, on another machine, in order; nothing is tried on it; back, it is like new."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        requests = [daemon.admit(1, 12) for _ in range(4)]
+        await daemon.flush()
+        daemon.worker(W1).step()
+        await daemon.flush()
+        theirs = [request for request in requests if where(daemon, request) in (W1, W3)]
+        assert {where(daemon, request) for request in theirs} == {W1, W3}
+        daemon.lose_machine("m1")
+        daemon.check()
+        for request in theirs:
+            assert where(daemon, request) in (W0, W2)
+            told = [line.worker for line in daemon.stories.story(request).lines if line.what is Happened.PLACED]
+            assert len(told) == 2, told
+        await asyncio.sleep(30.0)
+        places = daemon.fleet.places
+        assert [(places[name].state, places[name].process) for name in (W1, W3)] == [(WorkerState.FAILED, None)] * 2
+        daemon.return_machine("m1")
+        await asyncio.sleep(1.1)
+        for name in (W1, W3):
+            daemon.worker(name).become_ready()
+        await daemon.flush()
+        assert all(daemon.fleet.is_ready(name) for name in (W1, W3))
+
+    on_a_daemon(4, story, machines=2)
+
+
+def test_a_stopped_worker_of_a_lost_machine_is_woken_by_nobody() -> None:
+    """The scheduler counts on a worker that sleeps without a process, but not without its machine."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        daemon.fleet.supervisor.sleep(W1)
+        daemon.fleet.stop_worker(W1)
+        await daemon.flush()
+        assert daemon.fleet.places[W1].offer is not None
+        daemon.lose_machine("m1")
+        daemon.check()
+        assert daemon.fleet.places[W1].offer is None
+        crowd = [daemon.admit(3, 6) for _ in range(3)]
+        await daemon.flush()
+        assert {daemon.fleet.live[request].worker for request in crowd} == {W0, None}
+
+    on_a_daemon(2, story, machines=2)
+
+
 def on_a_daemon(
-    workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]], policy: str = "most-free"
+    workers: int,
+    story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]],
+    policy: str = "most-free",
+    machines: int = 1,
 ) -> None:
     """Tell the story, and then let everything come to its end."""
 
     async def told(loop: VirtualLoop) -> None:
-        daemon = await VirtualDaemon(loop, workers, policy).start()
+        daemon = await VirtualDaemon(loop, workers, policy, machines=machines).start()
         await story(daemon)
         daemon.check()
         await daemon.finish()

@@ -5,6 +5,7 @@ the wires carry moves when the history says so.  `disagreements` holds what each
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -65,11 +66,15 @@ class VirtualDaemon:
         workers: int = 3,
         policy: str = "mell-plus",
         health: HealthConfig = SOON_STEADY,
+        machines: int = 1,
     ) -> None:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
         specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
-        slots = [Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec) for spec in specs]
-        self.host = VirtualHost()
+        slots = [
+            Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec, machine=f"m{number}", machine_number=number)
+            for number, spec in zip(itertools.cycle(range(machines)), specs, strict=False)
+        ]
+        self.hosts = {slot.machine: VirtualHost() for slot in slots}
         settings = SchedulerSettings(ClusterSettings(retire_after_s=0.5))
         scheduler = Scheduler(POLICIES[policy], settings)
         self.cluster = scheduler.cluster
@@ -77,7 +82,9 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet(slots, self.host, VirtualCodec(), lambda: self.driver, loop.time, health)
+        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
+        for slot in slots:
+            self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries().for_epochs_of(0.1))
         self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1)
@@ -180,11 +187,28 @@ class VirtualDaemon:
     # -- workers
 
     def worker(self, name: WorkerId) -> VirtualWorker:
-        return self.host.workers[name]
+        return self.hosts[self.fleet.places[name].slot.machine].workers[name]
+
+    def of_machine(self, machine: str) -> list[WorkerId]:
+        return [name for name, place in self.fleet.places.items() if place.slot.machine == machine]
+
+    def lose_machine(self, machine: str) -> None:
+        """All its workers are gone, and none can be started."""
+        names, host = self.of_machine(machine), self.hosts[machine]
+        host.is_lost = True
+        with self.fleet.losing(names, "its machine is lost"):
+            for name in names:
+                host.workers[name].die()
+
+    def return_machine(self, machine: str) -> None:
+        """It is back, with nothing of what it had."""
+        if self.hosts[machine].is_lost:
+            self.hosts[machine].is_lost = False
+            self.fleet.supervisor.bring_back(self.of_machine(machine), self.hosts[machine])
 
     def workers(self) -> list[VirtualWorker]:
         """Those whose process is there."""
-        return [worker for worker in self.host.workers.values() if worker.ended is None]
+        return [one for host in self.hosts.values() for one in host.workers.values() if one.ended is None]
 
     async def flush(self) -> None:
         """Everything that was said is heard, and everything that was asked is done."""
@@ -223,6 +247,8 @@ class VirtualDaemon:
 
     async def finish(self) -> None:
         """Nothing goes wrong any more: every request comes to its end, and nothing is left to do."""
+        for machine in self.hosts:
+            self.return_machine(machine)
         for _ in range(150):
             for name in self.names:
                 if self.fleet.supervisor.places[name].given_up:
@@ -372,6 +398,7 @@ class VirtualDaemon:
             is_out = place.stays_out or name in self.drains.by_worker
             if place.is_ready and known is None:
                 yield f"{name} is ready, and the scheduler does not know it"
+            is_out = is_out or place.is_away
             if known is None and place.state in (WorkerState.STOPPED, WorkerState.STOPPING) and not is_out:
                 yield f"{name} is {place.state}, and nobody will ever start it"
             if known is not None and place.state in (WorkerState.STARTING, WorkerState.FAILED):

@@ -51,6 +51,8 @@ class History:
             *[self._want_again] * 2,
             self._stop,
             self._fail_to_load,
+            self._lose_machine,
+            *[self._return_machine] * 2,
             self._repeat,
             self._lose,
             *[self._rest] * 2,
@@ -188,6 +190,17 @@ class History:
         if not self._worker(name).ready:
             self._worker(name).die(1)
 
+    def _lose_machine(self, name: WorkerId, number: int) -> None:
+        """It has several: a daemon whose only machine is lost is lost itself."""
+        for worker in self.daemon.of_machine(machine := self.daemon.fleet.places[name].slot.machine):
+            for _ in range(number % 3):
+                self._worker(worker).deliver()
+        if len(self.daemon.hosts) > 1:
+            self.daemon.lose_machine(machine)
+
+    def _return_machine(self, name: WorkerId, _: int) -> None:
+        self.daemon.return_machine(self.daemon.fleet.places[name].slot.machine)
+
     def _repeat(self, name: WorkerId, number: int) -> None:
         outbox = self._worker(name).outbox
         if self._said(name) <= {say.MoveMessage, wire.StepDone} and outbox:
@@ -242,8 +255,9 @@ def play(choices: Sequence[int]) -> None:
 
     async def history(loop: VirtualLoop) -> None:
         policy = POLICIES[choices[0] % len(POLICIES)] if choices else POLICIES[0]
-        workers = 1 + (choices[0] // len(POLICIES)) % 3 if choices else 2
-        daemon = await VirtualDaemon(loop, workers, policy).start()
+        workers = 1 + (choices[0] // len(POLICIES)) % 4 if choices else 2
+        machines = 1 + (choices[0] // len(POLICIES) // 4) % 2 if choices else 1
+        daemon = await VirtualDaemon(loop, workers, policy, machines=machines).start()
         history = History(daemon)
         try:
             for choice in choices[1:]:

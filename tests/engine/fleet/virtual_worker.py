@@ -332,8 +332,11 @@ class VirtualHost:
 
     def __init__(self) -> None:
         self.workers: dict[str, VirtualWorker] = {}
+        self.is_lost = False
 
     def spawn(self, spec: wire.WorkerSpec, ear: Ear) -> VirtualChild:
+        if self.is_lost:
+            raise OSError("the machine is lost")
         asyncio.get_running_loop().call_soon(ear.forked, 0)
         worker = self.workers[spec.worker] = VirtualWorker(spec.worker, ear)
         return VirtualChild(worker)
