@@ -22,7 +22,7 @@ class AdapterConfig(Table, frozen=True, kw_only=True):
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
-    """What is served."""
+    """A model to serve."""
 
     short_form: ClassVar[str] = "path"
     hint: ClassVar[str] = "; options of vLLM stand in [model.vllm]"
@@ -100,7 +100,7 @@ class DevicesConfig(Table, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(Table, frozen=True, kw_only=True):
-    """How requests are placed."""
+    """The placement of requests."""
 
     policy: str = "mell-slo"
     """One of docs/scheduling.md.  `most-free` spreads over all workers."""
@@ -123,7 +123,7 @@ class SchedulerConfig(Table, frozen=True, kw_only=True):
 
 
 class PrioritiesConfig(Table, frozen=True, kw_only=True):
-    """What the classes of requests mean: high (`priority` below 0), normal (0) and low."""
+    """The classes of requests: high (`priority` below 0), normal (0) and low."""
 
     headroom: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.25
     """Part of a worker's room and pace that others leave to high ones there, as long as they find a place elsewhere."""
@@ -137,7 +137,7 @@ class PrioritiesConfig(Table, frozen=True, kw_only=True):
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):
-    """What each request is promised; `mell-slo` keeps as few workers awake as keep it."""
+    """The promise to each request; `mell-slo` keeps as few workers awake as keep it."""
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
     """Longest mean time between two tokens of a request.  In each step prompts get what decoding leaves of it (of twice
@@ -158,7 +158,7 @@ class TargetsConfig(Table, frozen=True, kw_only=True):
 
 
 class MigrationConfig(Table, frozen=True, kw_only=True):
-    """How running requests are moved."""
+    """The moves of running requests."""
 
     checksum: bool = False
     """Compare copied blocks with the source's; a mismatch cancels the move."""
@@ -181,7 +181,7 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
 
 
 class IdleConfig(Table, frozen=True, kw_only=True):
-    """What happens to a worker that is not needed.
+    """The rest of a worker that is not needed.
 
     First it sleeps: its process stays, and answers at once when needed.  Then its process ends, which frees memory and
     power; requests that need it wait until it has loaded the weights.
@@ -195,7 +195,7 @@ class IdleConfig(Table, frozen=True, kw_only=True):
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):
-    """When a worker counts as hung, and is killed and replaced."""
+    """The signs of a hung worker, which is killed and replaced."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """How long it may leave pings unanswered; it answers them while it computes."""

@@ -1,4 +1,4 @@
-"""What values of the configuration may be: numbers with bounds, sizes, keys that stay secret, tables of known keys.
+"""Types of the configuration's values: numbers with bounds, sizes, keys that stay secret, tables of known keys.
 
 Owns no key.
 """

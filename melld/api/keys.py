@@ -22,7 +22,7 @@ _DIGEST = re.compile(f"{_PREFIX}([0-9a-f]{{64}})", re.IGNORECASE)
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Who presents a key."""
+    """A client, known by its key."""
 
     name: str = ""
     """Its own, or its key's number; empty if no key is needed."""

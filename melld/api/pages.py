@@ -18,7 +18,7 @@ from melld.control.status import DaemonStatus
 
 
 class Facts(Protocol):
-    """What the pages show."""
+    """Facts that the pages show."""
 
     @property
     def models(self) -> Sequence[AskedModel]:

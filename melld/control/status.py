@@ -107,7 +107,7 @@ def workers_ready(workers: Sequence[WorkerStatus]) -> str:
 
 
 class Tier(enum.StrEnum):
-    """How urgent a request is, as OpenAI's APIs name it."""
+    """Urgency of a request, as OpenAI's APIs name it."""
 
     PRIORITY = "priority"  # goes first: its `priority` is below 0
     DEFAULT = "default"  # its `priority` is 0
@@ -238,7 +238,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are promised, and the part that got it; those sent away for want of room missed both targets."""
+    """Targets of requests, and the part that met them; those sent away for want of room missed both targets."""
 
     itl_target_ms: float | None = None
     """Longest mean time between two tokens of a request."""

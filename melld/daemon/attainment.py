@@ -1,4 +1,4 @@
-"""How many requests were served as promised: first token in time, and pace kept.
+"""Counts the requests that were served as promised: first token in time, and pace kept.
 
 Owns the counts, and models of the workers' speed to judge them by.  Pure: hears of the scheduler's events and commands.
 """

@@ -1,4 +1,4 @@
-"""What models take and what devices hold, before anything is loaded: from files, settings and the machine.
+"""Sizes of models and devices before anything is loaded: from files, settings and the machine.
 
 Owns the guesses that each load replaces by measured figures, how many devices a worker takes, and the refusal of models
 that can never fit.
@@ -70,7 +70,7 @@ def _stored_bytes(directory: Path) -> int:
 
 
 class _WeightsIndex(msgspec.Struct):
-    """What `model.safetensors.index.json` says: the file of each tensor."""
+    """Content of `model.safetensors.index.json`: the file of each tensor."""
 
     weight_map: dict[str, str]
 

@@ -29,7 +29,7 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LI
 
 
 class Supervision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the service manager has given to this process; empty without one."""
+    """Address, sockets and secrets from the service manager; empty without one."""
 
     notify_address: str | None = None
     watchdog_s: float | None = None

@@ -25,7 +25,7 @@ SHARED_BELOW = 0.9
 
 
 class LinksMeasured(msgspec.Struct, frozen=True):
-    """What links carry, in bytes per epoch.  Segments that are no limit are left out."""
+    """Figures of the links, in bytes per epoch.  Segments that are no limit are left out."""
 
     links: dict[WorkerId, dict[WorkerId, int]]
     ports_out: dict[WorkerId, int]

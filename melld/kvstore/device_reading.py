@@ -11,7 +11,7 @@ import msgspec
 
 
 class DeviceState(enum.StrEnum):
-    """How a device answers."""
+    """State of a device, by its answers."""
 
     OK = "ok"
     LOST = "lost"  # it fell off the bus, needs a reset, or (on a CPU) its process is gone
@@ -69,7 +69,7 @@ class Proximity(enum.IntEnum):
 
 
 class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
-    """How two GPUs are connected, as the driver says.  Bandwidth is measured elsewhere, not read here."""
+    """Connection of two GPUs, as the driver tells it.  Bandwidth is measured elsewhere, not read here."""
 
     proximity: Proximity | None = None
     peer_read: bool | None = None

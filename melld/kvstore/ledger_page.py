@@ -15,7 +15,7 @@ from melld.kvstore.geometry import KvGeometry
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    """What one request holds on one worker."""
+    """Blocks that one request holds on one worker."""
 
     request: RequestId
     worker: WorkerId

@@ -1,4 +1,4 @@
-"""Which workers probably hold the KV of a prompt's beginning in their prefix cache.
+"""Guesses which workers hold the KV of a prompt's beginning in their prefix cache.
 
 Owns, for each worker, hashes of the blocks that requests there have computed, the latest last, and no more than it has
 blocks: vLLM evicts in about that order.  A wrong guess costs a prefill and nothing else, as the worker looks its blocks

@@ -1,4 +1,4 @@
-"""Which blocks of an engine lie in which granules of its device's arena.
+"""Maps an engine's blocks to the granules of its device's arena.
 
 Arithmetic alone.  Every engine sees the whole arena as its KV cache, cut into blocks of its own size.
 

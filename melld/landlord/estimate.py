@@ -21,7 +21,7 @@ ROUNDS = 8
 
 
 class ModelDemand:
-    """What one model's requests are like.  The first guesses hold until a request has ended."""
+    """Rates, lengths and sizes of one model's requests.  The first guesses hold until a request has ended."""
 
     __slots__ = ("_counted_s", "_requests", "held_bytes", "output_tokens", "prefill_s", "rate_per_s", "step_s")
 

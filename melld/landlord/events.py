@@ -93,7 +93,7 @@ class UnloadAsked(Event, frozen=True, tag=True, gc=False):
 
 
 class KvNeeded(Event, frozen=True, tag=True, gc=False):
-    """What the model's scheduler now counts on the instance; told after each of its decisions and in each epoch.
+    """The model's scheduler now counts so much on the instance; told after each of its decisions and in each epoch.
 
     `ahead_bytes`: growth within one horizon.
     """
@@ -151,7 +151,7 @@ class ModelGone(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelLoad(msgspec.Struct, frozen=True, gc=False):
-    """What one model did since the last report.
+    """Work of one model since the last report.
 
     `ended` requests got `output_tokens` and held `held_bytes` each at their end (a sum over them); `prefill_s` is what
     `prompts` took alone; `step_s` a step of its decodes alone, 0 if there was none.  `waiting` requests have no place

@@ -1,4 +1,4 @@
-"""Where a model is loaded, and which instances leave for it.
+"""Chooses where a model is loaded, and which instances leave for it.
 
     1  awake devices with room          2  awake devices once idle, unpinned models have left (longest unused first)
     3  devices that sleep               4  devices that are full by time, if there is nothing else

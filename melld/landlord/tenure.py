@@ -1,4 +1,4 @@
-"""How instances come and go: each step of an instance's life that the Landlord decides.
+"""Lets instances come and go: each step of an instance's life that the Landlord decides.
 
 Owns when: `housing` says where to.  Running requests are never cut: an instance drains first.
 """

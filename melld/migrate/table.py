@@ -52,7 +52,7 @@ class Sign(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How a migration ended."""
+    """End of a migration."""
 
     COMMITTED = "committed"
     REFUSED = "refused"

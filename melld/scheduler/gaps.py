@@ -1,4 +1,4 @@
-"""How soon so many workers were needed again, by their number: the history behind keeping idle workers.
+"""Remembers how soon so many workers were needed again, by their number: the history behind keeping idle workers.
 
 Owns the latest gaps between two needs.  Never decides how long a worker is kept.
 """

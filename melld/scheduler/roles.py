@@ -1,4 +1,4 @@
-"""Whether a split serves better than workers that all do both: some compute prompts, the others decode.
+"""Compares a split (some workers compute prompts, the others decode) with workers that all do both.
 
     prefill worker   is kept busy for 0.7 of its time: prompts come at random, and would queue for long beyond that
     others           decode, and compute what is left of the prompts: P - 0.7 m, shared by n - m
@@ -21,7 +21,7 @@ PREFILL_PART = 0.7
 
 
 class Role(enum.StrEnum):
-    """What a worker is for.  A wish, no wall: where those of a role have no room, any worker takes a request."""
+    """Role of a worker.  A wish, no wall: where those of a role have no room, any worker takes a request."""
 
     MIXED = "mixed"  # computes prompts and decodes
     PREFILL = "prefill"  # computes prompts, and hands requests over after the first token

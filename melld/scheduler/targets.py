@@ -1,4 +1,4 @@
-"""What the service promises each request: a first token in time, and a pace."""
+"""The promise to each request: a first token in time, and a pace."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What others may see of the scheduler's cluster: they read it between two events, and change nothing."""
+"""The view that others have of the scheduler's cluster: they read it between two events, and change nothing."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What the steps of simulated workers took, as a daemon's workers would measure and tell it.
+"""Tells what the steps of simulated workers took, as a daemon's workers would measure and tell it.
 
 Owns the prompts that have not been told yet.  Never slows or speeds anything up.
 """

@@ -1,4 +1,4 @@
-"""How well requests were served: which of them met the targets, and the fewest GPU-seconds that any schedule needs.
+"""Judges how requests were served: which met the targets, and the fewest GPU-seconds that any schedule needs.
 
 Owns the definitions of attainment, goodput and the common bound.  Works on the times of ended requests alone.
 """

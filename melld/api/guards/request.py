@@ -37,7 +37,7 @@ _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """What the operator lets clients do, by options of `[model.vllm]` that are off by default."""
+    """Permissions that the operator gives clients, by options of `[model.vllm]` that are off by default."""
 
     chat_template: bool = False
     multimodal_kwargs: bool = False

@@ -27,7 +27,7 @@ TIERS: dict[str | None, int | None] = {
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """How urgent a client's requests may be."""
+    """Limits on how urgent a client's requests may be."""
 
     priority: int = 0
     """The priority of those that ask for none."""

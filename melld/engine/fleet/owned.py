@@ -1,4 +1,4 @@
-"""What the ledger says of requests, by their owners alone.
+"""Reads the ledger of requests, by their owners alone.
 
 Owns nothing: reads the fleet's requests and the ledger.  While a request moves, the ledger counts it on two workers,
 and a worker's last report may come after the request has left; the scheduler hears of the owner's blocks only.

@@ -1,4 +1,4 @@
-"""What a worker's steps took, summed up for the scheduler.
+"""Sums up for the scheduler how long a worker's steps took.
 
 Owns the sums of one worker since it was last asked.  Pure.
 """

@@ -31,7 +31,7 @@ class Turn(enum.StrEnum):
 
 
 class WorkerFacts(msgspec.Struct):
-    """What is known of a ready worker's work.  The next process in its place starts afresh."""
+    """Facts about a ready worker's work.  The next process in its place starts afresh."""
 
     index: int
     geometry: KvGeometry
@@ -59,7 +59,7 @@ class WorkerFacts(msgspec.Struct):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What a report means for the worker's requests."""
+    """Outcome of a report for the worker's requests."""
 
     begun: list[RequestId] = []
     """Requests whose first token this is: their prompts are computed."""

@@ -1,4 +1,4 @@
-"""What a worker tells of the requests that are about to leave it: at once, or when a chunk of a prompt is computed.
+"""Describes the requests that are about to leave a worker: at once, or when a chunk of a prompt is computed.
 
 Owns the commands that wait for a chunk or a first token, and how long the last step took.  For the engine thread,
 between two steps.

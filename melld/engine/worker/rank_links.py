@@ -28,7 +28,7 @@ NAME = "ranks"
 
 
 class _Opened(msgspec.Struct, frozen=True):
-    """What a rank says of a link that it has opened."""
+    """A rank's report of a link that it has opened."""
 
     transport: str
     source: KvLayout

@@ -1,4 +1,4 @@
-"""What others do, in the Landlord's place: a split made once, and swapping whole models.
+"""The ways of others, in the Landlord's place: a split made once, and swapping whole models.
 
 split      every model is placed once and has its part of the device's KV memory for good (MuxServe's quotas)
 fifo       a device holds one model; a request for another one drains it, then the models are swapped

@@ -1,4 +1,4 @@
-"""How well several models were served: latency against that of each request alone, and the time of devices."""
+"""Measures how well several models were served: latency against that of each request alone, and the time of devices."""
 
 from collections.abc import Iterable, Sequence
 

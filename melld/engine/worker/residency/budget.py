@@ -1,4 +1,4 @@
-"""What each step of an engine computes: decodes first, and prompts get the time that they leave.
+"""Budgets each step of an engine: decodes first, and prompts get the time that they leave.
 
 Owns the order of `running`, the two limits by which vLLM spends a step, and what the steps were seen to cost.  vLLM
 spends in the order of `running`, then on requests that wait: by itself a long prompt takes all, step after step, and a
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StepCounts(NamedTuple):
-    """What a step computed."""
+    """Counts of what a step computed."""
 
     decodes: int = 0
     prompt_tokens: int = 0

@@ -130,7 +130,7 @@ def skip_draws(generator: torch.Generator, draws: int) -> None:
 
 
 class AdmittedRequest(NamedTuple):
-    """What a V1 runner needs of an arriving request, for ranks in other processes."""
+    """Facts that a V1 runner needs of an arriving request, for ranks in other processes."""
 
     request_id: str
     prompt_token_ids: list[int] | None

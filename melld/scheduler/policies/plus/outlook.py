@@ -18,7 +18,7 @@ FORGETTING = 0.98
 
 
 class MoveTimes:
-    """How long moves take: a line fitted through (bytes, seconds) of those that have ended, newer ones weighted more.
+    """Durations of moves: a line fitted through (bytes, seconds) of those that have ended, newer ones weighted more.
 
     `expected_s` is 0 until the first move has ended.
     """

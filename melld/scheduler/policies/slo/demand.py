@@ -1,4 +1,4 @@
-"""How many workers the load needs: by memory, by prompts, and by the pace of the steps.
+"""Reckons how many workers the load needs: by memory, by prompts, and by the pace of the steps.
 
     memory    the KV of all requests, with its recent growth continued until a new worker has filled, in 94 % of all
     prompts   at most 60 % of each worker's time

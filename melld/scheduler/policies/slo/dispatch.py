@@ -1,4 +1,4 @@
-"""Which worker gets a request: the one where the fewest requests will miss a target, this one included.
+"""Chooses the worker for a request: the one where the fewest requests will miss a target, this one included.
 
     able      it has room for the request's growth, the first token comes well in time, its steps stay within the pace
     cost      the requests there that the prompt is expected to slow beyond their pace, and how near both targets are
@@ -35,7 +35,7 @@ SOON_S, SOON_PART = 0.05, 0.1
 
 
 class Prompt(NamedTuple):
-    """What computing a request's prompt takes: by itself, and where a worker has its beginning already."""
+    """Seconds to compute a request's prompt: by itself, and where a worker has its beginning already."""
 
     alone_s: float
     by_worker_s: Mapping[WorkerId, float]

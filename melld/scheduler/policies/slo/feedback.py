@@ -1,4 +1,4 @@
-"""What ended requests say about the plan: more caution where too many were late or slow, less where none were.
+"""Learns from ended requests: more caution where too many were late or slow, less where none were.
 
 Owns the price of a worker that is missing and the caution about prompts that come at random.
 """

@@ -1,4 +1,4 @@
-"""What a worker has accepted: when its prompts are done, how busy they keep it, and how they delay its requests.
+"""Tracks what a worker has accepted: when its prompts are done, how busy they keep it, and how they delay its requests.
 
 Owns one record per active worker.  Never decides where requests go.
 """

@@ -1,4 +1,4 @@
-"""How many seconds of prompts come per second: a mean in which older prompts fade.
+"""Measures how many seconds of prompts come per second: a mean in which older prompts fade.
 
 Owns the sums of one such mean.  Never decides how many workers that takes.
 """

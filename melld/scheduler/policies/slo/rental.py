@@ -1,4 +1,4 @@
-"""How long to keep a worker that is not needed: ski rental on how soon so many workers were needed again."""
+"""Decides how long to keep a worker that is not needed: ski rental on how soon so many workers were needed again."""
 
 from collections.abc import Sequence
 
