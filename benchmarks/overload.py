@@ -42,7 +42,7 @@ DRAWS = 2000
 PATIENCE_S = 120.0
 
 
-class Load:
+class Callers:
     """Requests to one daemon, and what became of each."""
 
     def __init__(self, client: PlainClient, seed: int) -> None:
@@ -173,13 +173,13 @@ def seconds_of_all() -> float:
 async def measure(daemon: DaemonProcess, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the saturating rate, and the goodput at multiples of it, in turns: upwards, downwards, upwards, ..."""
     client = PlainClient(daemon.url)
-    await Load(client, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
+    await Callers(client, 0).closed(4 * SEQUENCES, 5.0)  # a warm-up
     rows = []
     for turn in range(asked.rounds):
-        saturating = await Load(client, turn).closed(4 * SEQUENCES, asked.seconds / 2)
+        saturating = await Callers(client, turn).closed(4 * SEQUENCES, asked.seconds / 2)
         print(f"saturating: {saturating:.2f} requests/s ({saturating * OUTPUT_TOKENS:.0f} tokens/s)", flush=True)
         for name in reversed(LOADS) if turn % 2 else LOADS:
-            load = Load(client, 100 * turn + list(LOADS).index(name))
+            load = Callers(client, 100 * turn + list(LOADS).index(name))
             planned = load.plan(LOADS[name] * saturating, asked.seconds)
             processors = Processors(daemon)
             goodput = await load.open(planned, asked.seconds)

@@ -24,7 +24,7 @@ GROWTH = 200  # bytes per request and epoch
 WARM_UP_S = 5
 
 
-class Load:
+class FilledScheduler:
     """A scheduler with `workers` awake, filled to `fullness`, and operations upon it that keep it so."""
 
     def __init__(self, policy: str, workers: int, fullness: float) -> None:
@@ -78,7 +78,7 @@ class Load:
 
 def measure(policy: str, workers: int, operations: int) -> list[str]:
     """Return one row of the table: median and p99 of an operation, growth per request, epoch per worker."""
-    load = Load(policy, workers, fullness=0.8)
+    load = FilledScheduler(policy, workers, fullness=0.8)
     gc.collect()
     gc.disable()
     times = [step() for _ in range(operations // 2) for step in (load.depart, load.arrive)]

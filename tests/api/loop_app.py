@@ -14,14 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from prometheus_client import CollectorRegistry
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from melld.api.app import ApiContext, prepare_serving, start_api
-from melld.api.keys import Keys
+from melld.api.app import prepare_serving, start_api
 from melld.config import Config, DevicesConfig, ModelConfig
-from melld.config_server import ServerConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.codec import EngineCodec
@@ -32,6 +29,7 @@ from melld.engine.frontend.frontend import (
     vllm_config_of,
 )
 from melld.engine.frontend.judges import Judges
+from tests.api.contexts import context_of
 
 TICK_S = 0.001
 STEP = 8
@@ -162,17 +160,8 @@ async def main(model: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     serving = await serving_state(frontend, arguments)
     prepare_serving(serving)
-    context = ApiContext(
-        models=[Asked(serving)],
-        config=ServerConfig,
-        keys=Keys,
-        why_not_ready=lambda: None,
-        why_closed=lambda: None,
-        status=lambda: None,  # type: ignore[arg-type,return-value]
-        registry=CollectorRegistry(),
-    )
     watch = Watch()
-    async with start_api(context, [listener]):
+    async with start_api(context_of([Asked(serving)]), [listener]):
         ticking = asyncio.create_task(watch.run())
         say(f"http://127.0.0.1:{listener.getsockname()[1]}")
         lines = asyncio.StreamReader()

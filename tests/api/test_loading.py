@@ -9,14 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from melld.api.keys import Keys
-from melld.config_server import ServerConfig
 from melld.daemon.model import ModelNotLoaded
-from tests.late import late
-
-app = late("melld.api.app")
+from tests.api.contexts import app, context_of
 
 
 class Absent:
@@ -47,16 +42,7 @@ class Absent:
 @contextlib.asynccontextmanager
 async def served(model: Absent) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    context = app().ApiContext(
-        models=[model],
-        config=ServerConfig,
-        keys=Keys,
-        why_not_ready=lambda: None,
-        why_closed=lambda: None,
-        status=lambda: None,  # type: ignore[arg-type,return-value]
-        registry=CollectorRegistry(),
-    )
-    async with app().start_api(context, [listener]):
+    async with app().start_api(context_of([model]), [listener]):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
 
 

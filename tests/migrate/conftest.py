@@ -30,3 +30,13 @@ def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         bench = Bench(daemon.wait_ready(), faults)
         bench.operator.wait_linked(daemon)
         yield bench
+
+
+@pytest.fixture
+def left_as_it_was(bench: Bench) -> Iterator[None]:
+    """The bench without faults, and with both workers ready and idle, after a test that harms them."""
+    yield
+    for left in bench.faults.iterdir():
+        left.unlink()
+    bench.operator.wait_ready()
+    bench.operator.wait_idle()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,14 +15,7 @@ from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 from tests.migrate.matrix import FEW, FEWEST, Loss, suffer
 from tests.worker_faults import SIGNALS
 
-
-@pytest.fixture(autouse=True)
-def _left_as_it_was(bench: Bench) -> Iterator[None]:
-    yield
-    for left in bench.faults.iterdir():
-        left.unlink()
-    bench.operator.wait_ready()
-    bench.operator.wait_idle()
+pytestmark = pytest.mark.usefixtures("left_as_it_was")
 
 
 def gather(bench: Bench, streams: list[Stream], worker: str) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,7 @@ from tests.worker_faults import slowed
 PROMPT = {"prompt": list(range(5, 245)) * 8, "max_tokens": 100, "temperature": 0, "stream": False}
 
 
-@pytest.fixture(autouse=True)
-def _left_as_it_was(bench: Bench) -> Iterator[None]:
-    yield
-    for left in bench.faults.iterdir():
-        left.unlink()
-    bench.operator.wait_ready()
-    bench.operator.wait_idle()
+pytestmark = pytest.mark.usefixtures("left_as_it_was")
 
 
 def body_of(bench: Bench, name: str) -> dict[str, Any]:

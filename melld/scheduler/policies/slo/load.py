@@ -13,7 +13,7 @@ MEMORY_S = 10.0
 """Accepted prompts fade with this time constant."""
 
 
-class Load:
+class WorkerLoad:
     """A worker's accepted prompts.  `free_s`: when they are done; at first, when the worker computes.
 
     `urgent_free_s`: when those of urgent requests are done, which go first.
@@ -76,12 +76,12 @@ class Loads:
     """The records of the active workers."""
 
     def __init__(self) -> None:
-        self._loads: dict[WorkerId, tuple[int, Load]] = {}
+        self._loads: dict[WorkerId, tuple[int, WorkerLoad]] = {}
 
-    def of(self, worker: Worker, now_s: float) -> Load:
+    def of(self, worker: Worker, now_s: float) -> WorkerLoad:
         """Return the worker's record, anew after each activation."""
         order, load = self._loads.get(worker.id, (None, None))
         if load is None or order != worker.order:
-            load = Load(now_s + worker.wake_s)
+            load = WorkerLoad(now_s + worker.wake_s)
             self._loads[worker.id] = worker.order, load
         return load

@@ -17,7 +17,7 @@ from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook, movable
 from melld.scheduler.policies.slo.answers import Answers
-from melld.scheduler.policies.slo.load import Load, Loads
+from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.roles import Role, best_split, pressure
 from melld.scheduler.state import Request, Worker
@@ -162,5 +162,5 @@ class Roles:
         """Return in how many seconds the request's first token should come; not above 0: it has come."""
         return self._load(worker).first_s(request.id) - self._cluster.now_s
 
-    def _load(self, worker: Worker) -> Load:
+    def _load(self, worker: Worker) -> WorkerLoad:
         return self._loads.of(worker, self._cluster.now_s)

@@ -102,6 +102,18 @@ class Pair:
         self._unmoved |= zip(new, self.finish(*map(self.start, new)), strict=True)
         return [self._unmoved[case] for case in cases]
 
+    def all_resumed_from_the_log(self, cases: Iterable[Case]) -> list[Answer]:
+        """Answer the cases on `there`, from prompt and tokens so far, after `here` has lost them."""
+        running = [self.start(case) for case in cases]
+        core = [self.here("core_request", one.request_id)[0] for one in running]
+        self.step(15)
+        self.here("abort", [one.request_id for one in running])
+        for one, words in zip(running, core, strict=True):
+            log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
+            one.home = self.there
+            self.there("attach_unreserved", log.encode())
+        return self.finish(*running)
+
     @contextlib.contextmanager
     def emptied(self) -> Iterator["Pair"]:
         """The invariant of every test: when all requests have ended, both workers are as empty as they began."""

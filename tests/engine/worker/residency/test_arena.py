@@ -132,7 +132,7 @@ def pair(house: House) -> Iterator[Pair]:
         worker("check_pool")
 
 
-class Load:
+class Bustle:
     """Requests on the two engines of a pair, each with what it says in a quiet run."""
 
     def __init__(self, pair: Pair, cases: list[Case]) -> None:
@@ -185,7 +185,7 @@ def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, p
     device, workers = house.near, (house.small, house.large)
     lengths = [Case(f"long {tokens}", LONG_PROMPT[:tokens], SEEDED | PENALTIES) for tokens in (150, 320, 500)]
     preemptions = pair.preemptions
-    load = Load(pair, [*CASES[:7], *lengths, Case("shared", LONG_PROMPT[:200], SHARED)])
+    load = Bustle(pair, [*CASES[:7], *lengths, Case("shared", LONG_PROMPT[:200], SHARED)])
     for worker in workers:
         device.settle(worker, 3)
     moved = taken = 0

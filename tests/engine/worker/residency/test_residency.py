@@ -339,16 +339,7 @@ def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> Non
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough: even a seeded, penalised or schema-bound answer continues as it was."""
     cases = [case for case in CASES if case.name != "prompt logprobs"]
-    expected = pair.all_unmoved(cases)
-    running = [pair.start(case) for case in cases]
-    core = [pair.here("core_request", one.request_id)[0] for one in running]
-    pair.step(15)
-    pair.here("abort", [one.request_id for one in running])
-    for one, words in zip(running, core, strict=True):
-        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
-        one.home = pair.there
-        pair.there("attach_unreserved", log.encode())
-    assert expected == pair.finish(*running)
+    assert pair.all_resumed_from_the_log(cases) == pair.all_unmoved(cases)
 
 
 def test_the_destination_uses_its_own_prefix_cache(pair: Pair) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from melld.kvstore.geometry import KvGeometry
-from melld.migrate.snapshot import RequestSnapshot
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
 from tests.tiny_models import WINDOW, make_windowed
@@ -104,16 +103,7 @@ def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough."""
     cases = (LONG, SAMPLED)
-    expected = pair.all_unmoved(cases)
-    running = [pair.start(case) for case in cases]
-    core = [pair.here("core_request", one.request_id)[0] for one in running]
-    pair.step(15)
-    pair.here("abort", [one.request_id for one in running])
-    for one, words in zip(running, core, strict=True):
-        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
-        one.home = pair.there
-        pair.there("attach_unreserved", log.encode())
-    assert pair.finish(*running) == expected
+    assert pair.all_resumed_from_the_log(cases) == pair.all_unmoved(cases)
 
 
 def test_the_text_depends_on_what_the_windows_keep(pair: Pair) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from melld.ids import RequestId, WorkerId
-from melld.scheduler.policies.slo.load import MEMORY_S, Load, Loads
+from melld.scheduler.policies.slo.load import MEMORY_S, Loads, WorkerLoad
 from melld.scheduler.state import Worker
 
 A, B, C = map(RequestId, "abc")
@@ -13,7 +13,7 @@ A, B, C = map(RequestId, "abc")
 
 def test_prompts_are_computed_one_after_the_other() -> None:
     """The backlog is what is left of them, and an idle time is not made up for."""
-    load = Load(0.0)
+    load = WorkerLoad(0.0)
     load.accept(A, 2.0, 1.0)
     load.accept(B, 3.0, 2.0)
     assert load.backlog_s(2.0) == 4.0
@@ -24,7 +24,7 @@ def test_prompts_are_computed_one_after_the_other() -> None:
 
 def test_a_worker_that_wakes_computes_its_first_prompt_after_that() -> None:
     """Its readers wait for both."""
-    load = Load(5.0)
+    load = WorkerLoad(5.0)
     assert load.backlog_s(1.0) == 4.0
     load.accept(A, 1.0, 1.0)
     assert load.backlog_s(1.0) == 5.0
@@ -32,20 +32,20 @@ def test_a_worker_that_wakes_computes_its_first_prompt_after_that() -> None:
 
 def test_how_busy_prompts_keep_a_worker_fades() -> None:
     """The mean of the last seconds; the time of waking does not count."""
-    load = Load(0.0)
+    load = WorkerLoad(0.0)
     load.accept(A, 2.0, 0.0)
     assert load.prefilling(0.0) == 2.0 / MEMORY_S
     assert load.prefilling(MEMORY_S) == pytest.approx(2.0 / MEMORY_S / math.e)
     load.accept(B, 1.0, MEMORY_S)
     assert load.prefilling(MEMORY_S) == pytest.approx((2.0 / math.e + 1.0) / MEMORY_S)
-    waking = Load(20.0)
+    waking = WorkerLoad(20.0)
     waking.accept(A, 2.0, 1.0)
     assert waking.prefilling(1.0) == waking.prefilling(20.0) == 2.0 / MEMORY_S
 
 
 def test_a_request_is_delayed_by_the_prompts_that_come_after_it() -> None:
     """And has decoded for the time since its first token, less what those have taken of it so far."""
-    load = Load(0.0)
+    load = WorkerLoad(0.0)
     load.accept(A, 1.0, 0.0)
     load.accept(B, 2.0, 5.0)
     assert list(load.delays(5.0)) == [(2.0, 4.0), (0.0, 0.0)]
@@ -55,7 +55,7 @@ def test_a_request_is_delayed_by_the_prompts_that_come_after_it() -> None:
 
 def test_a_move_takes_the_delay_along() -> None:
     """The reader has waited, wherever that was; what the new worker accepted before did not delay this request."""
-    source, destination = Load(0.0), Load(0.0)
+    source, destination = WorkerLoad(0.0), WorkerLoad(0.0)
     source.accept(A, 1.0, 0.0)
     source.accept(B, 2.0, 5.0)
     moved = source.release(A)

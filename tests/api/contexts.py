@@ -1,0 +1,25 @@
+"""The daemon as the API sees it, without a daemon: ready, open, without keys."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from melld.api.keys import Keys
+from melld.config_server import ServerConfig
+from tests.late import late
+
+app = late("melld.api.app")
+
+
+def context_of(models: Sequence[Any]) -> Any:
+    """The `ApiContext` of these models."""
+    return app().ApiContext(
+        models=models,
+        config=ServerConfig,
+        keys=Keys,
+        why_not_ready=lambda: None,
+        why_closed=lambda: None,
+        status=lambda: None,
+        registry=CollectorRegistry(),
+    )
