@@ -63,6 +63,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for its KV, of which it uses what it is granted; None: it has its own."""
     step_limit: StepLimit | None = None
     """None: prompts take what vLLM gives them."""
+    age_s: float = 60.0
+    """A request that has waited on the worker for so long goes before all others there."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

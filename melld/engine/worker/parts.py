@@ -5,6 +5,7 @@ Owns the wiring; runs nothing.  Loading this loads torch, so the process must ha
 
 import queue
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from melld.engine.worker.profile import Profiler
 from melld.engine.worker.reader import Pulse, Reader, Received
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
+from melld.engine.worker.residency.ages import Ages
 from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.block_tables import BlockReporter
 from melld.engine.worker.residency.budget import StepBudget
@@ -66,7 +68,8 @@ def make_parts(
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
     residency = Residency(engine, block_bytes, lent.map.scratch if lent is not None else ())
-    budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected))
+    ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
+    budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
     links = Links(LinkOpener(shared, spec.copy_rules), residency, inbox.put, writer.say)
     blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.messages import StepLimit
+from melld.engine.worker.residency.ages import Ages
 from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ class StepCounts(NamedTuple):
 class StepBudget:
     """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
 
-    `expected` returns how many requests have a reservation here: they may go on at any moment.
+    `expected` returns how many requests have a reservation here: they may go on at any moment.  `ages` looks at those
+    that wait before each step.
     """
 
-    def __init__(self, engine: "EngineCore", limit: StepLimit | None, expected: Callable[[], int]) -> None:
+    def __init__(self, engine: "EngineCore", limit: StepLimit | None, expected: Callable[[], int], ages: Ages) -> None:
         self.limit = limit
+        self._ages = ages
         self.times = StepTimes()
         self._scheduler: Any = engine.scheduler
         self._expected = expected
@@ -87,6 +90,7 @@ class StepBudget:
 
     def _prepare(self) -> None:
         """Put decodes first and urgent prompts before the others, and set the limits of the step."""
+        self._ages.look()
         scheduler = self._scheduler
         prompts = [request for request in scheduler.running if request.is_prefill_chunk]
         if prompts:

@@ -180,6 +180,7 @@ class Worker:
 
         from melld.engine.worker.lending import Borrower
         from melld.engine.worker.links import share_memory
+        from melld.engine.worker.residency.ages import Ages
         from melld.engine.worker.residency.block_tables import BlockReporter
         from melld.engine.worker.residency.budget import StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
@@ -194,7 +195,9 @@ class Worker:
         self.said: list[Any] = []
         self.borrower = Borrower(lent, self.residency.epochs, self.said.append)
         self.takes = 0
-        self.budget = StepBudget(self.engine, None, lambda: len(self.residency.expected))
+        self.ahead_s = 0.0
+        ages = Ages(self.engine.scheduler, 60.0, lambda: time.monotonic() + self.ahead_s)
+        self.budget = StepBudget(self.engine, None, lambda: len(self.residency.expected), ages)
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
@@ -238,6 +241,10 @@ class Worker:
             if result and 0 in result:
                 outputs += [_plain(output) for output in result[0].outputs]
         return outputs
+
+    def pass_time(self, seconds: float) -> None:
+        """Let those that wait have waited so much longer."""
+        self.ahead_s += seconds
 
     def take_counts(self) -> list[tuple[int, ...]]:
         """(decodes, prompt tokens) of each step since the last call."""

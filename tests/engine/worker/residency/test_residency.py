@@ -303,6 +303,34 @@ def test_the_least_urgent_is_pushed_out_and_begins_last(pair: Pair) -> None:
     assert pair.preemptions == preempted + 1
 
 
+@pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
+def test_who_has_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
+    """A request that was pushed out goes before the more urgent that wait, and is not pushed out again for others."""
+    case = Case("grows from 4 blocks to 6", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 80})
+    longer = Case("grows from 4 blocks to 8", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 140})
+    large = Case("11 blocks", LONG_PROMPT[:330], GREEDY.params | {"max_tokens": 4})
+    cases = (case, longer, large)
+    expected = dict(zip(cases, pair.all_unmoved(cases), strict=True))
+    with crowded(pair):  # 15 blocks are left
+        low, *high = pair.start(longer, priority=1), *(pair.start(case, priority=-1) for _ in range(2))
+        pair.finish(*high)
+        assert low.answer.finish is None, "it was pushed out, and waits"
+        first, second = (pair.start(large, priority=-1) for _ in range(2))
+        pair.here("pass_time", 2.0)
+        pair.finish(first)
+        count = len(low.answer.tokens)
+        pair.here("pass_time", 61.0)
+        while len(low.answer.tokens) == count:
+            pair.step()
+        assert not second.answer.tokens
+        if moves:
+            pair.move(low, "tokens")
+        others = [pair.start(case, low.home, priority=-1) for _ in range(2)]
+        assert pair.finish(low) == [expected[longer]]
+        assert any(one.answer.finish is None for one in others), "one of the urgent gave way"
+        assert pair.finish(*others, second) == [expected[case]] * 2 + [expected[large]]
+
+
 def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
     """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
     known: dict[str, tuple[int, ...]] = {}
