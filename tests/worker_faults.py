@@ -33,6 +33,8 @@ POINTS = (
     "releasing",  # source: committed, its blocks are still its own
     "thawing",  # source: rolled back, not yet going on
     "cancelling",  # destination: rolled back, its room not yet given back
+    "suspending",  # any worker: it hears of a suspension, and has not aborted the request
+    "aborted",  # any worker: requests are gone here, and this is not said
     "resumed",  # any worker: a request goes on here by its tokens, and has not been stepped
     "step",  # any step of the engine
 )
@@ -142,6 +144,7 @@ def inject(directory: Path) -> None:
 
     _wrap(EngineLoop, "__init__", before=started)
     _wrap(Writer, "say", before=said)
+    _wrap(EngineLoop, "_abort", before=lambda _, abort: reach("suspending") if abort.may_return else None)
     _wrap(Descriptions, "_look_again", before=lambda *_, **__: reach("following"))
     _wrap(Moves, "_freeze", before=lambda *_: reach("freezing"))
     _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
@@ -152,6 +155,7 @@ def inject(directory: Path) -> None:
     _wrap(Residency, "take_warmed", after=lambda warmed: reach("warmed") if warmed else None)
     _wrap(Residency, "copy_began", before=lambda *_: reach("copying"))
     _wrap(Residency, "copy_ended", after=lambda _: reach("copied"))
+    _wrap(Residency, "abort", after=lambda _: reach("aborted"))
     _wrap(Residency, "attach", before=lambda *_: reach("attaching"))
     _wrap(Residency, "attach_unreserved", after=lambda _: reach("resumed"))
 

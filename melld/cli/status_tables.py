@@ -89,7 +89,8 @@ def _saved(status: DaemonStatus) -> str:
     hours = f"awake {awake_h:.2f} worker-hours, asleep {saved_h:.2f}"
     service = status.service
     served = "" if service.attainment is None else f"; {service.attainment:.1%} of {service.requests:,} in time"
-    return f"{hours}{served}; {status.preemptions} preemptions"
+    suspensions = f", {status.suspensions} suspensions" if status.suspensions else ""
+    return f"{hours}{served}; {status.preemptions} preemptions{suspensions}"
 
 
 def _remarks(status: DaemonStatus) -> list[Text]:
@@ -104,6 +105,7 @@ def _remarks(status: DaemonStatus) -> list[Text]:
         for failed in [worker.state is WorkerState.FAILED]
     ]
     remarks += [Text(f"boundaries: {status.boundaries}", "dim")] if status.boundaries else []
+    remarks += [Text(f"roles: {status.roles}", "dim")] if status.roles else []
     remarks += [Text(f"async scheduling: {said}", "dim")] if (said := status.async_scheduling) else []
     remarks += _tokens_only(status.links)
     remarks += [_move(move) for move in status.moves[:MOST_MOVES]]
@@ -155,10 +157,12 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
     # The one column that shrinks on a narrow terminal: the beginning of an id tells it from others.
     table.add_column("Request", overflow="ellipsis", min_width=12)
     moved = any(request.moves for request in requests)
+    suspended = any(request.suspensions for request in requests)
     tiered = any(request.tier is not Tier.DEFAULT for request in requests)
     for title in ("Worker", "Class", "Phase", *(("Tier",) if tiered else ())):
         table.add_column(title, no_wrap=True)
-    for title in ("Prompt", "Output", "KV", "Age", *(("Moves",) if moved else ())):
+    counts = *(("Moves",) if moved else ()), *(("Suspended",) if suspended else ())
+    for title in ("Prompt", "Output", "KV", "Age", *counts):
         table.add_column(title, justify="right", no_wrap=True)
     for request in requests:
         phase = "queued" if request.worker is None else request.phase.value
@@ -170,6 +174,7 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
         cells += (Text(request.tier.value, TIER_STYLES[request.tier]),) if tiered else ()
         cells += [f"{request.prompt_tokens:,}", f"{request.output_tokens:,}", size_text(request.kv_bytes)]
         cells += [duration_text(request.age_s), *((str(request.moves),) if moved else ())]
+        cells += [str(request.suspensions)] if suspended else []
         table.add_row(*cells)
     return table
 

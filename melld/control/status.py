@@ -280,6 +280,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence each, for the operator."""
     workers: tuple[WorkerStatus, ...] = ()
     preemptions: int = 0
+    suspensions: int = 0
+    """Requests that gave up their worker to an urgent one; each time counts."""
     worker_seconds_awake: float = 0.0
     """Seconds that workers were awake."""
     gpu_hours_saved: float = 0.0
@@ -287,7 +289,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceStatus = ServiceStatus()
     """Targets, and how they are met."""
     roles: str = ""
-    """Why the workers have their roles."""
+    """Why the workers have their roles; empty where there are none."""
     boundaries: str = ""
     """Limits of links and workers for moves; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()

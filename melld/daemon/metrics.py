@@ -127,6 +127,11 @@ COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
         lambda one: one.parts.driver.news.preemptions,
     ),
     (
+        "melld_suspensions",
+        "Requests that gave up their worker to an urgent one, to resume later.",
+        lambda one: one.parts.driver.suspensions,
+    ),
+    (
         "melld_worker_awake_seconds",
         "Seconds that workers were awake, summed.",
         lambda one: one.parts.history.worker_seconds().awake,

@@ -176,6 +176,7 @@ class Watch:
             queued_requests=len(queued),
             warnings=(*self._condition.reload_warnings, *self._condition.warnings),
             preemptions=sum(parts.driver.news.preemptions for parts in each),
+            suspensions=sum(parts.driver.suspensions for parts in each),
             worker_seconds_awake=round(awake_s, 3),
             gpu_hours_saved=round((known_s - awake_s) / 3600, 6),
             service=self._service([parts.history.attainment for parts in each]),

@@ -79,6 +79,7 @@ class Driver:
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
         self.news = News(fleet, scheduler.cluster, clock, self.handle)
+        self.suspensions = 0
         self._on_rest = on_rest
         self._fleet = fleet
         self._clock = clock
@@ -261,6 +262,7 @@ class Driver:
             case events.SuspendRequest():
                 if command.request in self._fleet.live:
                     self._fleet.suspend(command.request)
+                    self.suspensions += 1
             case events.QueueRequest():
                 self.queue.queued(command.request)
             case events.ShedRequest():

@@ -95,8 +95,9 @@ class Policy(ABC):
         return Role.MIXED
 
     def roles_because(self) -> str:
-        """Say why the workers have their roles."""
-        return f"{self.name} gives none"
+        """Say why the workers have their roles; nothing where none are wanted."""
+        wanted = self.cluster.settings.roles
+        return f"{self.name} gives none" if wanted.auto or wanted.fixed else ""
 
     def spare(self, kv_bytes: int, reason: Reason) -> Worker | None:
         """Wake and return a sleeping worker that is large enough; None if there is none."""

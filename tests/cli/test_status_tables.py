@@ -90,6 +90,17 @@ def test_tiers_are_shown_once_they_differ() -> None:
         assert ("Tier" in table[0].split()) == bool(tiers)
 
 
+def test_suspensions_and_roles_are_shown_once_there_are_any() -> None:
+    """How often which request gave way, how often any did, and why the workers have their roles."""
+    one = msgspec.structs.replace(STATUS.requests[0], suspensions=2)
+    busy = msgspec.structs.replace(STATUS, suspensions=5, roles="as configured", requests=(one,))
+    *above, head, row = drawn(busy, 140)
+    assert (head.split()[-1], row.split()[-1]) == ("Suspended", "2")
+    assert sum(line.endswith("2 preemptions, 5 suspensions") for line in above) == 1
+    assert "roles: as configured" in above
+    assert not {"suspensions", "Suspended", "roles:"} & set(" ".join(drawn(STATUS, 140)).split())
+
+
 def test_why_a_link_carries_tokens_only_is_told_once() -> None:
     """Eight GPUs without access to each other are 56 links with one reason."""
     assert [line for line in drawn(STATUS, 200) if "tokens only" in line] == [

@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -97,16 +99,15 @@ class Stream(threading.Thread):
         self.id = ""
         self.answer = Answer()
         self.arrivals_s: list[float] = []
-        self._daemon = daemon
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         self._body = {"model": "demo", **(streamed if body.get("stream", True) else {}), **body}
         self._came = threading.Condition()
         self._left = False
+        self._connection = http.client.HTTPConnection(urlsplit(daemon.url).netloc, timeout=PATIENCE_S)
         self.start()
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection(urlsplit(self._daemon.url).netloc, timeout=PATIENCE_S)
-        with contextlib.closing(connection):
+        with contextlib.closing(self._connection) as connection, self._unless_left():
             path = "/v1/completions" if "prompt" in self._body else "/v1/chat/completions"
             head = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps(self._body), head)
@@ -140,9 +141,23 @@ class Stream(threading.Thread):
                 choice.prompt_logprobs = piece.get("prompt_logprobs") or choice.prompt_logprobs
             self._came.notify_all()
 
+    @contextlib.contextmanager
+    def _unless_left(self) -> Iterator[None]:
+        try:
+            yield
+        except http.client.IncompleteRead:
+            if not self._left:
+                raise
+
     def leave(self) -> None:
         """Close the connection at the next chunk."""
         self._left = True
+
+    def hang_up(self) -> None:
+        """Reset the connection now, though nothing comes, as the kernel does for a client that was killed."""
+        self._left = True
+        self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._connection.sock.shutdown(socket.SHUT_RDWR)  # the reader wakes and closes it
 
     def wait_chunks(self, count: int) -> None:
         """Wait until that many have arrived, or the stream has ended."""

@@ -4,57 +4,162 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from melld.cli import main
 from tests.decisions.audit import Auditor
-from tests.migrate.live import GREEDY, SEEDED, Bench, Stream
+from tests.migrate.live import CASES, CHUNK_S, GREEDY, LONG, Answer, Bench, Stream
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
 
-BODIES = {"greedy": GREEDY | {"priority": 1}, "seeded": SEEDED | {"priority": 1}}
+PROMPT = {"prompt": list(range(5, 45)), "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+BODIES = {
+    **CASES,
+    "prompt_logprobs": {**PROMPT, "prompt_logprobs": 2, "stream": False},
+    "echoed logprobs": {**PROMPT, "echo": True, "logprobs": 2, "stream": False},
+}
+HERE = ("greedy", "penalties", "json_schema", "n", "prompt_logprobs")
+"""In the short form."""
 URGENT = GREEDY | {"priority": -1, "max_tokens": 20}
+KILLED = ("suspending", "aborted", "waiting", "resumed", "step")
+"""When the worker dies: before it hears of the suspension; before it says that it has; while the low one waits; as it
+comes back; after the next step."""
+
+
+class Lone(Bench):
+    """A daemon of one worker that runs one request at a time, and what it answers to the undisturbed."""
+
+    def alone(self, name: str) -> Answer:
+        """The answer to the low one by itself."""
+        if name not in self._unmoved:
+            self._unmoved[name] = Stream(self.daemon, low(name)).result()
+        return self._unmoved[name]
+
+    def urgent_alone(self) -> Answer:
+        """The answer to the high one by itself."""
+        if "urgent" not in self._unmoved:
+            self._unmoved["urgent"] = Stream(self.daemon, URGENT).result()
+        return self._unmoved["urgent"]
+
+    def decoding(self, name: str) -> Stream:
+        """A run of the low one that has begun to answer."""
+        stream = Stream(self.daemon, low(name))
+        self.operator.wait_request(lambda found: found["output_tokens"] >= 8)
+        return stream
+
+    def suspended(self) -> dict[str, Any]:
+        """The status of the request that has been suspended."""
+        found: dict[str, Any] = self.operator.wait_request(lambda one: one["suspensions"])
+        return found
+
+    def kill(self) -> None:
+        """The worker, from outside."""
+        os.kill(self.operator.status()["workers"][0]["pid"], signal.SIGKILL)
+
+    def suspensions(self) -> int:
+        """How many the daemon has counted."""
+        [line] = [line for line in self.daemon.get("/metrics").splitlines() if line.startswith("melld_suspensions_to")]
+        counted = int(float(line.split()[-1]))
+        assert counted == self.operator.status()["suspensions"]
+        return counted
+
+
+def low(name: str) -> dict[str, Any]:
+    """The case, asked for by somebody in no hurry."""
+    return BODIES[name] | {"priority": 1}
 
 
 @pytest.fixture(scope="module")
-def lone(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One worker for one request at a time; its decisions are audited and made again."""
+def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
+    """Its decisions are audited and made again."""
     log = tmp_path_factory.mktemp("suspension") / "decisions.jsonl"
     flags = ["--device", "cpu:1", "--kv-bytes", "64MiB", "--set", f'scheduler.decision_log="{log}"']
     flags += ["--set", "model.vllm.max_num_seqs=1", "--set", "idle.sleep_after_s=inf"]
+    flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
     flags += ["--set", "health.steady_after_s=0"]
-    with DaemonProcess(demo_model, *flags, harmable=True) as daemon:
-        yield Bench(daemon.wait_ready(), daemon.faults)
+    with DaemonProcess(demo_model, *flags, harmable=True) as process:
+        lone = Lone(process.wait_ready(), process.faults)
+        yield lone
+        suspensions = lone.suspensions()
     auditor = Auditor().read(log.read_bytes().splitlines())
     assert auditor.faults == []
-    assert auditor.kinds["suspend"] >= len(BODIES)
+    assert auditor.kinds["suspend"] == suspensions > 0
     assert main(["simulate", "--replay", str(log)]) == 0
 
 
-def give_way(bench: Bench, name: str, killed: str) -> None:
-    """A low stream is suspended, and its worker killed when the test says; both streams end as ever."""
-    low_alone, high_alone = (Stream(bench.daemon, body).result() for body in (BODIES[name], URGENT))
-    fault = bench.faults / "w0.resumed.KILL"
-    with bench.slowed():
-        low = Stream(bench.daemon, BODIES[name])
-        low.wait_chunks(12)
-        high = Stream(bench.daemon, URGENT)
-        one = bench.operator.wait_request(lambda found: found["suspensions"])
-        assert low.id in one["request"]
+@pytest.fixture
+def lone(daemon: Lone) -> Iterator[Lone]:
+    """Left idle, with its worker ready and no fault in wait."""
+    yield daemon
+    assert not list(daemon.faults.iterdir())
+    daemon.operator.wait_ready()
+    daemon.operator.wait_idle()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in HERE else pytest.mark.long) for name in BODIES]
+)
+def test_a_suspended_answer_is_the_answer(lone: Lone, name: str) -> None:
+    """Text, log-probabilities, also the prompt's, finish reason and usage: the client cannot tell."""
+    low_alone, high_alone, before = lone.alone(name), lone.urgent_alone(), lone.suspensions()
+    with lone.slowed():
+        stream = lone.decoding(name)
+        high = Stream(lone.daemon, URGENT)
+        one = lone.suspended()
         assert (one["worker"], one["suspensions"], high.answer.usage) == (None, 1, None)
-        if killed == "after the suspension":
-            os.kill(bench.operator.status()["workers"][0]["pid"], signal.SIGKILL)
-        elif killed == "after the resumption":
+        assert high.result() == high_alone
+    assert stream.result() == low_alone
+    assert lone.suspensions() == before + 1
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_a_worker_killed_at_any_step_of_a_suspension_costs_no_token(lone: Lone, killed: str) -> None:
+    """Whoever died: both streams end as ever."""
+    low_alone, high_alone = lone.alone("seeded"), lone.urgent_alone()
+    fault = lone.faults / f"w0.{killed}.KILL"
+    with lone.slowed():
+        stream = lone.decoding("seeded")
+        if killed in ("suspending", "aborted"):
+            fault.touch()
+        high = Stream(lone.daemon, URGENT)
+        lone.suspended()
+        if killed == "waiting":
+            lone.kill()
+        elif killed == "resumed":
+            fault.touch()
+        elif killed == "step":
+            lone.operator.wait_request(lambda one: one["suspensions"] and one["worker"])
             fault.touch()
         assert high.result() == high_alone
-    assert low.result() == low_alone
-    assert not fault.exists()
-    bench.operator.wait_ready()
-    bench.operator.wait_idle()
+        assert stream.result() == low_alone
 
 
-@pytest.mark.parametrize("killed", ["never", "after the suspension", "after the resumption"])
-@pytest.mark.parametrize("name", BODIES)
-def test_a_suspended_answer_is_the_answer(lone: Bench, name: str, killed: str) -> None:
-    """Wherever it was suspended, and whoever died: no token is lost, none comes twice."""
-    give_way(lone, name, killed)
+def test_a_request_suspended_while_its_prompt_is_computed_begins_anew(lone: Lone) -> None:
+    """It has no token yet: its client gets all of them, once."""
+    body = low("greedy") | {"messages": LONG, "max_tokens": 30}
+    alone = Stream(lone.daemon, body | {"cache_salt": "alone"}).result()
+    with slowed(lone.faults, CHUNK_S):
+        stream, _ = lone.seen_prefilling(body, "suspended")
+        high = Stream(lone.daemon, URGENT | {"max_tokens": 3})
+        one = lone.suspended()
+        assert (one["worker"], one["output_tokens"]) == (None, 0)
+        high.result()
+    assert stream.result() == alone
+
+
+def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) -> None:
+    """It is gone from the queue at once, the urgent one goes on, and its story is told."""
+    with lone.slowed():
+        stream = lone.decoding("greedy")
+        high = Stream(lone.daemon, URGENT)
+        one = lone.suspended()
+        stream.hang_up()
+        lone.operator.wait(lambda status: one["request"] not in str(status["requests"]), 30.0)
+        assert high.answer.usage is None, "the urgent one was over before"
+        assert high.result() == lone.urgent_alone()
+    why = lone.daemon.melld("why", one["request"])
+    assert (why.returncode, why.stderr) == (0, "")
+    assert "suspended on w0, its tokens so far are kept: another request needs the room" in why.stdout
+    assert f" preemptions, {lone.suspensions()} suspensions" in lone.daemon.melld("status").stdout

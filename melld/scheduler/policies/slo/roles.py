@@ -38,7 +38,7 @@ class Roles:
 
     def __init__(self, cluster: Cluster, outlook: Outlook, steps: StepModel, loads: Loads, answers: Answers) -> None:
         self.wanted = 0
-        self.because = "as configured" if cluster.settings.roles.fixed else "`[scheduler] roles` is off"
+        self.because = "as configured" if cluster.settings.roles.fixed else ""
         self._cluster = cluster
         self._outlook = outlook
         self._steps = steps
