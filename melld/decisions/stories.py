@@ -254,6 +254,7 @@ def _move_ended(story: _OpenStory, record: Record, event: str, committed: bool, 
         story.worker = str(move["destination"])
     what = Happened.MOVED if committed else Happened.MOVE_CANCELLED
     way = {"source": move["source"], "worker": story.worker, "via": record.get("via", move["via"])}
+    record = {"cause_step": move.get("step", 0)} | record  # a lost worker's record does not name the move
     return _plain(story, record, event, what, reason=reason, took_s=took_s, **way)
 
 

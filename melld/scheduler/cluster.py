@@ -21,6 +21,7 @@ import msgspec
 
 from melld.errors import IllegalTransition
 from melld.ids import NO_EVENT, RequestId, WorkerId
+from melld.scheduler.distances import Distances
 from melld.scheduler.events import (
     ActivateWorker,
     AnyCommand,
@@ -46,7 +47,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     """`horizon_s`: how far ahead growth is estimated.  `instant_moves`: a move is done as soon as it is decided.
 
     `targets`: what the service promises; None: nothing but room.  `retire_after_s`: how long a worker stays awake
-    without requests (checked at epochs); None: as long as the policy thinks best.
+    without requests (checked at epochs); None: as long as the policy thinks best.  `kv_between_machines`: else a move
+    to another machine goes by tokens.
     """
 
     horizon_s: float = 0.0
@@ -55,6 +57,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     retire_after_s: float | None = None
     priorities: Priorities = Priorities()
     roles: RoleSettings = RoleSettings()
+    kv_between_machines: bool = False
 
 
 class Cluster(Occupancy):
@@ -66,6 +69,7 @@ class Cluster(Occupancy):
         self.growth = GrowthRate()
         self.roster = Roster()
         self.workers = self.roster.workers
+        self.distances = Distances(self.roster, self.room_bytes, self.settings.kv_between_machines)
         self.draining: dict[WorkerId, Worker] = {}
         self.unsteady: dict[WorkerId, Worker] = {}
         self.event = NO_EVENT

@@ -14,15 +14,17 @@ OPEN_STATES = (Duty.ASLEEP, Duty.ACTIVE)
 
 
 class Roster:
-    """Workers by rank, the order in which they became known: the first that sleeps is woken first.
+    """Workers by machine and rank, the order in which they became known: the first that sleeps is woken first.
 
-    So the same few workers are used again and again, and the others sleep long.  A worker whose process has ended comes
-    after the warm ones.
+    So the same few workers are used again and again, on as few machines as will do, and the others sleep long.  A
+    worker whose process has ended comes after the warm ones.
     """
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, Worker] = {}
-        self._asleep: list[tuple[float, int, WorkerId]] = []  # a heap; workers woken since are dropped when met
+        self.machines: dict[int, dict[WorkerId, Worker]] = {}
+        """The workers of each machine; none is empty."""
+        self._asleep: list[tuple[float, int, int, WorkerId]] = []  # a heap; workers woken since are dropped when met
         self._ranks = 0
         self.largest_capacity_bytes = 0
         """Largest capacity that any known worker has ever offered."""
@@ -38,6 +40,7 @@ class Roster:
         self.block_bytes = max(self.block_bytes, event.block_bytes)
         worker = Worker(event.worker, event.capacity_bytes, event.slots, event.machine, self._ranks)
         self.workers[worker.id] = worker
+        self.machines.setdefault(worker.machine, {})[worker.id] = worker
         self.sleeps(worker)
         self.largest_capacity_bytes = max(self.largest_capacity_bytes, event.capacity_bytes)
         if event.slots > 0:
@@ -47,6 +50,9 @@ class Roster:
     def remove(self, worker: Worker) -> None:
         """Remove a worker that is gone."""
         del self.workers[worker.id]
+        del self.machines[worker.machine][worker.id]
+        if not self.machines[worker.machine]:
+            del self.machines[worker.machine]
         self.note()
 
     def note(self) -> None:
@@ -58,7 +64,7 @@ class Roster:
 
     def sleeps(self, worker: Worker) -> None:
         """Add the worker to those that can be woken."""
-        heapq.heappush(self._asleep, (worker.wake_s, worker.rank, worker.id))
+        heapq.heappush(self._asleep, (worker.wake_s, worker.machine, worker.rank, worker.id))
 
     def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
         """Set the time that waking the worker takes from now on."""
@@ -69,7 +75,7 @@ class Roster:
                 self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
-        """Return the sleeping worker that is large enough and wakes soonest, or None; of equals the first known."""
+        """Return the sleeping worker that is large enough and wakes soonest, or None; of equals the first."""
         asleep = self._asleep
         while asleep and self._asleep_worker(asleep[0]) is None:
             heapq.heappop(asleep)
@@ -88,8 +94,8 @@ class Roster:
         """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
         return kv_bytes <= self._largest_open_bytes
 
-    def _asleep_worker(self, entry: tuple[float, int, WorkerId]) -> Worker | None:
-        wake_s, rank, name = entry
+    def _asleep_worker(self, entry: tuple[float, int, int, WorkerId]) -> Worker | None:
+        wake_s, _, rank, name = entry
         worker = self.workers.get(name)
         if worker is None or worker.rank != rank or worker.wake_s != wake_s:
             return None

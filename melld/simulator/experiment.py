@@ -67,6 +67,7 @@ def make_scheduler(policy: str, settings: SimulatorSettings, choices: SchedulerC
         retire_after_s=choices.retire_after_s,
         roles=choices.roles,
         priorities=choices.priorities,
+        kv_between_machines=settings.link is None or settings.link.kv_between_machines,
     )
     return Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster=cluster))
 

@@ -66,9 +66,13 @@ class SimulatedFleet:
             self._computes_s.append(0.0)
             self._counts.append(0)
             self._urgent_free_s.append(0.0)
-            added.append((name, index // self.settings.gpus_per_machine))
+            added.append((name, self.machine_of(index)))
         self.running.add_workers(count)
         return added
+
+    def machine_of(self, index: int) -> int:
+        """Return the machine of the worker with that index."""
+        return index // self.settings.gpus_per_machine
 
     def wake(self, worker: WorkerId, now_s: float) -> None:
         """Wake the worker; it computes after its wake time."""
@@ -154,6 +158,10 @@ class SimulatedFleet:
         self._counts[run.worker] += 1
         self.running.settle(run.row, run.worker)
         self._readmit(run, now_s)
+
+    def emits_from_s(self, run: Run) -> float:
+        """Return from when on the placed request emits tokens."""
+        return self.running.since_s[run.row]
 
     def drop(self, run: Run) -> None:
         """Remove an ended request and its move."""

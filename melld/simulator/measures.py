@@ -9,6 +9,7 @@ from array import array
 import msgspec
 import numpy as np
 
+from melld.ids import RequestId
 from melld.migrate.snapshot import Via
 from melld.scheduler.priorities import CLASSES, class_of
 from melld.simulator.bounds import lower_bound
@@ -90,6 +91,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     migrations: int
     migrations_kv: int
+    migrations_between_machines: int
     migrations_aborted: int
     migrations_per_s: float
     migrations_per_request: float
@@ -102,6 +104,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     queueing_s: Spread
     ttft_s: Spread
     itl_s: Spread
+    displaced: int
+    displaced_s: Spread
+    """From a machine's loss until the tokens of each request displaced by it were computed elsewhere."""
     by_class: dict[str, ClassReport] = {}
     """By class, where the workload has priorities."""
 
@@ -120,6 +125,7 @@ class Measures:
         self.activations = 0
         self.moves = 0
         self.moves_kv = 0
+        self.moves_between_machines = 0
         self.bytes_moved = 0
         self.peak_gpus = 0
         self.gpu_seconds = 0.0
@@ -131,6 +137,8 @@ class Measures:
         self._gpus_since_s = 0.0
         self._next_sample_s = 0.0
         self.awake_gpu_s = 0.0
+        self._lost_s: dict[RequestId, float] = {}  # when, of requests that have not resumed
+        self._displaced_s = array("d")
         nothing = array("d", [float("nan")]) * len(workload)
         self._placed_s, self._first_token_s, self._end_s = nothing[:], nothing[:], nothing
 
@@ -142,9 +150,10 @@ class Measures:
         self._end_s[index] = now_s
         self.gpu_seconds = self.awake_gpu_s + self._gpus * (now_s - self._gpus_since_s)
 
-    def moved(self, via: Via, kv_bytes: int) -> None:
+    def moved(self, via: Via, kv_bytes: int, between_machines: bool) -> None:
         """Count a finished migration."""
         self.moves += 1
+        self.moves_between_machines += between_machines
         if via is Via.KV:
             self.moves_kv += 1
             self.bytes_moved += kv_bytes
@@ -157,6 +166,16 @@ class Measures:
     def retired(self, now_s: float, gpus: int) -> None:
         """Count a worker that went to sleep; `gpus` are awake now."""
         self._count_gpus(now_s, gpus)
+
+    def lost(self, now_s: float, displaced: list[Run], gpus: int) -> None:
+        """Count a lost machine's requests; `gpus` are awake now."""
+        self._lost_s.update((run.id, now_s) for run in displaced)
+        self._count_gpus(now_s, gpus)
+
+    def resumed(self, run: Run, at_s: float) -> None:
+        """Count a request whose tokens will be computed again at that time."""
+        if (lost_s := self._lost_s.pop(run.id, None)) is not None:
+            self._displaced_s.append(at_s - lost_s)
 
     def sample(self, now_s: float, fleet: SimulatedFleet) -> None:
         """Take a sample if one is due."""
@@ -222,6 +241,7 @@ class Measures:
             ratio=_quotient(float(gpus.sum()), float(bound.sum())),
             migrations=self.moves,
             migrations_kv=self.moves_kv,
+            migrations_between_machines=self.moves_between_machines,
             migrations_aborted=self.aborted,
             migrations_per_s=self._moves_in_window / window_s,
             migrations_per_request=_quotient(self.moves, requests),
@@ -234,6 +254,8 @@ class Measures:
             queueing_s=Spread.of(_known(placed - arrived)),
             ttft_s=Spread.of(_known(first - arrived)),
             itl_s=Spread.of(_known((ended - first)[more] / (outputs[more] - 1))),
+            displaced=len(self._displaced_s),
+            displaced_s=Spread.of(np.array(self._displaced_s)),
             by_class=self._by_class(placed, first, ended) if load.priority else {},
         )
 

@@ -33,6 +33,7 @@ class MovePlanning:
     def __init__(self, settings: SimulatorSettings, link: LinkSettings, fleet: SimulatedFleet) -> None:
         self.planner = Planner(boundaries_of(settings, link))
         self._ways = link.ways
+        self._kv_between_machines = link.kv_between_machines
         self._awake_at_once = settings.wake_s == 0.0
         self._woken: set[WorkerId] = set()
         self._plan = NOTHING
@@ -93,11 +94,14 @@ class MovePlanning:
         """Return a request's bytes, tokens and ways.
 
         No way is open to a worker that is not awake yet.  A request that is preempted or still in prefill has no KV to
-        send.
+        send.  Where no KV goes between machines, tokens do, whatever the settings say.
         """
         prefilled = self._fleet.has_prefilled(run, now_s)
-        kv = prefilled and Via.KV in self._ways
-        tokens = Via.TOKENS in self._ways or run.state is not RunState.RUNNING
+        machine_of = self._fleet.machine_of
+        is_far = machine_of(run.worker) != machine_of(self._fleet.index_of(destination))
+        no_link = is_far and not self._kv_between_machines
+        kv = prefilled and Via.KV in self._ways and not no_link
+        tokens = Via.TOKENS in self._ways or run.state is not RunState.RUNNING or no_link
         ways: tuple[Via, ...] = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
         if not (destination in self._woken or self._fleet.computes(destination, now_s)):
             ways = ()

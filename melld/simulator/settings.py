@@ -10,6 +10,8 @@ from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings
 
+GPUS_PER_MACHINE = 8
+
 
 class SimulatorSettings(msgspec.Struct, frozen=True):
     """Machines, links and time of one simulation.
@@ -18,7 +20,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     `paper_slots`: check overflow after the scheduler has acted on the epoch.  `wake_s`: seconds from a worker's
     activation until it computes.  `failure_rate`: share of moves that fail.  `block_tokens`: tokens of a KV block.
     `targets`: what the service promises; None: nothing is judged.  `tells_priorities`: the scheduler learns the
-    priorities of the workload, else only the measures do.
+    priorities of the workload, else only the measures do.  `machine_lost_at_s`: when the first machine is lost.
     """
 
     capacity_bytes: int
@@ -31,11 +33,12 @@ class SimulatorSettings(msgspec.Struct, frozen=True):
     wake_s: float = 0.0
     link: LinkSettings | None = None
     failure_rate: float = 0.0
-    gpus_per_machine: int = 8
+    gpus_per_machine: int = GPUS_PER_MACHINE
     seed: int = 0
     block_tokens: int = BLOCK_TOKENS
     targets: Targets | None = None
     tells_priorities: bool = True
+    machine_lost_at_s: float | None = None
 
     @property
     def block_bytes(self) -> int:

@@ -31,6 +31,7 @@ from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Ending, SimulatedFleet
 from melld.simulator.journal import Journal, Sink
+from melld.simulator.losses import lose_machine
 from melld.simulator.measures import Measures
 from melld.simulator.planning import MovePlanning
 from melld.simulator.run import Run, RunState, SimulatedMove, SimulationStuck
@@ -89,6 +90,8 @@ class Simulation:
             SimulationStuck: requests wait and nothing will place them.
         """
         self._add_workers(self.fleet.missing_workers())
+        if self.settings.machine_lost_at_s is not None:
+            self._push(self.settings.machine_lost_at_s, self._lose_machine, None, 0)
         collecting = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and each collection would scan every request
         try:
@@ -195,6 +198,14 @@ class Simulation:
         for run in self.fleet.crowding():
             self._abort(run, "no room")
 
+    def _lose_machine(self, _subject: None, machine: int) -> None:
+        workers, displaced, unmoved = lose_machine(self.fleet, machine, self.now_s)
+        for run in unmoved:
+            if self._planning is not None:
+                self._planning.forget(run.id)
+        self.measures.lost(self.now_s, displaced, len(self.fleet.awake))
+        self._handle(events.WorkerDown(self.now_s, workers[0], tuple(workers[1:])))
+
     def _end_move(self, run: Run, version: int) -> None:
         if run.move is None or run.move.version != version:
             return
@@ -216,7 +227,9 @@ class Simulation:
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None
-        self.measures.moved(run.move.via, self.fleet.kv_bytes(run))
+        machine_of = self.fleet.machine_of
+        is_far = machine_of(run.worker) != machine_of(run.move.destination)
+        self.measures.moved(run.move.via, self.fleet.kv_bytes(run), is_far)
         if self._planning is not None:
             self._planning.forget(run.id)
         self.fleet.commit(run, self.now_s)
@@ -257,6 +270,7 @@ class Simulation:
         now_s = self.now_s
         if run.row >= 0:
             self.fleet.resume_suspended(run, command.worker, now_s)
+            self.measures.resumed(run, self.fleet.emits_from_s(run))
             if (end_s := self.fleet.end_s(run)) <= self._next_epoch_s:
                 self._push(end_s, self._finish, run, run.version)
             return

@@ -92,6 +92,7 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
     assert (cancelled.what, cancelled.worker, cancelled.reason) == (Happened.MOVE_CANCELLED, "w1", "timed out")
     assert (cancelled.took_s, cancelled.cause) == (0.25, again.event)
     assert (died.what, died.reason, died.worker) == (Happened.MOVE_CANCELLED, "its destination is gone", "w1")
+    assert died.cause == story.lines[-2].event
 
 
 def test_a_lost_machine_is_one_event_in_the_stories_of_all_its_requests() -> None:

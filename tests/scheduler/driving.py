@@ -15,11 +15,12 @@ def scheduler_with(
     policy: str = "best-fit",
     slots: int = 100,
     cluster: ClusterSettings | None = None,
+    per_machine: int = 100,
 ) -> Scheduler:
-    """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep."""
+    """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep, the first `per_machine` on one machine."""
     scheduler = Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster or ClusterSettings()))
     for number in range(workers):
-        scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots))
+        scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots, number // per_machine))
     return scheduler
 
 

@@ -32,11 +32,17 @@ PREFILLING, DECODING = (dict.fromkeys(NAMES[:count], role) for count, role in ((
 FIXED_ROLES = [{}, {}, PREFILLING, DECODING | PREFILLING, dict.fromkeys(NAMES, Role.PREFILL)]
 
 
+def machine_number(worker: str) -> int:
+    """Return the machine of a worker: there are two."""
+    return int(worker[1:]) % 2
+
+
 class Books:
     """Model of an outside observer: the place of every request and the load of every worker, from messages alone."""
 
     def __init__(self, instant: bool) -> None:
         self.instant = instant
+        self.kv_between_machines = False
         self.capacity: dict[str, int] = {}
         self.slots: dict[str, int] = {}
         self.awake: set[str] = set()
@@ -125,6 +131,8 @@ class Books:
                 assert self.at[request] == source != destination, command
                 assert request not in self.going, command
                 assert not command.after_first_token or command.reason == "role", command
+                if command.reason == "role" and not self.kv_between_machines:
+                    assert machine_number(source) == machine_number(destination), command
                 assert request not in self.pinned or source in self.drained or command.reason == "operator", command
                 self.pinned.discard(request)
                 if command.reason == "operator":
@@ -267,6 +275,7 @@ class PolicyMachine(RuleBasedStateMachine):
             horizon_s=st.sampled_from([0.0, 2.0]),
             targets=st.sampled_from([None, promised(None, 2.0, False, 0.99)]),
             retire_after_s=st.sampled_from([None, 0.0, 3.0]),
+            kv_between_machines=st.booleans(),
             roles=st.builds(RoleSettings, auto=st.booleans(), fixed=st.sampled_from(FIXED_ROLES)),
             priorities=st.builds(
                 Priorities,
@@ -290,6 +299,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.scheduler = self.build()
         self.books = Books(self.instant)
         self.books.age_s = cluster.priorities.age_s
+        self.books.kv_between_machines = cluster.kv_between_machines
         for name in NAMES[:workers]:
             self.bring_up(name, CAPACITY, slots)
 
@@ -316,7 +326,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def bring_up(self, name: str, capacity: int, slots: int, *, steady: bool = True) -> None:
         self.books.capacity[name], self.books.slots[name] = capacity, slots
-        self.tell(e.WorkerUp(self.now_s, name, capacity, slots, machine=int(name[1:]) % 2, steady=steady))
+        self.tell(e.WorkerUp(self.now_s, name, capacity, slots, machine=machine_number(name), steady=steady))
 
     # ---- requests
 

@@ -66,11 +66,11 @@ class RosterMachine(RuleBasedStateMachine):
     def workers(self) -> list[Worker]:
         return list(self.roster.workers.values())
 
-    @rule(capacity_bytes=SIZES, slots=st.integers(0, 2), block_bytes=st.integers(0, 8))
-    def come(self, capacity_bytes: int, slots: int, block_bytes: int) -> None:
-        event = e.WorkerUp(0.0, WorkerId(f"w{self.added}"), capacity_bytes, slots, self.added, block_bytes=block_bytes)
+    @rule(capacity_bytes=SIZES, slots=st.integers(0, 2), block_bytes=st.integers(0, 8), machine=st.integers(0, 2))
+    def come(self, capacity_bytes: int, slots: int, block_bytes: int, machine: int) -> None:
+        event = e.WorkerUp(0.0, WorkerId(f"w{self.added}"), capacity_bytes, slots, machine, block_bytes=block_bytes)
         worker = self.roster.add(event)
-        assert (worker.capacity_bytes, worker.slots, worker.machine) == (capacity_bytes, slots, self.added)
+        assert (worker.capacity_bytes, worker.slots, worker.machine) == (capacity_bytes, slots, machine)
         self.largest_block_bytes = max(self.largest_block_bytes, block_bytes)
         self.added += 1
         with pytest.raises(IllegalTransition):
@@ -111,10 +111,17 @@ class RosterMachine(RuleBasedStateMachine):
         for kv_bytes in (0, 1, 100, 150, 1000, 1001):
             usable = [worker for worker in self.workers if worker.slots > 0 and worker.capacity_bytes >= kv_bytes]
             asleep = [worker for worker in usable if worker.state is Duty.ASLEEP]
-            soonest = min(asleep, key=lambda worker: (worker.wake_s, worker.rank), default=None)
+            soonest = min(asleep, key=lambda worker: (worker.wake_s, worker.machine, worker.rank), default=None)
             assert self.roster.sleeping(kv_bytes) is soonest
             is_open = any(worker.state in (Duty.ASLEEP, Duty.ACTIVE) for worker in usable)
             assert self.roster.could_hold(kv_bytes) == is_open
+
+    @invariant()
+    def every_worker_is_on_its_machine(self) -> None:
+        found = [worker for machine in self.roster.machines.values() for worker in machine.values()]
+        assert sorted(found, key=lambda worker: worker.rank) == self.workers
+        for machine, here in self.roster.machines.items():
+            assert {worker.machine for worker in here.values()} == {machine}
 
     @invariant()
     def the_largest_are_known(self) -> None:

@@ -55,12 +55,24 @@ PROMISED = SimulatorSettings(
     link=LinkSettings(bytes_per_s=5e6),
     targets=Targets(itl_s=0.03),
 )
+TWO_MACHINES = SimulatorSettings(
+    capacity_bytes=SMALL.capacity_bytes,
+    bytes_per_token=SMALL.bytes_per_token,
+    latency=SMALL.latency,
+    gpus=8,
+    gpus_per_machine=4,
+    epoch_s=0.5,
+    wake_s=3.0,
+    link=LinkSettings(bytes_per_s=5e6, kv_between_machines=False),
+    machine_lost_at_s=25.0,
+)
 MACHINES = {
     "instant moves": SMALL,
     "paper slots": PAPER_SLOTS,
     "slow, faulty moves": SLOW_AND_FAULTY,
     "four GPUs, five slots": FEW_GPUS,
     "service targets": PROMISED,
+    "two machines, one lost": TWO_MACHINES,
 }
 
 

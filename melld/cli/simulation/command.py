@@ -29,7 +29,7 @@ from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_sch
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.policies import ALL_POLICIES
-from melld.simulator.settings import SimulatorSettings
+from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
 
 FAILED, BAD_USAGE = 1, 2
@@ -108,14 +108,32 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
         epoch_s=arguments.epoch_ms / 1e3,
         paper_slots=arguments.paper_slots,
         wake_s=arguments.wake_s,
-        link=None if arguments.link_rate is None else LinkSettings(arguments.link_rate),
+        link=_link(arguments),
         failure_rate=arguments.failure_rate,
+        gpus_per_machine=GPUS_PER_MACHINE if arguments.machines is None else arguments.gpus // arguments.machines,
         seed=arguments.seed,
         targets=_targets(arguments),
+        machine_lost_at_s=arguments.lose_machine_s,
     )
     if settings.most_tokens == 0:
         raise ConfigError("--capacity-bytes", "is less than one block of 16 tokens")
     return settings
+
+
+def _link(arguments: argparse.Namespace) -> LinkSettings | None:
+    machines, rate, between_rate = arguments.machines, arguments.link_rate, arguments.machine_link_rate
+    if machines is not None and (rate is None or arguments.gpus is None or arguments.gpus % machines):
+        raise ConfigError("--machines", "needs --link-rate, and --gpus as a multiple of it")
+    if machines is None and (between_rate is not None or arguments.lose_machine_s is not None):
+        raise ConfigError("--machine-link-rate" if between_rate else "--lose-machine-s", "needs --machines")
+    if machines == 1 and arguments.lose_machine_s is not None:
+        raise ConfigError("--lose-machine-s", "needs --machines of 2 or more: nothing would be left")
+    if rate is None:
+        return None
+    if between_rate is None:
+        return LinkSettings(rate, kv_between_machines=machines is None)
+    per_machine = arguments.gpus // machines
+    return LinkSettings(rate, gpus_per_switch=per_machine, switch_bytes_per_s=between_rate)
 
 
 def _targets(arguments: argparse.Namespace) -> Targets | None:

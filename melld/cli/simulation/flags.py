@@ -119,6 +119,25 @@ def _add_links(group: argparse._ArgumentGroup) -> None:
         "(default: instant)",
     )
     group.add_argument(
+        "--machines",
+        metavar="N",
+        type=_count,
+        help="with --gpus and --link-rate: the GPUs are on N machines, and between those requests move as tokens "
+        "(default: KV goes between all GPUs)",
+    )
+    group.add_argument(
+        "--machine-link-rate",
+        metavar="BYTES",
+        type=_bytes,
+        help="with --machines: KV goes between machines too, so many bytes a second out of each and into each",
+    )
+    group.add_argument(
+        "--lose-machine-s",
+        metavar="S",
+        type=_not_negative,
+        help="with --machines: the first is lost after S seconds",
+    )
+    group.add_argument(
         "--failure-rate", metavar="P", type=_part, default=0.0, help="share of the migrations that fail (default: 0)"
     )
 

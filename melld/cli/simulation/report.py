@@ -35,6 +35,7 @@ LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("migrations per request", lambda r: f"{r.migrations_per_request:.3f}"),
     ("migrations per second", lambda r: f"{r.migrations_per_s:.3f}"),
     ("  as tokens", lambda r: f"{r.migrations - r.migrations_kv}"),
+    ("  between machines", lambda r: f"{r.migrations_between_machines}"),
     ("  aborted", lambda r: f"{r.migrations_aborted}"),
     ("KV moved, GiB", lambda r: f"{r.bytes_moved / GIB:.1f}"),
     ("preemptions per request", lambda r: f"{r.preemptions_per_request:.3f}"),
@@ -60,6 +61,8 @@ def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
     widths = [max(len(report.policy), 10) for report in reports]
     rows = [heading, "", " " * label_width + _row([report.policy for report in reports], widths)]
     rows += [f"{label:<{label_width}}" + _row([show(report) for report in reports], widths) for label, show in LINES]
+    if any(report.displaced for report in reports):
+        rows += [f"{label:<{label_width}}" + _row([show(report) for report in reports], widths) for label, show in LOST]
     for name in first.by_class:
         rows.append(f"{name} priority")
         for label, show_class in CLASS_LINES:
@@ -68,6 +71,11 @@ def table(reports: Sequence[Report], settings: SimulatorSettings) -> str:
     return "\n".join(rows)
 
 
+LOST: Sequence[tuple[str, Callable[[Report], str]]] = (
+    ("requests of the lost machine", lambda r: f"{r.displaced}"),
+    ("  resumed after, median s", lambda r: f"{r.displaced_s.p50:.3f}"),
+    ("  99th percentile", lambda r: f"{r.displaced_s.p99:.3f}"),
+)
 CLASS_LINES: Sequence[tuple[str, Callable[[ClassReport], str]]] = (
     ("requests", lambda c: f"{c.requests}"),
     ("time to first token, median s", lambda c: f"{c.ttft_s.p50:.3f}"),

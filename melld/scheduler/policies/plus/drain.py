@@ -4,7 +4,6 @@ Plans one drain of `mell-plus`; changes nothing itself.
 """
 
 import heapq
-from itertools import islice
 
 from melld.scheduler.policies.plus.outlook import Outlook, movable
 from melld.scheduler.policies.plus.settings import PlusSettings
@@ -42,9 +41,9 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
     plan: DrainPlan = []
     for request in requests:
         taker: Worker | None = None
-        for worker in islice(outlook.cluster.room.tightest(request.kv_bytes), FEWER_LOOKS * candidates):
+        for worker in outlook.candidates(request.kv_bytes, FEWER_LOOKS * candidates, source):
             more, more_bytes = planned.get(worker, 0) + 1, planned_bytes.get(worker, 0) + request.kv_bytes
-            if worker is source or not worker.count:
+            if not worker.count:
                 continue
             lasts = outlook.life_s(worker, more_bytes, more) >= outlook.look_s(worker) + life_s
             if lasts and outlook.takes(worker, more_bytes, more):

@@ -4,8 +4,6 @@ Plans for the head of the line, where no worker has room and none can be woken; 
 not worth a move: it fits as soon as any request ends.
 """
 
-from itertools import islice
-
 from melld.scheduler.policies.plus.drain import FEWER_LOOKS, DrainPlan
 from melld.scheduler.policies.plus.outlook import Outlook, movable
 from melld.scheduler.priorities import class_of
@@ -70,10 +68,10 @@ def _takers(leavers: list[Request], source: Worker, outlook: Outlook) -> DrainPl
     planned: dict[Worker, tuple[int, int]] = {}
     plan: DrainPlan = []
     for request in sorted(leavers, key=lambda one: (-one.kv_bytes, one.sequence)):
-        for worker in islice(outlook.cluster.room.tightest(request.kv_bytes), FEWER_LOOKS * LEAVERS):
+        for worker in outlook.candidates(request.kv_bytes, FEWER_LOOKS * LEAVERS, source):
             count, nbytes = planned.get(worker, (0, 0))
             count, nbytes = count + 1, nbytes + request.kv_bytes
-            if worker is not source and outlook.takes(worker, nbytes, count):
+            if outlook.takes(worker, nbytes, count):
                 planned[worker] = count, nbytes
                 plan.append((request, worker))
                 break

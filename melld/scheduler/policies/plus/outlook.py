@@ -4,6 +4,7 @@ Owns `life`, the seconds until a worker overflows if no request comes or leaves,
 decides.  Lives count moves in flight as done; `takes` counts them as not done.
 """
 
+from collections.abc import Iterator
 from itertools import islice
 
 from melld.scheduler.cluster import Cluster
@@ -136,10 +137,18 @@ class Outlook:
         free_bytes = part * worker.capacity_bytes - worker.used_bytes + worker.leaving_bytes
         return request.kv_bytes > free_bytes or worker.count - worker.leaving >= part * worker.slots
 
-    def tightest(self, kv_bytes: int, limit: int, but: Worker | None) -> list[Worker]:
-        """Return up to `limit` workers that take the request, the tightest first."""
-        found = islice(self.cluster.room.tightest(kv_bytes), 2 * limit)
-        return [worker for worker in found if worker is not but and self.takes(worker, kv_bytes)][:limit]
+    def tightest(self, kv_bytes: int, limit: int, source: Worker) -> list[Worker]:
+        """Return up to `limit` workers that take the request from its worker, in the order of `candidates`."""
+        found = self.candidates(kv_bytes, 2 * limit, source)
+        return [worker for worker in found if self.takes(worker, kv_bytes)][:limit]
+
+    def candidates(self, kv_bytes: int, limit: int, source: Worker) -> Iterator[Worker]:
+        """Yield the `limit` tightest workers with that room, but its own: first all to which KV can be sent."""
+        neighbours = self.cluster.distances.neighbours(source)
+        yield from neighbours
+        for worker in islice(self.cluster.room.tightest(kv_bytes), limit):
+            if worker is not source and worker not in neighbours:
+                yield worker
 
     def roomiest(self, limit: int) -> list[Worker]:
         """Return up to `limit` workers with the most room."""

@@ -223,7 +223,7 @@ class MellPlus(Policy):
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
         """Return the move after which source and taker live longest, less the price of its size and of its class.
 
-        Life on a taker that the request would reach too late counts for nothing.
+        Life on a far taker, or one that the request would reach too late, counts for nothing.
         """
         life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
         roomiest = self.outlook.roomiest(self.settings.relief_candidates)
@@ -237,7 +237,7 @@ class MellPlus(Policy):
                 continue
             for taker in self._takers(request, worker, roomiest):
                 score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size - stays_s
-                if not self.outlook.arrives_in_time(request, taker):
+                if self.cluster.distances.is_far(worker, taker) or not self.outlook.arrives_in_time(request, taker):
                     score_s -= enough_s
                 if score_s > best_s:
                     best_s, best = score_s, (request, taker)

@@ -50,6 +50,7 @@ class MellSlo(Policy):
         self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()
         self.feedback = Feedback(self.targets)
+        self._prompt_tokens = self._prompt_bytes = 0  # of all placed
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves
 
     # ---- requests
@@ -59,7 +60,7 @@ class MellSlo(Policy):
         if not self._aims:
             return self.packing.allocate(request, reason)
         is_new = request.worker is None
-        prompt = self._prompt(request) if is_new else NO_PROMPT
+        prompt = self._prompt(request) if is_new else self._prompt_elsewhere(request)
         self._serve(request.kv_bytes, reason)
         prefiller = self._prefiller(request, prompt) if is_new else None
         worker = prefiller or self._chosen(request, prompt, reason)
@@ -80,19 +81,33 @@ class MellSlo(Policy):
         return worker if worker is not None and self.dispatch.keeps_first_token(request, worker, prompt) else None
 
     def _hand_over(self, request: Request, after_first_token: bool) -> None:
-        """Send the request from its prefill worker to one that decodes, if one is able."""
+        """Send the request from its prefill worker to one that decodes, if one is able that KV can be sent to."""
+        source = request.worker
+        assert source is not None, request.id
         for workers in self.roles.takers():
-            if (worker := self.dispatch.least_costly(request, workers)) is not None:
-                if after_first_token and request.worker is not None:
-                    self.roles.hands(request, request.worker)
+            near = (worker for worker in workers if not self.cluster.distances.is_far(source, worker))
+            if (worker := self.dispatch.least_costly(request, near)) is not None:
+                if after_first_token:
+                    self.roles.hands(request, source)
                 self.cluster.assign(request, worker, Reason.ROLE, after_first_token=after_first_token)
                 return
 
     def _prompt(self, request: Request) -> Prompt:
         """Return the seconds that the request's prompt takes, on each worker that may have its beginning."""
         tokens, seconds = request.prompt_tokens, self.prompts.seconds
+        if not has_begun(request):
+            self._prompt_tokens += tokens
+            self._prompt_bytes += request.kv_bytes
         left_s = {worker: seconds(max(tokens - cached, 1)) for worker, cached in request.cached_tokens.items()}
         return Prompt(seconds(tokens), left_s)
+
+    def _prompt_elsewhere(self, request: Request) -> Prompt:
+        """Return the seconds of what another worker computes if the running request moves there by its tokens."""
+        if request.worker is None or not self.cluster.distances.some_are_far:
+            return NO_PROMPT
+        tokens = request.kv_bytes * self._prompt_tokens // max(self._prompt_bytes, 1)
+        near = self.cluster.distances.neighbours(request.worker)
+        return Prompt(self.prompts.seconds(tokens), {worker.id: 0.0 for worker in near})
 
     def _chosen(self, request: Request, prompt: Prompt, reason: Reason) -> Worker | None:
         worker = self.dispatch.able(request, prompt, self.demand.workers, self.demand.by_memory)
