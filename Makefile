@@ -15,6 +15,7 @@ PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 RUN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
+RAY := $(VENV)/.setup-cluster
 
 .PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
 
@@ -94,8 +95,13 @@ $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
+# What workers on other machines need: the same on every machine.
+$(RAY): $(SETUP) locks/cluster.txt
+	@$(PIP) install --no-deps --require-hashes -r locks/cluster.txt
+	@touch $@
+
 # Triton is installed beside the packages, where vLLM's CPU build does not find it: a test runs the copy kernel with it.
-$(DEV): $(SETUP) locks/dev.txt locks/triton.txt
+$(DEV): $(SETUP) $(RAY) locks/dev.txt locks/triton.txt
 	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
 	@rm -rf $(VENV)/triton && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/triton -r locks/triton.txt
 	@touch $@

@@ -37,6 +37,7 @@ from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Forke
 
 IMPORTS = (
     "uvloop",
+    "melld.cluster.agent",
     "melld.cli.check_config",
     "melld.cli.serve",
     "melld.cli.simulation.command",
@@ -131,7 +132,7 @@ def become(program: Program, descriptors: list[int]) -> None:
         assert isinstance(stream, io.TextIOWrapper)
         at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
-    if "serve" in program.words:
+    if {"serve", "agent"} & set(program.words):
         template.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
             **vars(subprocess) | {"Popen": fork_beforehand()}
         )

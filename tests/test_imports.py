@@ -5,6 +5,7 @@ W = a worker's process, or a judge's: torch and vLLM may be imported.
 D = the daemon's process and the command line: asyncio, and no torch: importing it never costs seconds or memory.
 V = the daemon's process where vLLM's input and output processors and its serving classes run: they bring torch along,
     without a CUDA context.
+R = Ray's processes, and the daemon's child that speaks with Ray.
 """
 
 import ast
@@ -21,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
+P  errors  ids  nearest  printable  config_values  config_reading  config_server  config_cluster  config  config_text
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  landlord.*
@@ -37,6 +38,9 @@ W  engine.worker.*
 D  decisions.file
 D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
 D  engine.host.*
+P  cluster.envelopes
+R  cluster.actor  cluster.launcher
+D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*
 V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.fleet_client  engine.frontend.frontend
@@ -52,7 +56,7 @@ aiohttp asyncio logging multiprocessing os pynvml selectors signal socket subpro
 vllm zmq
 """
 IMPURE = frozenset(IMPURE_TEXT.split())
-HEAVY = frozenset({"torch", "transformers", "vllm"})
+HEAVY = frozenset({"torch", "transformers", "vllm", "ray"})
 
 
 class Import(NamedTuple):
@@ -168,8 +172,8 @@ def test_a_pure_module_imports_nothing_that_acts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "D"])
-def test_a_module_of_the_daemon_loads_no_torch(name: str) -> None:
-    """`melld status` answers at once, and the daemon's process stays small where it needs no model code."""
+def test_a_module_of_the_daemon_loads_no_torch_and_no_ray(name: str) -> None:
+    """`melld status` answers at once, and the daemon's process stays small where it needs no model code, nor Ray."""
     assert _loads_heavy(name) == []
 
 

@@ -64,6 +64,11 @@ class LocalChild(asyncio.Protocol):
         self._fate.about_to_kill(self._pid)
         self._template.kill(self._birth)
 
+    @property
+    def unread_bytes(self) -> int:
+        """Return how much was written that the process has yet to read, less what the kernel holds."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         self._transport = transport

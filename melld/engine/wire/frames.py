@@ -34,8 +34,9 @@ class FrameDecoder:
         ValueError: a frame larger than any that is ever sent: the stream is out of step.
     """
 
-    def __init__(self, messages: Any) -> None:
+    def __init__(self, messages: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = msgspec.msgpack.Decoder(messages)
+        self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
     def feed(self, data: Buffer) -> Iterator[tuple[Any, list[bytes]]]:
@@ -43,7 +44,7 @@ class FrameDecoder:
         buffer = self._buffer
         buffer += data
         position = 0
-        while (parts := _part_lengths(buffer, position)) is not None:
+        while (parts := _part_lengths(buffer, position, self._max_frame_bytes)) is not None:
             start = position + 4 * (1 + len(parts))
             end = start + sum(parts)
             if len(buffer) < end:
@@ -58,7 +59,7 @@ class FrameDecoder:
             del buffer[:position]
 
 
-def _part_lengths(buffer: bytearray, position: int) -> tuple[int, ...] | None:
+def _part_lengths(buffer: bytearray, position: int, max_frame_bytes: int) -> tuple[int, ...] | None:
     """Return the lengths of the parts of the frame at `position`, or None while they are incomplete."""
     if len(buffer) - position < 4:
         return None
@@ -68,6 +69,6 @@ def _part_lengths(buffer: bytearray, position: int) -> tuple[int, ...] | None:
     if len(buffer) - position < 4 * (1 + count):
         return None
     lengths = struct.unpack_from(f"<{count}I", buffer, position + 4)
-    if sum(lengths) > MAX_FRAME_BYTES:
+    if sum(lengths) > max_frame_bytes:
         raise ValueError(f"a frame of {sum(lengths)} bytes: the stream is out of step")
     return lengths

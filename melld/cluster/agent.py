@@ -1,0 +1,233 @@
+"""The agent: melld's process on another machine, which starts workers there for the daemon and relays their wires.
+
+Owns the template process and the workers of its machine.  Reads nothing that a worker says, decides nothing, and keeps
+nothing: when its connection to the daemon or its parent is gone, its workers end and so does it.
+
+    actor ──Summons, Seated──► agent ──TLS: Hello──► daemon
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import uvloop
+from setproctitle import setproctitle
+
+from melld.cluster.certificate import pinned_context
+from melld.cluster.envelopes import (
+    Bytes,
+    Exited,
+    Forked,
+    FromActor,
+    Hello,
+    Kill,
+    Leave,
+    Printed,
+    ReturnSeat,
+    SeatAnswer,
+    Seated,
+    SeatTaken,
+    Spawn,
+    Summons,
+    TakeSeat,
+    ToAgent,
+    pieces,
+)
+from melld.cluster.facts import device_facts, facts_of
+from melld.cluster.link import Link
+from melld.engine.host.local import LocalChild, LocalHost
+from melld.engine.host.template import TemplateProcess
+from melld.engine.worker.start import die_with_parent
+from melld.errors import MelldError
+
+log = logging.getLogger("melld.agent")
+DIAL_S = 10.0
+MAX_UNREAD_BYTES = 8 << 20
+"""A worker that leaves more unread, and reads nothing of it for `UNREAD_S`, is killed."""
+UNREAD_S = 2.0
+
+
+def main(descriptor: int, parent_pid: int) -> None:
+    """Run the agent.  `descriptor`: its end of a socket pair with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent_pid)
+    setproctitle("melld: agent")
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(socket.socket(fileno=descriptor)))
+
+
+async def _run(parent: socket.socket) -> None:
+    await Agent(parent).run()
+
+
+class NotJoined(MelldError):
+    """The agent cannot join its daemon."""
+
+
+class Relay:
+    """The ear of one worker: passes on what it hears to the daemon.  `number`: the daemon's, on this connection."""
+
+    def __init__(self, number: int, daemon: Link, ended: Callable[[int], None]) -> None:
+        self._number = number
+        self._daemon = daemon
+        self._ended = ended
+        self._written_bytes = 0
+        self._read_bytes = 0
+        self.child: LocalChild
+
+    def forked(self, pid: int) -> None:
+        """See `Ear.forked`."""
+        self._daemon.send(Forked(self._number, pid))
+
+    def received(self, data: bytes) -> None:
+        """See `Ear.received`."""
+        for piece in pieces([data]):
+            self._daemon.send(Bytes(self._number), piece)
+
+    def printed(self, line: str) -> None:
+        """See `Ear.printed`."""
+        self._daemon.send(Printed(self._number, line))
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        """See `Ear.exited`."""
+        self._ended(self._number)
+        self._daemon.send(Exited(self._number, reason, from_outside))
+
+    def write(self, payload: Sequence[bytes]) -> None:
+        """Write to the worker's wire."""
+        self._written_bytes += sum(map(len, payload))
+        self.child.write(payload)
+
+    def judge_reading(self) -> None:
+        """Kill the worker if it has left much unread and has read nothing since the last call."""
+        unread, before = self.child.unread_bytes, self._read_bytes
+        self._read_bytes = self._written_bytes - unread
+        if unread > MAX_UNREAD_BYTES and self._read_bytes == before:
+            self.printed(f"killed by melld's agent: it has left {unread} bytes unread for {UNREAD_S:g} s")
+            self.child.kill()
+
+
+class Agent:
+    """One agent.  `parent`: its socket with the process that started it."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._parent_socket = parent
+        self._parent = Link(FromActor, None, self._parent_said, self._leave)
+        self._daemon: Link | None = None
+        self._summoned: asyncio.Future[Summons] = loop.create_future()
+        self._seated: asyncio.Future[Seated] = loop.create_future()
+        self._left: asyncio.Future[str] = loop.create_future()
+        self._relays: dict[int, Relay] = {}
+        self._template: TemplateProcess | None = None
+        self._kind = ""
+
+    async def run(self) -> None:
+        """Serve the daemon until it or the parent is gone."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._parent, sock=self._parent_socket)
+        serving = asyncio.ensure_future(self._serve())
+        serving.add_done_callback(self._failed)
+        reason = await self._left
+        serving.cancel()
+        if self._template is not None:
+            self._template.stop()
+        log.info("leaving: %s", reason)
+        self._parent.send(Leave(reason))
+        self._parent.close()
+
+    async def _serve(self) -> None:
+        """Join the daemon, and watch that workers read.
+
+        Raises:
+            MelldError: the daemon cannot be joined.
+        """
+        summons = await self._summoned
+        self._kind = summons.device_kind
+        self._template = TemplateProcess(summons.device_kind, summons.environment)
+        self._template.start()  # its imports take longer than the rest of this
+        facts = await asyncio.to_thread(facts_of, summons.models)
+        devices = device_facts(self._kind, (await self._seated).gpus)
+        daemon = self._daemon = await self._dial(summons)
+        daemon.send(
+            Hello(
+                token=summons.token,
+                machine=summons.machine,
+                versions=facts.versions,
+                model_digests=facts.model_digests,
+                devices=devices,
+            )
+        )
+        while True:
+            await asyncio.sleep(UNREAD_S)
+            for relay in list(self._relays.values()):
+                relay.judge_reading()
+
+    async def _dial(self, summons: Summons) -> Link:
+        link = Link(ToAgent, summons.silence_s, self._received, self._leave)
+        where, loop = f"the daemon at {summons.host}:{summons.port}", asyncio.get_running_loop()
+        tls = pinned_context(summons.certificate)
+        dialling = loop.create_connection(lambda: link, summons.host, summons.port, ssl=tls, ssl_shutdown_timeout=1.0)
+        try:
+            await asyncio.wait_for(dialling, DIAL_S)
+        except ssl.SSLError as error:
+            raise NotJoined(
+                f"{where} does not have the certificate of this agent's summons ({error.reason})"
+            ) from error
+        except TimeoutError:
+            raise NotJoined(f"{where} did not answer within {DIAL_S:g} s") from None
+        except OSError as error:
+            raise NotJoined(f"{where} cannot be reached: {error}") from error
+        return link
+
+    def _failed(self, serving: asyncio.Future[None]) -> None:
+        if not serving.cancelled():
+            error = serving.exception()
+            self._leave(str(error) if isinstance(error, MelldError) else repr(error))
+
+    def _leave(self, reason: str) -> None:
+        if not self._left.done():
+            self._left.set_result(reason)
+
+    def _received(self, message: Any, payload: list[bytes]) -> None:
+        match message:
+            case Bytes(number) if number in self._relays:
+                self._relays[number].write(payload)
+            case Spawn():
+                self._spawn(message)
+            case Kill(number) if number in self._relays:
+                self._relays[number].child.kill()
+            case ReturnSeat() | TakeSeat():
+                self._parent.send(message)
+            case Leave(reason):
+                self._leave(reason)
+
+    def _spawn(self, asked: Spawn) -> None:
+        assert self._daemon is not None
+        assert self._template is not None
+        relay = Relay(asked.number, self._daemon, self._gone)
+        try:
+            relay.child = LocalHost(self._template).spawn(asked.spec, relay)
+        except OSError as error:
+            self._daemon.send(Exited(asked.number, f"no process could be started: {error}", from_outside=True))
+            return
+        self._relays[asked.number] = relay
+
+    def _gone(self, number: int) -> None:
+        self._relays.pop(number, None)
+
+    def _parent_said(self, message: Any, _payload: list[bytes]) -> None:
+        match message:
+            case Summons() if not self._summoned.done():
+                self._summoned.set_result(message)
+            case Seated() if not self._seated.done():
+                self._seated.set_result(message)
+            case SeatAnswer(seat, gpu, failure) if self._daemon is not None:
+                found = () if failure else device_facts(self._kind, [gpu])
+                device = msgspec.structs.replace(found[0], index=seat) if found else None
+                self._daemon.send(SeatTaken(seat, device, failure or f"NVML lists no GPU {gpu}"))

@@ -1,0 +1,302 @@
+"""The machines of a Ray cluster, kept: an agent on every node with devices, launched again when it is lost.
+
+Owns the launcher, the gate, and which node has a machine.  The daemon listens, and uses each machine's devices:
+
+    cluster = Cluster(config.cluster, "cuda", [config.model.path], environment, listener)
+    await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
+    machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
+    machine.return_seat(0)     # a stopped worker's GPU goes back to Ray ([cluster] return_idle) ...
+    await machine.take_seat(0) # ... and is taken again, or another one is: `NoSeat` if none is free
+    machine.drop("why")        # lose it now: `listener.machine_lost`, then `exited` of each of its workers
+    await cluster.stop()
+
+Everything happens on the event loop, which must be the main thread's.  A lost machine that comes back is a new one.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from melld.cluster.envelopes import (
+    AgentEnded,
+    FromLauncher,
+    Hello,
+    Joined,
+    Launch,
+    LauncherFailed,
+    Node,
+    Nodes,
+    Summons,
+)
+from melld.cluster.facts import facts_of, same_everywhere
+from melld.cluster.gate import Gate
+from melld.cluster.link import Link
+from melld.cluster.machine import Machine
+from melld.config_cluster import ClusterConfig
+from melld.errors import ConfigError, MelldError
+
+log = logging.getLogger("melld.cluster")
+BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.launcher import main; main({words})"
+MAX_BACK_OFF_S = 60.0
+
+
+class ClusterFailed(MelldError):
+    """The cluster cannot be used as it is configured."""
+
+
+class ClusterListener(Protocol):
+    """Hears of machines."""
+
+    def machine_joined(self, machine: Machine) -> None:
+        """Use its devices."""
+
+    def machine_lost(self, machine: Machine, reason: str) -> None:
+        """Take all its workers out of service, in one event; after this each of them hears `exited`."""
+
+
+class Launching:
+    """A node's agent that has been asked for or will be again.  `timer`: until it is late, or is asked for."""
+
+    def __init__(self) -> None:
+        self.back_off_s = 1.0
+        self.is_under_way = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.failure = ""
+
+
+class Cluster:
+    """The cluster, from `start` to `stop`.  `kind`: of the devices, `cuda` or `cpu`; `environment`: of the workers."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        kind: str,
+        models: Sequence[str],
+        environment: Mapping[str, str],
+        listener: ClusterListener,
+    ) -> None:
+        self.machines: dict[str, Machine] = {}
+        self._config = config
+        self._kind = kind
+        self._models = tuple(map(same_everywhere, models))
+        self._environment = dict(environment)
+        self._listener = listener
+        self._run = secrets.token_hex(4)
+        self._nodes: dict[str, Node] = {}
+        self._launching: dict[str, Launching] = {}  # by the name of the machine
+        self._launcher: Link | None = None
+        self._host = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Return when `min_machines` have joined.
+
+        Raises:
+            ConfigError: Ray is not installed.
+            MelldError: the cluster cannot be used, or too few machines join in time; the cluster is stopped.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("[cluster] address", "Ray is not installed: pip install 'melld[cluster]'")
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        facts = await asyncio.to_thread(facts_of, self._models)
+        self._gate = Gate(facts, self._config.silence_s, self._entered, self._refused)
+        self._own(self._keep_launcher(), "launcher")
+        try:
+            await asyncio.wait_for(asyncio.shield(self._started), self._config.start_timeout_s)
+        except BaseException as error:
+            await self.stop()
+            if not isinstance(error, TimeoutError):
+                raise
+            had, wanted = len(self.machines), self._config.min_machines
+            waited = f"{had} of {wanted} machines joined within {self._config.start_timeout_s:g} s"
+            raise ClusterFailed(f"{waited}: {self._failures() or self._no_nodes()}") from None
+
+    async def stop(self) -> None:
+        """End the launcher and dismiss every agent, whose workers have ended by now; no loss is told."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for launching in self._launching.values():
+            if launching.timer is not None:
+                launching.timer.cancel()
+        self._gate.close()
+        self._launcher = None
+        for machine in list(self.machines.values()):
+            machine.dismiss()
+
+    # -- the launcher -----------------------------------------------------------------------------------------------
+
+    async def _keep_launcher(self) -> None:
+        """Run launchers one after another: agents go on without one, but none is started."""
+        back_off_s = 1.0
+        while True:
+            begun_s = asyncio.get_running_loop().time()
+            await self._run_launcher()
+            if asyncio.get_running_loop().time() - begun_s > MAX_BACK_OFF_S:
+                back_off_s = 1.0
+            await asyncio.sleep(back_off_s)
+            back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
+
+    async def _run_launcher(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        ours, theirs = socket.socketpair()
+        config, words = self._config, (theirs.fileno(), os.getpid(), self._config.address, self._run, self._kind)
+        code = BEGIN.format(path=sys.path, words=", ".join(map(repr, (*words, config.allow_open_cluster))))
+        link = Link(FromLauncher, None, lambda message, _: self._told(message), lambda _: ended.set())
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        try:
+            await loop.create_unix_connection(lambda: link, sock=ours)
+            self._launcher = link
+            assert process.stderr is not None
+            async for line in process.stderr:
+                log.debug("launcher: %s", line.decode(errors="replace").rstrip())
+            await ended.wait()
+            log.info("the launcher has ended; running requests go on, and another is started")
+        finally:
+            self._launcher = None
+            link.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _told(self, message: Any) -> None:
+        match message:
+            case Joined(address):
+                self._own(self._open(self._config.listen or address), "gate")
+            case Nodes(nodes):
+                self._nodes = {node.address: node for node in nodes}
+                self._summon_missing()
+            case AgentEnded(id_, reason):
+                names = [node.address for node in self._nodes.values() if node.id == id_]
+                for name in names:
+                    if name in self._launching and self._launching[name].is_under_way:
+                        self._refused(name, reason)
+            case LauncherFailed(reason):
+                log.warning("%s", reason)
+                self._fail(reason)
+
+    async def _open(self, host: str) -> None:
+        if not self._host:
+            try:
+                await self._gate.open(host, self._config.port)
+            except OSError as error:
+                where = f"{host}:{self._config.port}"
+                self._fail(f"cannot listen for agents on {where}: {error.strerror} ([cluster] listen, port)")
+                return
+            self._host = host
+        for launching in self._launching.values():  # an earlier launcher was asked
+            if launching.is_under_way and launching.timer is not None:
+                launching.timer.cancel()
+                launching.is_under_way, launching.timer = False, None
+        self._summon_missing()
+
+    # -- agents -----------------------------------------------------------------------------------------------------
+
+    def _summon_missing(self) -> None:
+        for name in self._nodes:
+            if name not in self.machines and self._launching.setdefault(name, Launching()).timer is None:
+                self._summon(name)
+
+    def _summon(self, name: str) -> None:
+        """Ask for an agent on a node, if it can be."""
+        launching = self._launching[name]
+        launching.timer, launching.is_under_way = None, False
+        node = self._nodes.get(name)
+        if node is None or self._launcher is None or not self._host:
+            return  # what lacks will call again
+        config = self._config
+        summons = Summons(
+            host=self._host,
+            port=self._gate.port,
+            certificate=self._gate.certificate,
+            token=self._gate.expect(name),
+            machine=name,
+            device_kind=self._kind,
+            devices=node.devices if config.devices_per_machine == "all" else config.devices_per_machine,
+            models=self._models,
+            environment=self._environment,
+            silence_s=config.silence_s,
+        )
+        self._launcher.send(Launch(node.id, summons))
+        launching.is_under_way = True
+        late = f"its agent did not call within {config.start_timeout_s:g} s"
+        launching.timer = asyncio.get_running_loop().call_later(config.start_timeout_s, self._refused, name, late)
+
+    def _refused(self, name: str, reason: str) -> None:
+        """Note that a machine cannot join; try again later."""
+        log.warning("machine %s cannot join: %s", name, reason)
+        self._launching[name].failure = reason
+        self._summon_later(name)
+        failed = [one for one, launching in self._launching.items() if launching.failure]
+        if len(self._nodes.keys() - failed) < self._config.min_machines:
+            self._fail(self._failures())
+
+    def _summon_later(self, name: str) -> None:
+        launching = self._launching.setdefault(name, Launching())
+        if launching.timer is not None:
+            launching.timer.cancel()
+        launching.is_under_way = False
+        launching.timer = asyncio.get_running_loop().call_later(launching.back_off_s, self._summon, name)
+        launching.back_off_s = min(2 * launching.back_off_s, MAX_BACK_OFF_S)
+
+    def _entered(self, hello: Hello, link: Link) -> None:
+        name = hello.machine
+        launching = self._launching[name]
+        if launching.timer is not None:
+            launching.timer.cancel()
+        self._launching[name] = Launching()
+        machine = self.machines[name] = Machine(hello, link, self._machine_lost)
+        log.info("machine %s has joined with %d devices", name, len(machine.devices))
+        self._listener.machine_joined(machine)
+        if self._started is not None and not self._started.done() and len(self.machines) >= self._config.min_machines:
+            self._started.set_result(None)
+
+    def _machine_lost(self, machine: Machine, reason: str) -> None:
+        if self.machines.get(machine.name) is machine:
+            del self.machines[machine.name]
+            self._summon_later(machine.name)
+        self._listener.machine_lost(machine, reason)
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> None:
+        """Fail the start; later, everything is tried again."""
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(ClusterFailed(reason))
+
+    def _failures(self) -> str:
+        failed = [f"machine {name}: {one.failure}" for name, one in self._launching.items() if one.failure]
+        return "; ".join(failed)
+
+    def _no_nodes(self) -> str:
+        if self._nodes:
+            return "their agents did not call"
+        what = "a GPU" if self._kind == "cuda" else "the resource melld_device, which CPU devices need"
+        return f"no node of the cluster has {what}"
+
+    def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the task '%s' of the cluster failed", task.get_name(), exc_info=error)
+            self._fail(f"{type(error).__name__}: {error}")

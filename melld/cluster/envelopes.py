@@ -1,0 +1,232 @@
+"""Messages between the daemon, its launcher, and the agents on other machines, in the framing of `engine.wire.frames`.
+
+Owns the messages, without I/O.  What a worker and the daemon say to each other travels in `Bytes`, unread.
+
+    daemon ◄─socket pair─► launcher ──Ray──► actor ◄─socket pair─► agent ◄─TLS─► daemon
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from melld.engine.wire.frames import Buffer
+from melld.engine.wire.messages import WorkerSpec
+
+MAX_PIECE_BYTES = 1 << 18
+"""Most bytes of a worker's wire in one envelope: a long message of one worker then delays the others' little."""
+MAX_ENVELOPE_BYTES = 1 << 20
+"""Anything larger is no envelope."""
+MAX_PARTS = 512
+
+
+class Envelope(msgspec.Struct, frozen=True, tag=True):
+    """The head of a frame."""
+
+
+class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a machine.  `index` counts the machine's devices that melld uses, from 0."""
+
+    kind: str
+    """`cuda` or `cpu`."""
+    index: int
+    gpu: int | None = None
+    """nvidia-smi's index of a GPU."""
+    uuid: str = ""
+    """Of a GPU."""
+    name: str = ""
+    memory_bytes: int | None = None
+    """Of a GPU."""
+
+
+# -- both ways between daemon and agent --------------------------------------------------------------------------------
+
+
+class Bytes(Envelope, frozen=True, tag=True):
+    """The next bytes of a worker's wire: the payload."""
+
+    number: int
+
+
+class Beat(Envelope, frozen=True, tag=True):
+    """Sent regularly: its absence is silence."""
+
+
+class Leave(Envelope, frozen=True, tag=True):
+    """The end of the connection in good order; the agent ends its workers."""
+
+    reason: str
+
+
+# -- agent to daemon ---------------------------------------------------------------------------------------------------
+
+
+class Hello(Envelope, frozen=True, tag=True, kw_only=True):
+    """The first envelope.  `token`: from the summons, of use once."""
+
+    token: str
+    machine: str
+    versions: dict[str, str]
+    model_digests: dict[str, str]
+    """Of each model's path; "" for a model that is not there."""
+    devices: tuple[DeviceFacts, ...]
+
+
+class Forked(Envelope, frozen=True, tag=True):
+    """See `host.ports.Ear.forked`."""
+
+    number: int
+    pid: int
+
+
+class Printed(Envelope, frozen=True, tag=True):
+    """See `host.ports.Ear.printed`."""
+
+    number: int
+    line: str
+
+
+class Exited(Envelope, frozen=True, tag=True):
+    """See `host.ports.Ear.exited`."""
+
+    number: int
+    reason: str
+    from_outside: bool
+
+
+class SeatTaken(Envelope, frozen=True, tag=True):
+    """The answer to `TakeSeat`: the device there now, which may be another one; None and why if there is none."""
+
+    seat: int
+    device: DeviceFacts | None
+    failure: str = ""
+
+
+# -- daemon to agent ---------------------------------------------------------------------------------------------------
+
+
+class Spawn(Envelope, frozen=True, tag=True):
+    """Start a worker.  `number` names it on this connection; no two have the same."""
+
+    number: int
+    spec: WorkerSpec
+
+
+class Kill(Envelope, frozen=True, tag=True):
+    """Kill that worker; `Exited` answers."""
+
+    number: int
+
+
+class ReturnSeat(Envelope, frozen=True, tag=True):
+    """Give a device back to Ray; no worker runs there."""
+
+    seat: int
+
+
+class TakeSeat(Envelope, frozen=True, tag=True):
+    """Have Ray give a device for this seat again; `SeatTaken` answers, when one is free."""
+
+    seat: int
+
+
+# -- actor and agent, which it starts ----------------------------------------------------------------------------------
+
+
+class Summons(Envelope, frozen=True, tag=True, kw_only=True):
+    """What an agent is started with."""
+
+    host: str
+    """Where the daemon listens."""
+    port: int
+    certificate: str
+    """The only one that the agent takes there, as PEM."""
+    token: str
+    machine: str
+    device_kind: str
+    devices: int
+    """Most devices to use."""
+    models: tuple[str, ...]
+    environment: dict[str, str]
+    """Of its workers, over the machine's own."""
+    silence_s: float
+
+
+class Seated(Envelope, frozen=True, tag=True):
+    """The seats that the agent has, from 0: what Ray calls the GPU of each; "" for CPU devices."""
+
+    gpus: tuple[str, ...]
+
+
+class SeatAnswer(Envelope, frozen=True, tag=True):
+    """As `SeatTaken`, in Ray's words."""
+
+    seat: int
+    gpu: str
+    failure: str = ""
+
+
+# -- launcher and daemon -----------------------------------------------------------------------------------------------
+
+
+class Launch(Envelope, frozen=True, tag=True):
+    """Start an agent on this node, in place of any earlier one of this daemon."""
+
+    node: str
+    summons: Summons
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node of the cluster that is alive and has devices.  `address` names the machine."""
+
+    id: str
+    address: str
+    devices: int
+
+
+class Joined(Envelope, frozen=True, tag=True):
+    """The launcher is connected to the cluster, which knows this machine by `address`."""
+
+    address: str
+
+
+class Nodes(Envelope, frozen=True, tag=True):
+    """All nodes with devices; sent again when they change."""
+
+    nodes: tuple[Node, ...]
+
+
+class AgentEnded(Envelope, frozen=True, tag=True):
+    """An agent's actor has ended, or could not be started."""
+
+    node: str
+    reason: str
+
+
+class LauncherFailed(Envelope, frozen=True, tag=True):
+    """The launcher cannot work, and ends."""
+
+    reason: str
+
+
+ToDaemon = Hello | Forked | Bytes | Printed | Exited | SeatTaken | Beat | Leave
+ToAgent = Spawn | Kill | Bytes | ReturnSeat | TakeSeat | Beat | Leave
+FromActor = Summons | Seated | SeatAnswer
+ToActor = ReturnSeat | TakeSeat | Leave
+FromLauncher = Joined | Nodes | AgentEnded | LauncherFailed
+
+
+def pieces(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """Yield what is written to a worker's wire in parts that fit into an envelope each."""
+    piece: list[Buffer] = []
+    room = MAX_PIECE_BYTES
+    for buffer in buffers:
+        rest = memoryview(buffer).cast("B")
+        while rest:
+            piece.append(rest[:room])
+            taken = len(piece[-1])
+            rest, room = rest[taken:], room - taken
+            if not room or len(piece) == MAX_PARTS:
+                yield piece
+                piece, room = [], MAX_PIECE_BYTES
+    if piece:
+        yield piece

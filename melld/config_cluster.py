@@ -1,0 +1,33 @@
+"""The table `[cluster]` of the configuration: machines of a Ray cluster whose devices melld uses."""
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from melld.config_values import Port, Positive, PositiveSeconds, Table
+
+
+class ClusterConfig(Table, frozen=True, kw_only=True):
+    """`--cluster auto`: workers on every machine of a Ray cluster.  Without it, on this machine alone."""
+
+    short_form: ClassVar[str] = "address"
+
+    address: Annotated[str, msgspec.Meta(examples=["auto", "10.0.0.2:6379"])]
+    """Of Ray's head node; `auto`: the cluster that this machine has joined."""
+    devices_per_machine: Literal["all"] | Positive = "all"
+    """How many devices to use of each machine: GPUs, or for CPU devices what it has of the resource `melld_device`."""
+    min_machines: Positive = 1
+    """How many machines must have joined before the workers are started; others join when they can."""
+    start_timeout_s: PositiveSeconds = 120.0
+    """How long that may take, and later the start of melld's agent on one machine."""
+    listen: Annotated[str | None, msgspec.Meta(examples=["10.0.0.1"])] = None
+    """Address of this machine for its agents.  Default: the one that Ray knows it by."""
+    port: Port = 0
+    """The port there.  0: a free one."""
+    silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    """After so long without a word a machine is lost: the daemon resumes its requests elsewhere, and its agent ends its
+    workers."""
+    return_idle: bool = False
+    """Give the GPUs of stopped workers back to Ray, for others to use."""
+    allow_open_cluster: bool = False
+    """Use a cluster without `RAY_AUTH_MODE=token`, where everybody who reaches a node can run code."""

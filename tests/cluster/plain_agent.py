@@ -1,0 +1,206 @@
+"""A gate, and agents as plain processes, without Ray: what stands between is the TLS connection of a real cluster."""
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from melld.cluster.envelopes import Hello, Leave, Seated, Summons, ToActor
+from melld.cluster.facts import facts_of
+from melld.cluster.gate import Gate
+from melld.cluster.link import Link
+from melld.cluster.machine import Machine
+from melld.config import Config, CpuDevices, DevicesConfig, ModelConfig
+from melld.daemon.devices import make_slots
+from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.wire.frames import FrameDecoder, encode_frame
+from tests.forked import ForkedPython
+
+CODE = "import os, sys; from melld.cluster.agent import main; main(int(sys.argv[1]), os.getppid())"
+SOON_S = 60.0
+"""How long a test waits for what must come."""
+
+
+class PlainAgent:
+    """An agent's process.  `word`: as its actor would hear it, why it left."""
+
+    def __init__(self, summons: Summons) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = ForkedPython(
+                [sys.executable, "-c", CODE, str(theirs.fileno()), "agent"],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        for message in (summons, Seated(("",) * summons.devices)):
+            self._ours.sendall(b"".join(encode_frame(message)))
+        self._ours.setblocking(False)
+
+    async def word(self) -> str:
+        """Wait for its end; why it left, or "" if it could not say."""
+        decoder, loop = FrameDecoder(ToActor), asyncio.get_running_loop()
+        reason = ""
+        with contextlib.suppress(ConnectionResetError):
+            while data := await asyncio.wait_for(loop.sock_recv(self._ours, 1 << 16), SOON_S):
+                for message, _ in decoder.feed(data):
+                    assert isinstance(message, Leave)
+                    reason = message.reason
+        return reason
+
+    def close(self) -> None:
+        self._ours.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Site:
+    """A daemon's end: a gate, and what is told of machines."""
+
+    def __init__(self, models: tuple[str, ...] = (), silence_s: float = 30.0) -> None:
+        self.models = models
+        self.silence_s = silence_s
+        self.told: list[tuple[str, str]] = []
+        """What was told, in order, with the reason."""
+        self.news = asyncio.Event()
+        self.gate = Gate(
+            facts_of(models), silence_s, self._entered, lambda name, why: self.tell(f"refused {name}", why)
+        )
+        self.machines: dict[str, Machine] = {}
+        self.agents: list[PlainAgent] = []
+
+    def summons(self, name: str, **changes: Any) -> Summons:
+        """What an agent of that name is started with."""
+        summons = Summons(
+            host="127.0.0.1",
+            port=self.gate.port,
+            certificate=self.gate.certificate,
+            token=self.gate.expect(name),
+            machine=name,
+            device_kind="cpu",
+            devices=1,
+            models=self.models,
+            environment={},
+            silence_s=self.silence_s,
+        )
+        return msgspec.structs.replace(summons, **changes)
+
+    def start(self, summons: Summons) -> PlainAgent:
+        agent = PlainAgent(summons)
+        self.agents.append(agent)
+        return agent
+
+    async def join(self, name: str = "m1", **changes: Any) -> tuple[Machine, PlainAgent]:
+        """Start an agent, and wait for its machine."""
+        agent = self.start(self.summons(name, **changes))
+        await self.until(f"joined {name}")
+        return self.machines[name], agent
+
+    async def until(self, what: str) -> str:
+        """Wait until that was told; the reason."""
+
+        async def look() -> str:
+            while True:
+                for told, why in self.told:
+                    if told == what:
+                        return why
+                self.news.clear()
+                await self.news.wait()
+
+        return await asyncio.wait_for(look(), SOON_S)
+
+    def tell(self, what: str, why: str = "") -> None:
+        self.told.append((what, why))
+        self.news.set()
+
+    def _entered(self, hello: Hello, link: Link) -> None:
+        self.machines[hello.machine] = Machine(hello, link, lambda one, why: self.tell(f"lost {one.name}", why))
+        self.tell(f"joined {hello.machine}")
+
+    def worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
+        """A worker of the site's model, which is told of by its name: `w0 WorkerReady`, `w0 ended`."""
+        config = Config(model=ModelConfig(path=self.models[0]), devices=DevicesConfig(cpu=CpuDevices(count=1)))
+        spec = msgspec.structs.replace(make_slots(config, [], os.environ)[0].spec, worker=name)
+
+        def said(message: Any, _payload: list[bytes]) -> None:
+            self.tell(f"{name} {type(message).__name__}")
+
+        def ended(end: WorkerEnded) -> None:
+            self.tell(f"{name} ended", f"{end.reason} ({'from outside' if end.from_outside else 'its own'})")
+
+        process = WorkerProcess(spec, machine, said, ended)
+        process.start()
+        return process
+
+    async def ready_worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
+        process = self.worker(machine, name)
+        await self.until(f"{name} WorkerReady")
+        return process
+
+
+@contextlib.asynccontextmanager
+async def site(model: Path | None = None, silence_s: float = 30.0) -> AsyncIterator[Site]:
+    """An open gate, and an end to every agent."""
+    made = Site(() if model is None else (str(model),), silence_s)
+    await made.gate.open("127.0.0.1", 0)
+    try:
+        yield made
+    finally:
+        made.gate.close()
+        for agent in made.agents:
+            agent.close()
+
+
+class Proxy:
+    """Forwards to a gate, until it is told to forward nothing more and to close nothing: a cable that was pulled."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: list[asyncio.Future[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[tuple[Self, int]]:
+        """A proxy, and where it listens."""
+        proxy = cls(port)
+        async with await asyncio.start_server(proxy._connected, "127.0.0.1", 0) as server:
+            try:
+                yield proxy, int(server.sockets[0].getsockname()[1])
+            finally:
+                proxy.cut()
+                for writer in proxy._writers:
+                    writer.close()
+                await asyncio.gather(*(writer.wait_closed() for writer in proxy._writers), return_exceptions=True)
+
+    def cut(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, back]
+        for one, other in ((reader, back), (there, writer)):
+            self._tasks.append(asyncio.ensure_future(self._forward(one, other)))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+
+async def until_gone(*pids: int) -> None:
+    """Wait until none of these processes, which are not ours, runs."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            end = os.pidfd_open(pid)
+            found = await asyncio.to_thread(select.select, [end], [], [], SOON_S)
+            os.close(end)
+            assert found[0], f"process {pid} is still there"

@@ -1,0 +1,134 @@
+"""Agents on other machines: what they relay, and what is told when anything between fails.  Real processes and TLS."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from melld.cluster import machine as machines
+from melld.engine.wire import messages as wire
+from tests.cluster.plain_agent import Proxy, Site, site, until_gone
+
+SILENCE_S = 1.0
+UNREAD = b"x" * (9 << 20)
+
+
+def template_of(agent: int) -> int:
+    """The process id of an agent's template."""
+    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
+
+
+async def lost(at: Site, name: str = "m1") -> str:
+    """Wait for the loss of a machine with a worker: the reason; the worker hears of it next, as nobody's fault."""
+    reason = await at.until(f"lost {name}")
+    assert at.told[-2:] == [
+        (f"lost {name}", reason),
+        ("w0 ended", f"machine {name} is lost: {reason} (from outside)"),
+    ]
+    return reason
+
+
+async def test_a_worker_behind_an_agent_is_a_worker(demo_model: Path) -> None:
+    """It loads, answers, is killed, and is told of in the words of its own machine."""
+    async with site(demo_model) as at:
+        machine, agent = await at.join()
+        worker = await at.ready_worker(machine)
+        worker.send(wire.Ping())
+        await at.until("w0 Pong")
+        worker.kill()
+        assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (its own)"
+        again = await at.ready_worker(machine, "w1")
+        os.kill(again.pid, signal.SIGKILL)
+        assert await at.until("w1 ended") == "ended by SIGKILL (from outside) (from outside)"
+        machine.dismiss()
+        assert await agent.word() == "the daemon has stopped"
+
+
+async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:
+    """The machine is lost in one event before its worker, and no process stays."""
+    async with site(demo_model) as at:
+        machine, agent = await at.join()
+        worker = await at.ready_worker(machine)
+        template = template_of(agent.process.pid)
+        os.kill(agent.process.pid, signal.SIGKILL)
+        await lost(at)
+        await until_gone(worker.pid, template)
+        with pytest.raises(OSError, match="machine m1 is lost"):
+            machine.spawn(worker.spec, worker)
+
+
+async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path) -> None:
+    """Nothing is closed and nothing comes: after `silence_s` its requests may go on elsewhere."""
+    async with site(demo_model, SILENCE_S) as at:
+        machine, agent = await at.join()
+        worker = await at.ready_worker(machine)
+        os.kill(agent.process.pid, signal.SIGSTOP)
+        assert await lost(at) == "nothing was heard of it for 1 s"
+        os.kill(agent.process.pid, signal.SIGCONT)
+        await agent.word()
+        await until_gone(worker.pid)
+
+
+async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
+    """The daemon gives the machine up, and the agent ends its workers: nobody computes for nobody."""
+    async with site(demo_model, SILENCE_S) as at, Proxy.open(at.gate.port) as (proxy, port):
+        machine, agent = await at.join(port=port)
+        worker = await at.ready_worker(machine)
+        proxy.cut()
+        assert await lost(at) == "nothing was heard of it for 1 s"
+        assert await agent.word() == "nothing was heard of it for 1 s"
+        await until_gone(worker.pid)
+
+
+async def test_a_machine_that_does_not_confirm_a_kill_is_dropped(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen template hides its worker's end: then the machine hangs, and not the worker."""
+    monkeypatch.setattr(machines, "KILL_S", 0.5)
+    async with site(demo_model) as at:
+        machine, agent = await at.join()
+        worker = await at.ready_worker(machine)
+        os.kill(template_of(agent.process.pid), signal.SIGSTOP)
+        worker.kill()
+        assert await lost(at) == "it did not kill a worker within 0.5 s"
+        assert await agent.word() == "the connection was closed"
+        await until_gone(worker.pid)
+
+
+async def test_a_worker_that_reads_nothing_is_killed_and_its_neighbour_is_not(demo_model: Path) -> None:
+    """What waits for a frozen worker does not pile up on its machine."""
+    async with site(demo_model) as at:
+        machine, _ = await at.join(devices=2)
+        frozen, other = await at.ready_worker(machine), await at.ready_worker(machine, "w1")
+        os.kill(frozen.pid, signal.SIGSTOP)
+        frozen.send(wire.Ping(), [UNREAD])
+        assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (from outside)"
+        other.send(wire.Ping())
+        await at.until("w1 Pong")
+        assert machine.why_lost is None
+
+
+async def test_a_long_message_arrives_whole(demo_model: Path) -> None:
+    """It travels in pieces, and a worker that reads is not killed for its length."""
+    async with site(demo_model) as at:
+        machine, _ = await at.join()
+        worker = await at.ready_worker(machine)
+        worker.send(wire.AbortRequests(["nobody"]), [UNREAD, UNREAD])
+        worker.send(wire.Ping())
+        await at.until("w0 Pong")
+
+
+async def test_an_agent_ends_with_the_daemon_and_with_its_parent(demo_model: Path) -> None:
+    """Its workers have nobody left to work for."""
+    async with site(demo_model) as at:
+        machine, agent = await at.join()
+        worker = await at.ready_worker(machine)
+        machine._link._transport.abort()  # type: ignore[union-attr]  # what the kernel does when a daemon dies
+        assert await agent.word() != ""
+        await until_gone(worker.pid)
+        _, other = await at.join("m2")
+        other._ours.shutdown(1)
+        assert await at.until("lost m2") == "the connection was closed"
+        await asyncio.to_thread(other.process.wait)

