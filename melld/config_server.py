@@ -60,6 +60,10 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """How long a request may wait for room before it begins (503)."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
     """The most urgent `priority` that clients may ask for; lower goes first.  Default: 0 with several keys."""
+    max_stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 256
+    """Most answers of `/v1/responses` that are kept for a key; 0 stores none."""
+    max_stored_response_bytes: Positive = 16 * MIB
+    """Most bytes of them, with their prompts; the oldest go first."""
     max_prompts_per_call: Positive = 256
     """Most prompts in one call."""
     max_choices: Positive = 128

@@ -82,6 +82,12 @@ class Admission:
             Refusal: see `check`.
         """
         self.check(client)
+        with self.hold(client):
+            yield
+
+    @contextmanager
+    def hold(self, client: str = "") -> Iterator[None]:
+        """Hold a place for the current task, which goes on with an admitted call."""
         task = asyncio.current_task()
         assert task is not None
         assert task not in self._calls

@@ -8,6 +8,7 @@ Owns the order of these steps and the one place where errors become answers.  Ne
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import socket
 import uuid
@@ -17,6 +18,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from starlette.datastructures import State
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.acceptor import Acceptor
@@ -43,12 +45,15 @@ from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import Rights, priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.http_metrics import HttpMetrics
+from melld.api.keeping import Keeping, store_responses
 from melld.api.keys import Client, Keys, presented_key
 from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY
 from melld.api.reach import names_this_machine
+from melld.api.routes import check_method, route_of
+from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, HEADERS, KeepAlive, make_streams_raise, until_head
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus, tier_of
@@ -115,6 +120,7 @@ def prepare_serving(serving: State) -> None:
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
     make_logprobs_late(serving)
+    store_responses(serving)
 
 
 class Exchange:
@@ -144,6 +150,7 @@ class Api:
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
         self._turns = Turns()
+        self._stored = StoredResponses(context.config)
         self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,
@@ -180,9 +187,18 @@ class Api:
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         request = exchange.request
-        call, rest = self._route(exchange)
+        exchange.route, rest = route_of(request.path)
+        call = CALLS.get(exchange.route)
+        exchange.dialect = exchange.dialect if call is None else call.dialect
+        check_method(exchange.route, request.method)
         if exchange.route not in WITHOUT_KEY:
             exchange.client = self._check_key(request)
+        if exchange.route in ASKED:
+            asked = ASKED[exchange.route][request.method]
+            if request.query.get("stream") == "true":
+                raise Refusal(400, "a stored response is not streamed", code="invalid_value", param="stream")
+            told = web.Response(body=asked(self._stored, exchange.client.owner, rest), content_type=JSON)
+            return _leave_body(request, told)
         if call is None:
             page = await PAGES[exchange.route](self._facts, rest)
             headers = {"Content-Type": page.content_type} | page.headers
@@ -223,25 +239,6 @@ class Api:
         finally:
             loading.cancel()
 
-    def _route(self, exchange: Exchange) -> tuple[Call | None, str]:
-        """Return the call, or None for a page, and the rest of the path."""
-        request = exchange.request
-        path = request.path.rstrip("/") or "/"
-        rest = ""
-        if path.startswith("/v1/models/"):
-            path, rest = "/v1/models", path.removeprefix("/v1/models/")
-        call = CALLS.get(path)
-        if call is None and path not in PAGES:
-            raise Refusal(404, "there is nothing at this path", code="unknown_path")
-        exchange.route = path
-        allowed = ("GET", "HEAD") if call is None else ("POST",)
-        if call is not None:
-            exchange.dialect = call.dialect
-        if request.method not in allowed:
-            message = f"{path} takes {' or '.join(allowed)}"
-            raise Refusal(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
-        return call, rest
-
     def _check_key(self, request: web.BaseRequest) -> Client:
         """Check the request's key and return its client."""
         headers, keys = request.headers, self._context.keys()
@@ -261,10 +258,11 @@ class Api:
             raise Refusal(403, message, code="unknown_host")
 
     @contextlib.contextmanager
-    def _called_by(self, client: str, priority: int) -> Iterator[None]:
+    def _called_by(self, client: str, priority: int, *, goes_on: bool = False) -> Iterator[None]:
+        """Count a call, or the work in the background with which it `goes_on`."""
         config = self._context.config()
         made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens, priority)
-        with self.admission.call(client), called_by(made):
+        with self.admission.hold(client) if goes_on else self.admission.call(client), called_by(made):
             yield
 
     def _rights(self, client: Client) -> Rights:
@@ -287,11 +285,21 @@ class Api:
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config())
-        work = perform(call, serving, parsed, vllm_request, LongAnswer(self._turns), tier)
+        keeping = await self._keeping(exchange, parsed, size) if isinstance(parsed, ResponsesRequest) else None
+        long = LongAnswer(self._turns) if keeping is None else keeping.long
+        work = perform(call, serving, parsed, vllm_request, long, tier)
+        work = work if keeping is None else keeping.kept(work)
         if is_stream(parsed):
             return await self._stream(exchange, work)
         result = await work
         return web.Response(body=result.body, headers=result.headers | {"x-request-id": exchange.request_id})
+
+    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int) -> Keeping:
+        client = exchange.client
+        goes_on = functools.partial(self._called_by, client.name, caller().priority, goes_on=True)
+        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, LongAnswer(self._turns))
+        await keeping.prepare(self._context.config(), self.off_loop)
+        return keeping
 
     async def _stream(self, exchange: Exchange, work: Coroutine[Any, Any, Result]) -> web.StreamResponse:
         request, config = exchange.request, self._context.config()
@@ -336,7 +344,11 @@ class Api:
     def _refuse(self, exchange: Exchange, answer: Answer) -> web.StreamResponse:
         headers = {"Content-Type": JSON, "x-request-id": exchange.request_id} | answer.headers
         response = web.Response(status=answer.status, body=answer.body(exchange.dialect), headers=headers)
-        if not exchange.request.content.is_eof():
-            # The rest of the body is not read: the next request on this connection would be confused with it.
-            response.force_close()
-        return response
+        return _leave_body(exchange.request, response)
+
+
+def _leave_body(request: web.BaseRequest, response: web.Response) -> web.Response:
+    """Return the response to a request whose body is not read: what is left of it would be taken for the next one."""
+    if not request.content.is_eof():
+        response.force_close()
+    return response

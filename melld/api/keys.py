@@ -30,6 +30,8 @@ class Client(msgspec.Struct, frozen=True):
     """Of requests that ask for none, if it has one of its own."""
     min_priority: int | None = None
     """The most urgent that it may ask for, if it has a limit of its own."""
+    owner: bytes = b""
+    """What its stored responses are kept under: its name, or its key's digest, as numbers change with the file."""
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -72,8 +74,10 @@ def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
         digests += found
     if credential is not None:
         digests += parse_keys(_read(credential, may_lack=True), str(credential))
-    clients = {digest: Client(f"key{number}") for number, digest in enumerate(dict.fromkeys(digests))}
-    named = {_digest(one.key): Client(one.name, one.priority, one.min_priority) for one in config.clients}
+    clients = {digest: Client(f"key{number}", owner=digest) for number, digest in enumerate(dict.fromkeys(digests))}
+    named = {
+        _digest(one.key): Client(one.name, one.priority, one.min_priority, one.name.encode()) for one in config.clients
+    }
     return Keys(clients | named)
 
 

@@ -5,6 +5,7 @@ fields from `melld.api.guards.request`.  Owns each route's summary and models.  
 """
 
 import functools
+import re
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from melld.api.answers import Dialect
 from melld.api.calls import CALLS
 from melld.api.guards.request import REFUSED, REQUEST_ID
 from melld.api.guards.tiers import TIERS
+from melld.api.stored_responses import ASKED
 from melld.config_values import MOST_PRIORITY
 from melld.control.status import DaemonStatus
 
@@ -87,6 +89,14 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: str
     reason: str = ""
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """A stored response that is no more."""
+
+    id: str
+    object: str
+    deleted: bool
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -154,6 +164,13 @@ LOOKED: dict[str, Looked] = {
     "/v1/models/{model}": Looked(ModelCard, "One model"),
 }
 
+_STORED, _CANCEL = ASKED
+STORED: dict[tuple[str, str], Looked] = {
+    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, or what there is of it"),
+    (_STORED, "delete"): Looked(Deleted, "Forget a stored response, and end the work for it"),
+    (_CANCEL, "post"): Looked(ResponsesResponse, "End the work for a response in the background"),
+}
+
 
 @functools.cache
 def openapi_document() -> bytes:
@@ -161,6 +178,8 @@ def openapi_document() -> bytes:
     schemas, components = _schemas()
     paths: dict[str, Any] = {path: {"get": _page(path, page, schemas)} for path, page in LOOKED.items()}
     paths |= {path: {"post": _call(path, schemas)} for path in CALLS}
+    for (path, method), asked in STORED.items():
+        paths.setdefault(path, {})[method] = _page(path, asked, schemas, method)
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -186,6 +205,8 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     """Return the schema of each (path, `takes` or `gives`), and the components that they name."""
     wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLED.items()]
     wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLED.items()]
+    of_vllm = {key: one.gives for key, one in STORED.items() if one.gives is ResponsesResponse}
+    wanted += [(key, "serialization", TypeAdapter(gives)) for key, gives in of_vllm.items()]
     models = ("/v1/models", "/v1/models/{model}")
     wanted += [((path, "gives"), "serialization", TypeAdapter(LOOKED[path].gives)) for path in models]
     found, definitions = TypeAdapter.json_schemas(wanted, ref_template=REFERENCE)  # type: ignore[arg-type]
@@ -193,10 +214,11 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     components = definitions["$defs"]
     ours = [page.gives for path, page in LOOKED.items() if page.gives is not None and path not in models]
     made, described = msgspec.json.schema_components(
-        [*ours, ErrorBody, AnthropicErrorBody], ref_template="#/components/schemas/{name}"
+        [*ours, Deleted, ErrorBody, AnthropicErrorBody], ref_template="#/components/schemas/{name}"
     )
     components |= described
     schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
+    schemas[_STORED, "delete"] = made[len(ours)]
     for path, call in CALLS.items():
         if call.engine:
             _say_who_goes_first(schemas[path, "takes"], components)
@@ -251,8 +273,8 @@ def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
     }
 
 
-def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
-    schema = schemas.get((path, "gives"), {"type": "object" if page.media_type == "application/json" else "string"})
+def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any], side: str = "gives") -> dict[str, Any]:
+    schema = schemas.get((path, side), {"type": "object" if page.media_type == "application/json" else "string"})
     responses = {
         "200": {"description": page.summary, "content": {page.media_type: {"schema": schema}}},
         "4XX": _error("No such page, a wrong method, or no key", Dialect.OPENAI),
@@ -260,8 +282,10 @@ def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any]) -> dict[
     if path == "/ready":
         responses["503"] = {"description": "Not ready", "content": responses["200"]["content"]}
     operation: dict[str, Any] = {"operationId": _name(path), "summary": page.summary, "responses": responses}
-    if "{model}" in path:
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if side == "delete":
+        operation["operationId"] += "_delete"
+    for name in re.findall("{(.*)}", path):
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation | ({"security": []} if page.open else {})
 
 

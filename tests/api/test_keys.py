@@ -119,7 +119,8 @@ def test_a_client_has_its_key_s_name_and_rights(file: Path) -> None:
     batch = [ClientConfig(key=digest_of(key), name="batch", min_priority=1) for key in ("three", "four")]
     keys = load_keys(ServerConfig(api_key_file=str(file), clients=(chat, *batch)))
     found = [keys.client_of(key) for key in ("one", "two", "three", "four", "five")]
-    assert found == [Client("key0"), Client("chat", -1), *[Client("batch", None, 1)] * 2, None]
+    numbered = Client("key0", owner=hashlib.sha256(b"one").digest())
+    assert found == [numbered, Client("chat", -1, None, b"chat"), *[Client("batch", None, 1, b"batch")] * 2, None]
     assert keys.count() == 3
 
 

@@ -52,7 +52,8 @@ def keys_of(module: str, table: str) -> set[str]:
 def test_every_route_is_described(document: Document) -> None:
     """A client made from the document can do all that the daemon does."""
     calls, pages = keys_of("calls.py", "CALLS"), keys_of("pages.py", "PAGES")
-    assert set(document["paths"]) == calls | pages | {"/v1/models/{model}"}
+    asked = keys_of("stored_responses.py", "ASKED")
+    assert set(document["paths"]) == calls | pages | asked | {"/v1/models/{model}"}
 
 
 def test_what_needs_no_key_says_so(document: Document) -> None:

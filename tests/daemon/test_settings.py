@@ -118,7 +118,8 @@ async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:
         named = ClientConfig(key=f"sha256:{hashlib.sha256(b'two').hexdigest()}", name="chat", priority=-1)
         operator.server = ServerConfig(port=0, api_key_file=str(key_file), clients=(named,))
         assert in_words(await settings.reload()) == "server.clients"
-        assert [settings.keys.client_of(key) for key in ("one", "two")] == [Client("key0"), Client("chat", -1)]
+        found = [settings.keys.client_of(key) for key in ("one", "two")]
+        assert found == [Client("key0", owner=hashlib.sha256(b"one").digest()), Client("chat", -1, None, b"chat")]
 
 
 def test_what_a_reload_has_changed_is_told_in_words() -> None:

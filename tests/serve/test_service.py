@@ -128,6 +128,31 @@ def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> No
     assert tier("chat-key", priority=-6) == (400, None)
 
 
+def test_no_key_sees_the_answers_of_another(service: Service) -> None:
+    """Though their ids are known."""
+    keys = service.keys.read_text().split()
+    service.keys.write_text("\n".join(["third-key", *keys]))
+    reload(service)
+    url = f"http://127.0.0.1:{service.api.getsockname()[1]}"
+
+    def told(method: str, path: str, key: str, **body: Any) -> tuple[int, Any]:
+        answer = request(url, method, f"/v1/responses{path}", body or None, {"Authorization": f"Bearer {key}"})
+        return answer.status, answer.json()
+
+    status, answer = told("POST", "", keys[0], input="Hello", max_output_tokens=2)
+    assert status == 200
+    known = "/" + answer["id"]
+    for method, path in (("GET", known), ("DELETE", known), ("POST", f"{known}/cancel")):
+        assert told(method, path, "third-key")[0] == 404
+    assert told("POST", "", "third-key", input="Hello", previous_response_id=answer["id"])[0] == 404
+    service.keys.write_text("\n".join([*keys, "third-key"]))
+    reload(service)
+    assert told("GET", known, keys[0]) == (200, answer)
+    assert told("GET", known, "third-key")[0] == 404
+    service.keys.write_text(keys[0])
+    reload(service)
+
+
 async def test_workers_die_with_a_daemon_that_is_killed(service: Service) -> None:
     """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
     base = f"http://127.0.0.1:{service.api.getsockname()[1]}/v1"

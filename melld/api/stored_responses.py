@@ -1,0 +1,131 @@
+"""The answers of `/v1/responses` that clients may ask for again, go on from, or cancel while they are made.
+
+Owns them, each as the JSON that its client got, in the daemon's memory: of each key's the latest, bounded in count and
+in bytes.  No key sees another's.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melld.api.answers import Answer, Refusal
+from melld.config_server import ServerConfig
+
+
+class Stored(msgspec.Struct, kw_only=True):
+    """An answer, or what there is of it yet."""
+
+    body: bytes
+    messages: list[Any]
+    """Its prompt, in vLLM's form: the next one goes on from it."""
+    size: int
+    background: bool = False
+    is_done: bool = True
+    work: asyncio.Task[Any] | None = None
+    """Makes it in the background."""
+
+    def said(self) -> dict[str, Any]:
+        """Return it, parsed."""
+        return dict(msgspec.json.decode(self.body))
+
+    def end(self, **changes: Any) -> None:
+        """End it without a result."""
+        self.body, self.is_done = msgspec.json.encode(self.said() | changes), True
+
+    def fail(self, answer: Answer) -> None:
+        """End it with an error, unless it has been cancelled."""
+        if not self.is_done:
+            self.end(status="failed", error={"code": answer.code, "message": answer.message})
+
+
+class StoredResponses:
+    """Keeps answers by their owner and id.  One per daemon."""
+
+    def __init__(self, limits: Callable[[], ServerConfig]) -> None:
+        self._limits = limits
+        self._of: defaultdict[bytes, dict[str, Stored]] = defaultdict(dict)
+        """Of each owner, the oldest first."""
+
+    def find(self, owner: bytes, response_id: str, param: str = "response_id") -> Stored:
+        """Return an answer of this owner.
+
+        Raises:
+            Refusal: 404, there is none of this id.
+        """
+        found = self._of[owner].get(response_id)
+        if found is None:
+            message = f"there is no response {response_id[:200]} of this key, or it is no longer kept"
+            raise Refusal(404, message, code="response_not_found", param=param)
+        return found
+
+    def check_new(self, owner: bytes, response_id: str) -> None:
+        """Refuse the id of an answer that is being made in the background.
+
+        Raises:
+            Refusal: 409.
+        """
+        found = self._of[owner].get(response_id)
+        if found is not None and not found.is_done:
+            message = f"the response {response_id} is still being made"
+            raise Refusal(409, message, code="response_in_progress", param="request_id")
+
+    def put(self, owner: bytes, response_id: str, stored: Stored) -> None:
+        """Keep an answer, and drop the oldest that there is no room for; none that is still being made."""
+        kept, limits = self._of[owner], self._limits()
+        kept.pop(response_id, None)
+        kept[response_id] = stored
+        size = sum(one.size for one in kept.values())
+        for oldest, one in list(kept.items()):
+            if len(kept) <= limits.max_stored_responses and size <= limits.max_stored_response_bytes:
+                break
+            if one.is_done:
+                size -= one.size
+                del kept[oldest]
+
+    def cancel(self, owner: bytes, response_id: str) -> bytes:
+        """End the work for an answer, and return it; return one that has been cancelled before.
+
+        Raises:
+            Refusal: 404; 400, it is not made in the background; 409, it is done.
+        """
+        found = self.find(owner, response_id)
+        if not found.background:
+            message = "only a response made in the background can be cancelled: close the connection of another"
+            raise Refusal(400, message, code="not_in_background", param="response_id")
+        if not found.is_done:
+            found.end(status="cancelled")
+            _stop(found)
+        elif (status := found.said()["status"]) != "cancelled":
+            raise Refusal(409, f"the response is {status} already", code="response_done", param="response_id")
+        return found.body
+
+    def delete(self, owner: bytes, response_id: str) -> bytes:
+        """Forget an answer, and end the work for it; return what OpenAI's service says then.
+
+        Raises:
+            Refusal: 404.
+        """
+        found = self.find(owner, response_id)
+        del self._of[owner][response_id]
+        found.is_done = True
+        _stop(found)
+        return msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
+
+
+def _stop(stored: Stored) -> None:
+    if stored.work is not None:
+        stored.work.cancel()
+
+
+ASKED: dict[str, dict[str, Callable[[StoredResponses, bytes, str], bytes]]] = {
+    "/v1/responses/{response_id}": {
+        "GET": lambda store, owner, response_id: store.find(owner, response_id).body,
+        "HEAD": lambda store, owner, response_id: store.find(owner, response_id).body,
+        "DELETE": StoredResponses.delete,
+    },
+    "/v1/responses/{response_id}/cancel": {"POST": StoredResponses.cancel},
+}
+"""What clients may ask of a stored answer, by route and method."""

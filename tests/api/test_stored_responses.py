@@ -1,0 +1,182 @@
+"""Answers of `/v1/responses` that are asked for again: each key's own, so many and so large, and no more."""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.api.answers import Answer, Refusal
+from melld.api.stored_responses import Stored, StoredResponses
+from melld.config_server import ServerConfig
+from tests.api.http_client import MODEL, request
+from tests.api.test_streams import until
+from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
+
+LIMITS = ServerConfig(max_stored_responses=3, max_stored_response_bytes=10)
+LONG = {"input": "How are you?", "temperature": 0, "max_output_tokens": 200, "extra_body": {"ignore_eos": True}}
+
+
+def stored(size: int = 1, status: str = "completed", **fields: Any) -> Stored:
+    return Stored(body=json.dumps({"status": status}).encode(), messages=[], size=size, **fields)
+
+
+def kept(store: StoredResponses, owner: bytes, names: str) -> str:
+    """Which of the names are there."""
+    there = ""
+    for name in names:
+        with contextlib.suppress(Refusal):
+            store.find(owner, name)
+            there += name
+    return there
+
+
+@given(
+    puts=st.lists(
+        st.tuples(st.sampled_from([b"one", b"two"]), st.sampled_from("abcdef"), st.integers(1, 12), st.booleans())
+    )
+)
+def test_the_latest_are_kept_of_each_key_while_there_is_room(puts: list[tuple[bytes, str, int, bool]]) -> None:
+    """However often and in whatever order: never more than may be, but for what is being made, and never another's."""
+    store = StoredResponses(lambda: LIMITS)
+    expected: dict[bytes, list[tuple[str, int, bool]]] = {b"one": [], b"two": []}
+    for owner, name, size, is_done in puts:
+        store.put(owner, name, stored(size, is_done=is_done))
+        mine = [one for one in expected[owner] if one[0] != name] + [(name, size, is_done)]
+        while len(mine) > 3 or sum(one[1] for one in mine) > 10:
+            done = [one for one in mine if one[2]]
+            if not done:
+                break
+            mine.remove(done[0])
+        expected[owner] = mine
+        for each, wanted in expected.items():
+            assert set(kept(store, each, "abcdef")) == {one[0] for one in wanted}
+
+
+def test_what_is_done_cannot_be_cancelled_and_what_fails_says_why() -> None:
+    """A client learns how its answer ended, whoever ended it first."""
+    store = StoredResponses(lambda: LIMITS)
+    store.put(b"", "a", stored(background=True))
+    store.put(b"", "b", stored(status="queued", background=True, is_done=False))
+    with pytest.raises(Refusal) as done:
+        store.cancel(b"", "a")
+    assert done.value.answer.status == 409
+    with pytest.raises(Refusal) as running:
+        store.check_new(b"", "b")
+    assert running.value.answer.status == 409
+    found = store.find(b"", "b")
+    found.fail(Answer(503, "no worker", code="no_worker"))
+    assert found.said() == {"status": "failed", "error": {"code": "no_worker", "message": "no worker"}}
+    store.put(b"", "c", stored(status="queued", background=True, is_done=False))
+    assert json.loads(store.cancel(b"", "c")) == {"status": "cancelled"} == json.loads(store.cancel(b"", "c"))
+    store.find(b"", "c").fail(Answer(500, "too late"))
+    assert store.find(b"", "c").said() == {"status": "cancelled"}
+
+
+@pytest.fixture
+def client(daemon: DaemonProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_is_asked_for_again_and_gone_on_from(client: openai.OpenAI, streamed: bool) -> None:
+    """The next answer is that of the whole conversation, as if the client had sent it."""
+    asked: dict[str, Any] = {"model": MODEL, "input": "How are you?", "max_output_tokens": 8, "temperature": 0}
+    if streamed:
+        first = list(client.responses.create(**asked, stream=True))[-1].response  # type: ignore[union-attr]
+    else:
+        first = client.responses.create(**asked)
+    assert client.responses.retrieve(first.id) == first
+    next_one = client.responses.create(**asked | {"input": "And now?"}, previous_response_id=first.id)
+    said = [("user", "How are you?"), ("assistant", first.output_text), ("user", "And now?")]
+    whole = client.responses.create(**asked | {"input": [{"role": role, "content": text} for role, text in said]})
+    assert next_one.usage is not None
+    assert whole.usage is not None
+    assert (next_one.output_text, next_one.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    third = client.responses.create(**asked | {"input": "More?"}, previous_response_id=next_one.id)
+    assert third.usage is not None
+    assert third.usage.input_tokens > next_one.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
+    """`store` is true unless a client says otherwise, as at OpenAI's."""
+    answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2, store=False)
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
+    assert (gone.value.param, gone.value.code) == ("previous_response_id", "response_not_found")
+
+
+def test_an_answer_made_in_the_background_survives_its_worker(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Nobody holds a connection; the text is that of a call that waits."""
+    whole = client.responses.create(model=MODEL, **LONG)
+    with slowed(daemon.faults):
+        answer = client.responses.create(model=MODEL, **LONG, background=True)
+        assert (answer.status, answer.output) == ("queued", [])
+
+        def homes() -> set[str]:
+            """Where its request has made a token."""
+            running = daemon.status()["requests"]
+            return {one["worker"] for one in running if answer.id in one["request"] and one["output_tokens"]}
+
+        until(lambda: bool(homes()))
+        [pid] = [one["pid"] for one in daemon.status()["workers"] if one["worker"] in homes()]
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: client.responses.retrieve(answer.id).status != "queued")
+    answer = client.responses.retrieve(answer.id)
+    assert (answer.status, answer.background) == ("incomplete", True)
+    assert answer.output_text == whole.output_text
+    until(lambda: all(one["state"] == "ready" for one in daemon.status()["workers"]))
+
+
+def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Its request ends; who asks again is told."""
+    with slowed(daemon.faults):
+        answer = client.responses.create(model=MODEL, **LONG, background=True)
+        with pytest.raises(openai.ConflictError):
+            client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
+        for _ in "twice":
+            assert client.responses.cancel(answer.id).status == "cancelled"
+        until(lambda: not daemon.status()["requests"])
+    assert client.responses.retrieve(answer.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/v1/responses/resp_none", None, 404, "response_not_found"),
+        ("DELETE", "/v1/responses/resp_none", None, 404, "response_not_found"),
+        ("POST", "/v1/responses/resp_none/cancel", {}, 404, "response_not_found"),
+        ("GET", "/v1/responses/resp_none/input_items", None, 404, "unknown_path"),
+        ("POST", "/v1/responses/resp_none", {}, 405, "method_not_allowed"),
+        ("GET", "/v1/responses/resp_none?stream=true", None, 400, "invalid_value"),
+        ("POST", "/v1/responses", {"input": "x", "background": True, "stream": True}, 400, "invalid_value"),
+        ("POST", "/v1/responses", {"input": "x", "background": True, "store": False}, 400, None),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    daemon: DaemonProcess, method: str, path: str, body: Any, status: int, code: str | None
+) -> None:
+    """By name, and before any work."""
+    answer = request(daemon.url, method, path, body)
+    assert (answer.status, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_an_answer_that_its_client_waited_for_cannot_be_cancelled(client: openai.OpenAI) -> None:
+    """It is there already."""
+    answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.cancel(answer.id)
+    assert refused.value.code == "not_in_background"
