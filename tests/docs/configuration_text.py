@@ -4,6 +4,7 @@ A key is described by the docstring under its field, bounded by its annotation, 
 """
 
 import ast
+import functools
 import inspect
 import itertools
 import types
@@ -65,6 +66,7 @@ def keys(kind: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
     return [field for field in msgspec.structs.fields(kind) if _struct_in(field.type) is None]
 
 
+@functools.cache
 def descriptions(kind: type) -> dict[str, str]:
     """The docstring under each field."""
     body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]

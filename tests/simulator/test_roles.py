@@ -69,8 +69,8 @@ def simulated(load: Workload, roles: RoleSettings, settings: SimulatorSettings =
     return played._replace(report=simulation.run().report("mell-slo"))
 
 
-def prompts_and_answers(rate_per_s: float, seed: int = 1) -> Workload:
-    return poisson(rate_per_s, 150.0, LogNormal(1200.0, 0.5, 100.0, 0.8), random.Random(seed))
+def prompts_and_answers(rate_per_s: float, seed: int = 1, seconds: float = 150.0) -> Workload:
+    return poisson(rate_per_s, seconds, LogNormal(1200.0, 0.5, 100.0, 0.8), random.Random(seed))
 
 
 @pytest.mark.parametrize(("prompt", "last_chunk"), [(500, 500), (2048 + 700, 700)])
@@ -102,7 +102,9 @@ def test_a_loose_pace_or_none_splits_nothing() -> None:
     """Nothing at all changes: each command is the same."""
     for itl_s in (0.06, None):
         loose = msgspec.structs.replace(MACHINE, targets=Targets(itl_s=itl_s, sheds=False))
-        mixed, auto = (simulated(prompts_and_answers(14.0), roles, loose) for roles in (RoleSettings(), AUTO))
+        mixed, auto = (
+            simulated(prompts_and_answers(14.0, seconds=45.0), roles, loose) for roles in (RoleSettings(), AUTO)
+        )
         assert auto.commands == mixed.commands
 
 

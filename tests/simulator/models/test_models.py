@@ -53,7 +53,7 @@ def test_every_request_is_served_under_every_tenancy(name: str) -> None:
 def test_memory_is_accounted_for_after_every_event() -> None:
     """Four models that leave one device little room, and a load that keeps them short of it."""
     estate, tenancy = setting(4, 5.0), Checked()
-    simulation = ModelsSimulation(estate, load_of(estate), tenancy)
+    simulation = ModelsSimulation(estate, load_of(estate, 60.0), tenancy)
     simulation.run()
     kinds = {type(command) for command in tenancy.commands}
     assert {e.GrantKv, e.TakeKv, e.LoadModel} <= kinds
@@ -65,7 +65,7 @@ def test_memory_is_accounted_for_after_every_event() -> None:
 def test_lending_serves_more_in_time_than_a_split_where_memory_is_short() -> None:
     """What the Landlord is for."""
     estate = setting(4, 4.5)
-    load = load_of(estate, 200.0)
+    load = load_of(estate, 120.0)
     lending, split = (run_tenancy(name, estate, load).attainment for name in ("lending", "split"))
     assert lending > split + 0.1
 
