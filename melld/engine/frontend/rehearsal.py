@@ -31,6 +31,7 @@ from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
+NO_AUDIO = "audio is not served: what vLLM reads it with (PyAV, soundfile, torchcodec) is not in melld's CPU lock"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -42,6 +43,8 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
         vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+        if vllm_config.model_config.is_encoder_decoder:
+            raise ConfigError("[model] path", f"a model with an encoder and a decoder, such as Whisper: {NO_AUDIO}")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:

@@ -77,6 +77,17 @@ def needs_torchvision(directory: Path) -> None:
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
+def hears(directory: Path) -> None:
+    """A Whisper, but for its weights."""
+    make_demo_model(directory)
+    sizes = {"vocab_size": 2048, "d_model": 64, "num_mel_bins": 80, "max_target_positions": 448}
+    sizes |= {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", **sizes}
+    (directory / "config.json").write_text(json.dumps(config))
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
+    (directory / "preprocessor_config.json").write_text(json.dumps(extractor))
+
+
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
@@ -93,7 +104,8 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     cases = [*((str(demo_model), options) for options, _, _ in REFUSED), (str(wrong), {}), served, served]
     cases += [(str(demo_model), ours | plugins), (str(demo_model), {"tool_parser_plugin": "/no/such"})]
     needs_torchvision(wrong / "sees")
-    cases.append((str(wrong / "sees"), {}))
+    hears(wrong / "hears")
+    cases += [(str(wrong / "sees"), {}), (str(wrong / "hears"), {})]
     done = run_python(
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -133,9 +145,16 @@ def test_parsers_of_the_operators_own_are_known(told: list[list[str]]) -> None:
 
 def test_a_model_whose_images_need_torchvision_says_so(told: list[list[str]]) -> None:
     """vLLM's CPU build brings none; without a word, its import fails somewhere in the dark."""
-    where, why = told[-2]
+    where, why = told[-3]
     assert where == "[model] path"
     assert why.startswith("its images need torchvision, which is not here")
+
+
+def test_a_model_that_hears_is_refused_with_the_reason(told: list[list[str]]) -> None:
+    """Loaded, it would answer nothing that anybody asks of it."""
+    where, why = told[-2]
+    assert where == "[model] path"
+    assert why.startswith("a model with an encoder and a decoder, such as Whisper: audio is not served: ")
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:
