@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import logging
 import socket
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
-from melld.api.answers import JSON, Answer, Dialect, Refusal
+from melld.api.answers import Dialect, Refusal
 from melld.api.calls import (
     CALLS,
     Call,
@@ -39,22 +38,23 @@ from melld.api.calls import (
 )
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
+from melld.api.exchange import Exchange
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
 from melld.api.guards.request import check_request, check_request_id
-from melld.api.guards.tiers import Rights, priority_of, rights_of
+from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.http_metrics import HttpMetrics
 from melld.api.keeping import Keeping, store_responses
-from melld.api.keys import Client, Keys, presented_key
+from melld.api.keys import Keys
 from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY
-from melld.api.reach import names_this_machine
+from melld.api.reach import client_of
 from melld.api.routes import check_method, route_of
 from melld.api.stored_responses import ASKED, StoredResponses
-from melld.api.streams import COMMENT, HEADERS, KeepAlive, make_streams_raise, until_head
+from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus, tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
@@ -123,25 +123,6 @@ def prepare_serving(serving: State) -> None:
     store_responses(serving)
 
 
-class Exchange:
-    """An HTTP request while it is answered."""
-
-    def __init__(self, request: web.BaseRequest) -> None:
-        self.request = request
-        self.request_id = uuid.uuid4().hex
-        self.route = "other"
-        self.client = Client()
-        self.dialect = Dialect.OPENAI
-        self.parameters: frozenset[str] = frozenset()
-        self.response: web.StreamResponse | None = None
-        """The stream after its head has been sent."""
-        self.events = 0
-
-    def stream(self) -> web.StreamResponse:
-        """Return the stream, begun or to be begun."""
-        return self.response or web.StreamResponse(headers=HEADERS | {"x-request-id": self.request_id})
-
-
 class Api:
     """Answers requests.  One per daemon."""
 
@@ -192,13 +173,13 @@ class Api:
         exchange.dialect = exchange.dialect if call is None else call.dialect
         check_method(exchange.route, request.method)
         if exchange.route not in WITHOUT_KEY:
-            exchange.client = self._check_key(request)
+            config, keys = self._context.config(), self._context.keys()
+            exchange.client = client_of(request.headers, keys, is_open=config.allow_remote_without_key)
         if exchange.route in ASKED:
             asked = ASKED[exchange.route][request.method]
             if request.query.get("stream") == "true":
                 raise Refusal(400, "a stored response is not streamed", code="invalid_value", param="stream")
-            told = web.Response(body=asked(self._stored, exchange.client.owner, rest), content_type=JSON)
-            return _leave_body(request, told)
+            return exchange.whole(asked(self._stored, exchange.client.owner, rest), leaves_body=True)
         if call is None:
             page = await PAGES[exchange.route](self._facts, rest)
             headers = {"Content-Type": page.content_type} | page.headers
@@ -209,7 +190,9 @@ class Api:
         fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         model = asked_model(self._context.models, fields.get("model"))
         # First of all checks: under overload most requests get no further and must cost little.
-        priority = priority_of(fields if call.engine else {}, self._rights(exchange.client))
+        least = config.min_priority
+        rights = rights_of(exchange.client, 0 if least is None and self._context.keys().count() > 1 else least)
+        priority = priority_of(fields if call.engine else {}, rights)
         if call.engine or model.serving is None:
             check_open(model)
             model.check_queue(exchange.client.name, priority)
@@ -229,33 +212,13 @@ class Api:
             if is_stream:
                 await asyncio.wait({loading}, timeout=LOADING_HEAD_AFTER_S)
             if is_stream and not loading.done():
-                response = exchange.stream()
-                await response.prepare(exchange.request)
-                exchange.response = response
+                response = await exchange.begin()
                 await response.write(COMMENT)
                 with KeepAlive(response, self._context.config().keep_alive_comment_s):
                     await loading
             await loading
         finally:
             loading.cancel()
-
-    def _check_key(self, request: web.BaseRequest) -> Client:
-        """Check the request's key and return its client."""
-        headers, keys = request.headers, self._context.keys()
-        if not keys and not self._context.config().allow_remote_without_key:
-            self._check_host(headers.get("Host"))
-        presented = presented_key(headers.get("Authorization"), headers.get("x-api-key"))
-        client = keys.client_of(presented)
-        if client is None:
-            asked = {"WWW-Authenticate": "Bearer"}
-            raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
-        return client
-
-    def _check_host(self, host: str | None) -> None:
-        """Refuse foreign host names: without a key, no web page may reach the daemon through its reader's browser."""
-        if not names_this_machine(host):
-            message = "without an API key this server answers to localhost and to addresses, not to other names"
-            raise Refusal(403, message, code="unknown_host")
 
     @contextlib.contextmanager
     def _called_by(self, client: str, priority: int, *, goes_on: bool = False) -> Iterator[None]:
@@ -264,11 +227,6 @@ class Api:
         made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens, priority)
         with self.admission.hold(client) if goes_on else self.admission.call(client), called_by(made):
             yield
-
-    def _rights(self, client: Client) -> Rights:
-        """Return how urgent its requests may be: not above those of others, unless the operator allows it."""
-        least = self._context.config().min_priority
-        return rights_of(client, 0 if least is None and self._context.keys().count() > 1 else least)
 
     async def _serve(
         self, exchange: Exchange, call: Call, serving: State, fields: dict[str, Any], size: int
@@ -292,7 +250,7 @@ class Api:
         if is_stream(parsed):
             return await self._stream(exchange, work)
         result = await work
-        return web.Response(body=result.body, headers=result.headers | {"x-request-id": exchange.request_id})
+        return exchange.whole(result.body, headers=result.headers)
 
     async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int) -> Keeping:
         client = exchange.client
@@ -302,24 +260,22 @@ class Api:
         return keeping
 
     async def _stream(self, exchange: Exchange, work: Coroutine[Any, Any, Result]) -> web.StreamResponse:
-        request, config = exchange.request, self._context.config()
-        response = exchange.stream()
+        config = self._context.config()
         performing = asyncio.create_task(work)
-        watch = ReaderWatch(request, config.slow_reader_s)
+        watch = ReaderWatch(exchange.request, config.slow_reader_s)
         try:
             if exchange.response is None:
                 await until_head(performing, caller().admitted)
-            with watch, KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
-                if exchange.response is None:
-                    await response.prepare(request)
-                    exchange.response = response
-                stream = (await performing).stream
-                assert stream is not None, "a streaming call gave a body"
-                async for text in stream:
-                    await response.write(text.encode())
-                    keep_alive.spoke()
-                    exchange.events += 1
-                await response.write_eof()
+            with watch:
+                response = await exchange.begin()
+                with KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
+                    stream = (await performing).stream
+                    assert stream is not None, "a streaming call gave a body"
+                    async for text in stream:
+                        await response.write(text.encode())
+                        keep_alive.spoke()
+                        exchange.events += 1
+                    await response.write_eof()
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
@@ -332,23 +288,10 @@ class Api:
         answer = answer_to(error, exchange.parameters)
         if needs_traceback(error, answer):
             log.error("request %s failed", exchange.request_id, exc_info=error)
-        response = exchange.response
-        if response is None:
-            return self._refuse(exchange, answer)
+        if exchange.response is None:
+            return exchange.whole(answer.body(exchange.dialect), answer.status, answer.headers, leaves_body=True)
         self._counts.failed_streams.inc()
         log.warning("request %s: its stream ended in an error: %s", exchange.request_id, answer.message)
-        await response.write(answer.event(exchange.dialect, exchange.events))
-        await response.write_eof()
-        return response
-
-    def _refuse(self, exchange: Exchange, answer: Answer) -> web.StreamResponse:
-        headers = {"Content-Type": JSON, "x-request-id": exchange.request_id} | answer.headers
-        response = web.Response(status=answer.status, body=answer.body(exchange.dialect), headers=headers)
-        return _leave_body(exchange.request, response)
-
-
-def _leave_body(request: web.BaseRequest, response: web.Response) -> web.Response:
-    """Return the response to a request whose body is not read: what is left of it would be taken for the next one."""
-    if not request.content.is_eof():
-        response.force_close()
-    return response
+        await exchange.response.write(answer.event(exchange.dialect, exchange.events))
+        await exchange.response.write_eof()
+        return exchange.response

@@ -1,4 +1,4 @@
-"""Checks who can reach the API: by the sockets that listen, and by the host names in requests.
+"""Checks who can reach the API: by the sockets that listen, and by the host names and keys in requests.
 
 Owns the rule that an API reachable from other machines needs a key, and the guard against DNS rebinding without one.
 """
@@ -6,9 +6,10 @@ Owns the rule that an API reachable from other machines needs a key, and the gua
 import functools
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from melld.api.keys import Keys
+from melld.api.answers import Refusal
+from melld.api.keys import Client, Keys, presented_key
 from melld.config_server import ServerConfig
 from melld.errors import ConfigError
 
@@ -77,6 +78,22 @@ def names_this_machine(host: str | None) -> bool:
         return ipaddress.ip_address(name).version == (6 if bracketed else 4)
     except ValueError:
         return False
+
+
+def client_of(headers: Mapping[str, str], keys: Keys, *, is_open: bool) -> Client:
+    """Return who sends a request with these headers; `is_open`: anybody may, from other machines too.
+
+    Raises:
+        Refusal: 401 for a missing or wrong key; 403, without keys, for the name by which a web page could get here.
+    """
+    if not (keys or is_open or names_this_machine(headers.get("Host"))):
+        message = "without an API key this server answers to localhost and to addresses, not to other names"
+        raise Refusal(403, message, code="unknown_host")
+    client = keys.client_of(presented_key(headers.get("Authorization"), headers.get("x-api-key")))
+    if client is None:
+        asked = {"WWW-Authenticate": "Bearer"}
+        raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
+    return client
 
 
 def _is_open(where: str) -> ConfigError:
