@@ -46,6 +46,7 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
     daemon = socket.socket(fileno=descriptor)
     try:
         found = _address(address)
+        os.environ.pop("RAY_ADDRESS", None)  # Ray would take it in place of ours
         check_cluster(found, _token(), allows_open=allows_open)
         Launcher(daemon, run, kind).run(found)
     except NoCluster as error:
@@ -116,10 +117,10 @@ def _address(address: str) -> str:
         return address
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address("auto")
-    if not found:
-        raise NoCluster("no Ray node runs on this machine: `ray start --address=HEAD:6379`, or name the cluster's head")
-    return str(found)
+    try:
+        return str(canonicalize_bootstrap_address("auto"))
+    except ConnectionError:
+        raise NoCluster("no Ray node runs on this machine: start one with `ray start --address=HEAD:6379`") from None
 
 
 class Launcher:

@@ -32,8 +32,8 @@ from melld.engine.wire.messages import WorkerSpec
 from melld.errors import MelldError
 
 log = logging.getLogger("melld.cluster")
-KILL_S = 2.0
-"""How long a machine may take to confirm that it killed a worker."""
+KILL_S = 10.0
+"""How long a machine may take to confirm that it killed a worker: the driver frees a GPU's memory in seconds."""
 
 
 class NoSeat(MelldError):

@@ -61,15 +61,38 @@ class PlainAgent:
         self.process.wait()
 
 
-class Site:
+class News:
+    """What was told, in order: of whom, and the reason."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self._more = asyncio.Event()
+
+    def tell(self, what: str, why: str = "") -> None:
+        self.told.append((what, why))
+        self._more.set()
+
+    async def until(self, what: str, since: int = 0) -> str:
+        """Wait until that was told, not counting the first `since`; the reason."""
+
+        async def look() -> str:
+            while True:
+                for told, why in self.told[since:]:
+                    if told == what:
+                        return why
+                self._more.clear()
+                await self._more.wait()
+
+        return await asyncio.wait_for(look(), SOON_S)
+
+
+class Site(News):
     """A daemon's end: a gate, and what is told of machines."""
 
     def __init__(self, models: tuple[str, ...] = (), silence_s: float = 30.0) -> None:
+        super().__init__()
         self.models = models
         self.silence_s = silence_s
-        self.told: list[tuple[str, str]] = []
-        """What was told, in order, with the reason."""
-        self.news = asyncio.Event()
         self.gate = Gate(
             facts_of(models), silence_s, self._entered, lambda name, why: self.tell(f"refused {name}", why)
         )
@@ -102,23 +125,6 @@ class Site:
         agent = self.start(self.summons(name, **changes))
         await self.until(f"joined {name}")
         return self.machines[name], agent
-
-    async def until(self, what: str) -> str:
-        """Wait until that was told; the reason."""
-
-        async def look() -> str:
-            while True:
-                for told, why in self.told:
-                    if told == what:
-                        return why
-                self.news.clear()
-                await self.news.wait()
-
-        return await asyncio.wait_for(look(), SOON_S)
-
-    def tell(self, what: str, why: str = "") -> None:
-        self.told.append((what, why))
-        self.news.set()
 
     def _entered(self, hello: Hello, link: Link) -> None:
         self.machines[hello.machine] = Machine(hello, link, lambda one, why: self.tell(f"lost {one.name}", why))

@@ -1,0 +1,161 @@
+"""Machines of a real Ray cluster: they join, are lost with their agents or nodes, and outlive launcher and head.
+
+Two nodes on this machine, at two of its addresses, for all tests of the file, which go from harm to harm.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from melld.cluster.cluster import Cluster
+from melld.cluster.machine import Machine
+from melld.config_cluster import ClusterConfig
+from melld.engine.wire.messages import WorkerSpec
+from melld.errors import MelldError
+from tests.cluster.plain_agent import News, until_gone
+from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, environment_of
+
+SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Daemon(News):
+    """What a daemon hears of machines."""
+
+    def machine_joined(self, machine: Machine) -> None:
+        self.tell(f"joined {machine.name}", f"{len(machine.devices)} device")
+
+    def machine_lost(self, machine: Machine, reason: str) -> None:
+        self.tell(f"lost {machine.name}", reason)
+
+
+class Answer:
+    """The ear of a worker that has no model: what matters is that its machine tells of it."""
+
+    def __init__(self, heard: Daemon, name: str) -> None:
+        self._heard = heard
+        self._name = name
+
+    def forked(self, pid: int) -> None: ...
+
+    def received(self, data: bytes) -> None: ...
+
+    def printed(self, line: str) -> None: ...
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        self._heard.tell(f"{self._name} answers", reason)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with RayNodes() as made, pytest.MonkeyPatch.context() as patch:
+        for key, value in made.environment.items():
+            patch.setenv(key, value)
+        made.start(HEAD)
+        made.start(OTHER)
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(nodes: RayNodes) -> AsyncIterator[tuple[Daemon, Cluster]]:
+    heard = Daemon()
+    made = cluster(nodes.address, heard)
+    await made.start()
+    yield heard, made
+    agents = nodes.processes("melld: agent")
+    await made.stop()
+    await until_gone(*agents)
+
+
+def cluster(address: str, heard: Daemon, **settings: Any) -> Cluster:
+    config = ClusterConfig(address=address, **{"min_machines": 2, "start_timeout_s": 60.0} | settings)
+    return Cluster(config, "cpu", [], {}, heard)
+
+
+async def refusal(address: str, **settings: Any) -> str:
+    """Why a cluster cannot be used."""
+    with pytest.raises(MelldError) as refused:
+        await cluster(address, Daemon(), **settings).start()
+    return str(refused.value)
+
+
+async def test_every_node_becomes_a_machine(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """Its devices are then nobody else's, and its workers see nothing of Ray's environment."""
+    heard, _ = daemon
+    assert sorted(heard.told) == [(f"joined {HEAD}", "1 device"), (f"joined {OTHER}", "1 device")]
+    agents = nodes.processes("melld: agent")
+    assert len(agents) == 2
+    for agent in agents:
+        assert [one for one in environment_of(agent) if one.startswith(b"RAY_")] == []
+
+
+async def test_who_cannot_use_the_cluster_has_one_line_about_it(
+    nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, where Ray would take twenty seconds and a page."""
+    assert "no Ray head answers at 127.0.0.2:1: " in await refusal("127.0.0.2:1")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 48)
+    assert f"the Ray cluster at {nodes.address} refuses this token: " in await refusal(nodes.address)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nonexistent")
+    assert "wants a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH" in await refusal(nodes.address)
+
+
+async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """With its actor, which Ray does not restart; the other machine notices nothing."""
+    heard, made = daemon
+    since, other = len(heard.told), made.machines[HEAD]
+    agent = nodes.of_node(OTHER, "melld: agent")
+    os.kill(nodes.of_node(OTHER, "ray::AgentActor"), signal.SIGKILL)
+    await heard.until(f"lost {OTHER}", since)
+    await until_gone(agent)
+    assert await heard.until(f"joined {OTHER}", since) == "1 device"
+    assert made.machines[HEAD] is other
+
+
+async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """Nothing is told of them; its successor starts agents as it did."""
+    heard, _ = daemon
+    since = len(heard.told)
+    (launcher,) = nodes.processes("melld: launcher")
+    os.kill(launcher, signal.SIGKILL)
+    await until_gone(launcher)
+    os.kill(nodes.of_node(OTHER, "melld: agent"), signal.SIGKILL)
+    await heard.until(f"joined {OTHER}", since)
+    assert [what for what, _ in heard.told[since:]] == [f"lost {OTHER}", f"joined {OTHER}"]
+
+
+@pytest.mark.long
+async def test_a_node_that_ends_takes_its_machine_alone(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """With every process there; a node that is started again at that address is a machine again."""
+    heard, made = daemon
+    since, other = len(heard.told), made.machines[HEAD]
+    raylet, agent = nodes.of_node(OTHER, "raylet/raylet"), nodes.of_node(OTHER, "melld: agent")
+    os.kill(raylet, signal.SIGKILL)
+    await heard.until(f"lost {OTHER}", since)
+    await until_gone(agent)
+    await asyncio.to_thread(nodes.start, OTHER)
+    await heard.until(f"joined {OTHER}", since)
+    assert made.machines[HEAD] is other
+
+
+@pytest.mark.long
+async def test_machines_outlive_the_head(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """Ray's head decides nothing that a running request needs.  Last: there is no cluster after this."""
+    heard, made = daemon
+    since, (head,) = len(heard.told), nodes.processes("gcs_server")
+    (launcher,) = nodes.processes("melld: launcher")
+    os.kill(head, signal.SIGKILL)
+    await until_gone(head)
+    os.kill(launcher, signal.SIGKILL)  # it would end by itself, a minute later
+    await until_gone(launcher)
+    answers = [machine.spawn(SPEC, Answer(heard, name)) for name, machine in made.machines.items()]
+    assert len(answers) == 2
+    for name in made.machines:
+        await heard.until(f"{name} answers", since)
+    assert [what for what, _ in heard.told[since:] if not what.endswith("answers")] == []
