@@ -21,6 +21,7 @@ Records have the keys `at` (seconds) and `kind`, and then:
               "too late" if it was shed before it had begun
     activate  worker, cause
     retire    worker, cause
+    role      worker, role ("mixed", "prefill", "decode"), cause: what it is for from now on, "mixed" at first
 
 A daemon's log also has the other events of its scheduler; none of them changes a size or a place:
 
@@ -49,7 +50,7 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 Record = dict[str, Any]
 _encoder = msgspec.json.Encoder()
-DECISIONS = frozenset({"place", "queue", "promise", "suspend", "move", "activate", "retire"})
+DECISIONS = frozenset({"place", "queue", "promise", "suspend", "move", "activate", "retire", "role"})
 
 
 def encode(record: Record) -> bytes:
@@ -99,6 +100,8 @@ def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: st
             kind, rest = "activate", {"worker": command.worker}
         case events.RetireWorker():
             kind, rest = "retire", {"worker": command.worker}
+        case events.SetRole():
+            kind, rest = "role", {"worker": command.worker, "role": command.role}
     return _stamped(at_s, kind, {**rest, "cause": command.reason}, command.cause)
 
 

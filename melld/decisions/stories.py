@@ -165,7 +165,8 @@ class Stories:
 
 
 _PASSED_OVER = frozenset(
-    {"scheduler", "grow", "epoch", "share", "activate", "retire", "drain", "resume", "wake", "pace", "steady", "ask"}
+    {"scheduler", "epoch", "ask", "grow", "share", "pace"}
+    | {"activate", "retire", "role", "drain", "resume", "wake", "steady"}
 )
 
 

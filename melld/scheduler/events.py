@@ -14,6 +14,7 @@ import msgspec
 
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.scheduler.reasons import Reason
+from melld.scheduler.roles import Role
 
 
 class Caused(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -289,6 +290,13 @@ class RetireWorker(Command, frozen=True, tag=True, gc=False):
     worker: WorkerId
 
 
+class SetRole(Command, frozen=True, tag=True, gc=False):
+    """Nothing to do: this is what the worker is for from now on."""
+
+    worker: WorkerId
+    role: Role
+
+
 AnyEvent = (
     RequestArrived
     | RequestsGrew
@@ -311,4 +319,4 @@ AnyEvent = (
     | EpochStarted
 )
 AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | SuspendRequest | RefuseRequest | ShedRequest | MoveRequest
-AnyCommand = AboutRequest | ActivateWorker | RetireWorker
+AnyCommand = AboutRequest | ActivateWorker | RetireWorker | SetRole

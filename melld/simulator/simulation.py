@@ -79,6 +79,7 @@ class Simulation:
             events.MoveRequest: self._move,
             events.SuspendRequest: self._suspend,
             events.PromiseRoom: lambda _: None,
+            events.SetRole: lambda _: None,
             events.ActivateWorker: self._activate,
             events.RetireWorker: self._retire,
         }

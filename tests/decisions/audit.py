@@ -41,6 +41,7 @@ class Auditor:
         self.shared: dict[str, int] = defaultdict(int)
         self.touched: set[str] = set()
         self.swollen: set[str] = set()
+        self.roles: dict[str, str] = {}
         self.kinds: dict[str, int] = defaultdict(int)
         self.seen: set[str] = set()
 
@@ -136,6 +137,7 @@ class Auditor:
         """Drop a lost worker: its requests have no worker, moves to it are cancelled, and a successor is in service."""
         self.shared[worker] = 0
         self.built[worker] = 0
+        self.roles.pop(worker, None)
         self.awake.discard(worker)
         self.drained.discard(worker)
         self.held[worker].clear()
@@ -187,6 +189,14 @@ class Auditor:
     def on_resume(self, record: Record) -> None:
         self.drained.discard(str(record["worker"]))
 
+    def on_role(self, record: Record) -> None:
+        """What a worker is for: told of those in service, and only when it changes."""
+        worker, role = str(record["worker"]), str(record["role"])
+        self.expect(record, role in ("mixed", "prefill", "decode"), "no role")
+        self.expect(record, worker in self.awake, "sleeps")
+        self.expect(record, self.roles.get(worker, "mixed") != role, "has that role")
+        self.roles[worker] = role
+
     def on_activate(self, record: Record) -> None:
         worker = str(record["worker"])
         self.expect(record, worker in self.capacity, "unknown worker")
@@ -199,6 +209,7 @@ class Auditor:
         self.expect(record, not self.held[worker], "still holds requests")
         self.expect(record, worker not in self.owner.values(), "still owns requests")
         self.awake.discard(worker)
+        self.roles.pop(worker, None)
 
     def on_arrive(self, record: Record) -> None:
         request = str(record["request"])

@@ -12,6 +12,7 @@ from melld.decisions.records import Record, decision_record, encode, header_reco
 from melld.decisions.replay import Replayed, ReplaySettings, UnusableLog, as_event, replay
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
+from melld.scheduler.roles import Role
 from melld.simulator.policies import ALL_POLICIES
 from tests.scheduler.driving import scheduler_with
 from tests.scheduler.machine import PolicyMachine, machine_of
@@ -151,7 +152,8 @@ def test_every_event_can_be_had_again_from_its_records() -> None:
 
 def test_every_decision_has_its_record() -> None:
     """Nothing that the scheduler decides is left out of what an outsider can see."""
-    names = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5, "capacity_bytes": 4}
+    names: dict[str, Any] = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5}
+    names |= {"capacity_bytes": 4, "role": Role.PREFILL}
     for kind in typing.get_args(e.AnyCommand):
         known = {field: names[field] for field in kind.__struct_fields__ if field in names}
         record = decision_record(1.0, kind(reason=Reason.ROOM, **known))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from melld.ids import WorkerId
-from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished
+from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished, RetireWorker, SetRole
 from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.targets import Targets
 from melld.simulator.experiment import SchedulerChoices, make_scheduler
@@ -123,6 +123,16 @@ def test_a_split_ends_with_its_load() -> None:
     busy, calm = prompts_and_answers(6.0), [(200.0 + 4.0 * number, 1200, 100) for number in range(60)]
     load = one_by_one(*zip(busy.arrival_s, busy.prompt_tokens, busy.output_tokens, strict=True), *calm)
     played = simulated(load, AUTO)
+    roles: dict[WorkerId, Role] = {}
+    seen = set()
+    for command in played.commands:
+        if isinstance(command, SetRole):
+            assert roles.get(command.worker, Role.MIXED) is not command.role
+            roles[command.worker] = command.role
+            seen.add(command.role)
+        elif isinstance(command, RetireWorker):
+            roles.pop(command.worker, None)
+    assert (seen, set(roles.values()) - {Role.MIXED}) == (set(Role), set())
     late = {f"r{len(busy) + number}" for number in range(45, 60)}
     assert not [one for one in played.commands if isinstance(one, MoveRequest) and one.request in late]
 

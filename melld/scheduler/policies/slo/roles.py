@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator
 
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.events import SetRole
 from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook, movable
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.policies.slo.models import StepModel
+from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role, best_split, pressure
 from melld.scheduler.state import Request, Worker
 
@@ -48,6 +50,7 @@ class Roles:
         self._handed: dict[RequestId, float] = {}  # on their way, with when the first token should come
         self._fixed = cluster.settings.roles.fixed
         self._prefill: dict[WorkerId, int] = {}  # with the activation for which the worker has the role
+        self._told: dict[WorkerId, Role] = {}
         self._stood_s = self._changed_s = -math.inf
         self._epoch_s = self._looked_s = 0.0
 
@@ -127,6 +130,14 @@ class Roles:
             others = (worker for worker in awake.values() if worker.id not in self._prefill)
             chosen = min(others, key=lambda worker: (worker.used_bytes, worker.order))
             self._prefill[chosen.id] = chosen.order
+        self._tell(awake.values())
+
+    def _tell(self, awake: Iterable[Worker]) -> None:
+        """Record the roles that have changed."""
+        before, self._told = self._told, {worker.id: self.of(worker) for worker in awake}
+        for name, role in self._told.items():
+            if role is not before.get(name, Role.MIXED):
+                self._cluster.record(SetRole(Reason.ROLE, name, role, cause=self._cluster.event))
 
     def _best(self, awake: Iterable[Worker], prompts: float, target_s: float) -> int:
         """Return how many of these workers had better be prefill workers."""
