@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from melld.config_cluster import ClusterConfig
 from melld.config_server import ServerConfig
 from melld.config_values import Positive, PositiveMilliseconds, PositiveSeconds, Seconds, Table, parse_bytes
 
@@ -214,6 +215,7 @@ class Config(Table, frozen=True, kw_only=True):
     """`[[models]]`, in place of `[model]`, which then is the first of them."""
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
+    cluster: ClusterConfig = ClusterConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     priorities: PrioritiesConfig = PrioritiesConfig()
     targets: TargetsConfig = TargetsConfig()

@@ -8,12 +8,12 @@ from melld.config_values import Port, Positive, PositiveSeconds, Table
 
 
 class ClusterConfig(Table, frozen=True, kw_only=True):
-    """`--cluster auto`: workers on every machine of a Ray cluster.  Without it, on this machine alone."""
+    """Workers on every machine of a Ray cluster, in place of this machine's alone: docs/cluster.md."""
 
     short_form: ClassVar[str] = "address"
 
-    address: Annotated[str, msgspec.Meta(examples=["auto", "10.0.0.2:6379"])]
-    """Of Ray's head node; `auto`: the cluster that this machine has joined."""
+    address: Annotated[str | None, msgspec.Meta(examples=["auto", "10.0.0.2:6379"])] = None
+    """Of Ray's head node; `auto`: the cluster that this machine has joined.  Default: no cluster."""
     devices_per_machine: Literal["all"] | Positive = "all"
     """How many devices to use of each machine: GPUs, or for CPU devices what it has of the resource `melld_device`."""
     min_machines: Positive = 1

@@ -29,6 +29,7 @@ PLAIN_FLAGS = {
     "--name": "model.name",
     "--api-key-file": "server.api_key_file",
     "--runtime-directory": "server.runtime_directory",
+    "--cluster": "cluster.address",
 }
 
 
@@ -53,6 +54,11 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kv-bytes", metavar="SIZE", help="KV cache of each CPU device, such as 128MiB; implies --device cpu"
+    )
+    group.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="use the devices of a Ray cluster: auto (the one that this machine has joined) or HOST:PORT of its head",
     )
     group.add_argument("--api-key-file", metavar="FILE", help="API keys, or their sha256: digests, one a line")
     group.add_argument(

@@ -99,6 +99,11 @@ def _remarks(status: DaemonStatus) -> list[Text]:
         Text.assemble((f"{model.model}: ", "bold"), (model.reason, "red")) for model in status.served if model.reason
     ]
     remarks += [
+        Text.assemble((f"machine {machine.machine}: ", "bold"), (f"lost, {machine.reason}", "red"))
+        for machine in status.machines
+        if machine.reason
+    ]
+    remarks += [
         Text.assemble((f"{worker.worker}: ", "bold"), (said, "red" if failed else "dim"))
         for worker in status.workers
         if (said := "; ".join(filter(None, (worker.reason, _why(worker)))))

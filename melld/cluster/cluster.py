@@ -58,7 +58,7 @@ class ClusterListener(Protocol):
         """Use its devices."""
 
     def machine_lost(self, machine: Machine, reason: str) -> None:
-        """Take all its workers out of service, in one event; after this each of them hears `exited`."""
+        """Take all its workers out of service, in one event, by `machine.end_children`."""
 
 
 class Launching:
@@ -105,9 +105,8 @@ class Cluster:
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("[cluster] address", "Ray is not installed: pip install 'melld[cluster]'")
-        loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
         facts = await asyncio.to_thread(facts_of, self._models)
+        self._started = asyncio.get_running_loop().create_future()
         self._gate = Gate(facts, self._config.silence_s, self._entered, self._refused)
         self._own(self._keep_launcher(), "launcher")
         try:
@@ -122,6 +121,8 @@ class Cluster:
 
     async def stop(self) -> None:
         """End the launcher and dismiss every agent, whose workers have ended by now; no loss is told."""
+        if self._started is None:
+            return
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -43,7 +43,7 @@ class NoSeat(MelldError):
 class Machine:
     """A machine, from its `Hello` to its loss.  A `Host`; to be used on the event loop.
 
-    Calls `on_lost(machine, reason)` once when it is lost, before the `exited` of each of its workers.
+    Calls `on_lost(machine, reason)` once when it is lost, before `end_children`.
     """
 
     def __init__(self, hello: Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
@@ -96,6 +96,12 @@ class Machine:
         self._link.send(Leave("the daemon has stopped"))
         self._link.close()
 
+    def end_children(self) -> None:
+        """Count every worker of a lost machine as ended."""
+        children, self._children = self._children, {}
+        for child in children.values():
+            child.exited(f"machine {self.name} is lost: {self.why_lost}", from_outside=True)
+
     def _received(self, message: Any, payload: list[bytes]) -> None:
         match message:
             case Bytes(number) if number in self._children:
@@ -126,11 +132,9 @@ class Machine:
     def _lost(self, reason: str) -> None:
         self.why_lost = reason
         log.log(logging.ERROR if self._children else logging.INFO, "machine %s is lost: %s", self.name, reason)
-        children, self._children = self._children, {}
         awaited, self._awaited = self._awaited, {}
         self._on_lost(self, reason)
-        for child in children.values():
-            child.exited(f"machine {self.name} is lost: {reason}", from_outside=True)
+        self.end_children()
         for one in awaited.values():
             _fail(one, f"machine {self.name} is lost: {reason}")
 

@@ -6,6 +6,7 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 
 import datetime
 import enum
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -102,6 +103,22 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """Requests still on the worker."""
     reason: str = ""
     """Reason for STUCK."""
+
+    @classmethod
+    def of_all(cls, name: str, each: Sequence["Drained"]) -> "Drained":
+        """Return the drains of several workers as one, under this name."""
+        best_first = (DrainOutcome.DRAINED, DrainOutcome.RESUMED, DrainOutcome.DRAINING, DrainOutcome.STUCK)
+        worst = max(each, key=lambda one: best_first.index(one.outcome))
+        return cls(
+            worker=name,
+            outcome=worst.outcome,
+            total_s=max(one.total_s for one in each),
+            moved=sum(one.moved for one in each),
+            ended=sum(one.ended for one in each),
+            restarted=sum(one.restarted for one in each),
+            left=sum(one.left for one in each),
+            reason=worst.reason,
+        )
 
     def in_words(self) -> str:
         """Return the report as one line of text."""

@@ -54,7 +54,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     model: str = ""
     device: str
-    """`cuda:0`, `cpu:1`."""
+    """`cuda:0`, `cpu:1`; in a cluster `10.0.0.2/cuda:0`."""
+    machine: str = ""
+    """In a cluster: its machine."""
     device_name: str | None = None
     state: WorkerState
     role: Role = Role.MIXED
@@ -254,6 +256,16 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Part whose tokens kept pace."""
 
 
+class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of a cluster."""
+
+    machine: str
+    workers: tuple[str, ...]
+    """Of its devices."""
+    reason: str = ""
+    """Why it is lost; empty while it serves."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon."""
 
@@ -268,6 +280,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     served: tuple[ModelStatus, ...] = ()
     devices: tuple[DeviceStatus, ...] = ()
     """Devices that several models share; empty with one model."""
+    machines: tuple[MachineStatus, ...] = ()
+    """Machines that have joined; empty without a cluster."""
     state: DaemonState
     uptime_s: float
     """Seconds since its start; counts and sums begin there too."""

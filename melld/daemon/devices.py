@@ -67,16 +67,18 @@ def kind_of(gpus: list[Device]) -> str:
     return "cuda" if gpus else "cpu"
 
 
+def worker_environment(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what all workers have in their environment; the user's takes precedence over melld's defaults for vLLM."""
+    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
+    return {key: environment.get(key, value) for key, value in defaults.items()}
+
+
 def make_slots(
     config: Config, gpus: list[Device], environment: Mapping[str, str], model: int = 0, models: int = 1
 ) -> list[Slot]:
-    """Return one slot per worker of a model, the number `model` of `models` that share the devices.
-
-    The user's environment takes precedence over melld's defaults for vLLM.
-    """
+    """Return one slot per worker of a model, the number `model` of `models` that share the devices."""
     kind = kind_of(gpus)
-    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
-    settings = {key: environment.get(key, value) for key, value in defaults.items()}
+    settings = worker_environment(kind, environment)
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]

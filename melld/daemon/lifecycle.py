@@ -30,6 +30,7 @@ from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
 from melld.daemon.wiring import let_devices, make_parts, operations_of
+from melld.engine.fleet.place import Place
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
@@ -67,6 +68,8 @@ class Daemon:
                     stack.callback(model.parts.decisions.close)
             stack.push_async_callback(self._cancel_tasks)
             stack.callback(self._parts.template.stop)
+            if self._parts.cluster is not None:
+                stack.push_async_callback(self._parts.cluster.stop)
             stack.push_async_callback(self._close_models)
             self._listen_to_signals()
             self._watch_over(self._reload_at_hang_ups(), "reload")
@@ -98,18 +101,16 @@ class Daemon:
             self._condition.warnings.append(remark)
         self._parts = make_parts(config, url_of(self.settings.listeners), self._condition)
         self.watch, self._models = self._parts.watch, self._parts.models
-        self.operations |= operations_of(self._models, self._parts.landlord)
+        self.operations |= operations_of(self._models, self._parts.landlord, self._parts.machines)
         return control
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> bool:
         """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
-        places = [place for model in self._models for place in model.parts.fleet.places.values()]
-        devices = ", ".join(dict.fromkeys(place.slot.device for place in places))
         paths = ", ".join(model.path for model in self.config.served)
-        self._say(f"melld: loading {paths} on {devices}")
-        progress = StartProgress(places, self._say)
+        self._say(f"melld: loading {paths} on {self._where()}")
+        progress = StartProgress(self._places, self._say)
         saying = asyncio.ensure_future(progress.run())
         starting = asyncio.ensure_future(self._start_both(progress))
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -125,24 +126,37 @@ class Daemon:
             stopping.cancel()
         return not self._stop.is_set()
 
+    def _places(self) -> list[Place]:
+        return [place for model in self._models for place in model.parts.fleet.places.values()]
+
+    def _where(self) -> str:
+        """Say where the workers will be."""
+        if (cluster := self.config.cluster).address is not None:
+            return f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} must join)"
+        return ", ".join(dict.fromkeys(place.slot.device for place in self._places()))
+
     async def _start_both(self, progress: StartProgress) -> list[tuple[Any, Namespace]]:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
-        kind = next(iter(self._models[0].parts.fleet.places.values())).slot.spec.device_kind
         configs = [model.parts.config for model in self._models]
-        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, kind))
+        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, self._parts.kind))
         if (landlord := self._parts.landlord) is not None:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
             let_devices(self._parts, self.config, prepared)
             await landlord.start(progress.became_ready)
             return prepared
-        workers = asyncio.ensure_future(self._models[0].start(progress.became_ready))
+        workers = asyncio.ensure_future(self._start_workers(progress))
         try:
             prepared = await preparing
             await workers
             return prepared
         finally:
             workers.cancel()
+
+    async def _start_workers(self, progress: StartProgress) -> None:
+        if self._parts.cluster is not None:
+            await self._parts.cluster.start()
+        await self._models[0].start(progress.became_ready)
 
     # -- serve ------------------------------------------------------------------------------------------------------
 

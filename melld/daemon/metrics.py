@@ -58,6 +58,10 @@ class Metrics:
         for worker in status.workers:
             up.add_metric([worker.worker, worker.device, worker.model], float(worker.state in SERVING))
         yield up
+        machines = GaugeMetricFamily("melld_machine_up", "1 while a cluster's machine is there.", labels=["machine"])
+        for machine in status.machines:
+            machines.add_metric([machine.machine], float(not machine.reason))
+        yield machines
         yield from self._of_devices(status.devices)
 
     def _of_devices(self, devices: Sequence[DeviceStatus]) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ INTERVAL_S = 5.0
 class StartProgress:
     """The progress of one start of the daemon."""
 
-    def __init__(self, places: Collection[Place], say: Callable[[str], None]) -> None:
+    def __init__(self, places: Callable[[], Collection[Place]], say: Callable[[str], None]) -> None:
         self._places = places
         self._say = say
         self._began_s = time.monotonic()
@@ -31,9 +31,11 @@ class StartProgress:
     def line(self) -> str:
         """Say what the workers do that are not ready, grouped by what they do."""
         by_doing: dict[str, list[str]] = {}
-        for place in self._places:
+        for place in self._places():
             if not place.is_ready and place.state is not WorkerState.STOPPED:
                 by_doing.setdefault(place.doing, []).append(place.slot.worker)
+        if not self._places():
+            return "waiting for machines to join"
         parts = [f"{', '.join(workers)} {doing}" for doing, workers in by_doing.items()]
         return "; ".join(parts) or "preparing the API"
 

@@ -15,6 +15,7 @@ from melld import __version__
 from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus, tier_of
 from melld.daemon.attainment import Attainment
 from melld.daemon.landlord import LandlordShell
+from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
@@ -60,9 +61,11 @@ class Watch:
         condition: Condition,
         nvml: Nvml | None,
         landlord: LandlordShell | None = None,
+        machines: Machines | None = None,
     ) -> None:
         self._models = models
         self._landlord = landlord
+        self._machines = machines
         self._identity = identity
         self._condition = condition
         self._nvml = nvml
@@ -94,7 +97,7 @@ class Watch:
     def _set_sources(self) -> None:
         for _, place in self._places():
             worker, pid = place.slot.worker, place.process.pid if place.process is not None else 0
-            if not pid or self._metered.get(worker) == pid:
+            if not pid or place.slot.machine or self._metered.get(worker) == pid:
                 continue
             self._metered[worker] = pid
             if place.slot.uuid is None:
@@ -165,6 +168,7 @@ class Watch:
             models=self._models[0].names,
             served=tuple(model.status() for model in self._models),
             devices=self._landlord.devices() if self._landlord is not None else (),
+            machines=self._machines.status() if self._machines is not None else (),
             state=self._condition.state,
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self._identity.url,
@@ -210,6 +214,7 @@ class Watch:
             worker=worker,
             model=model.name,
             device=place.slot.device,
+            machine=place.slot.machine,
             device_name=reading.name if reading else None,
             state=state,
             role=why.role(worker),

@@ -20,6 +20,7 @@ import msgspec
 import prometheus_client
 
 from melld import __version__
+from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
 from melld.control.messages import (
     AlreadyThere,
@@ -37,9 +38,10 @@ from melld.control.messages import (
 from melld.control.server import Operation
 from melld.control.status import ModelStatus
 from melld.daemon.boundaries import boundary_settings
-from melld.daemon.devices import find_gpus, kind_of, make_slots
+from melld.daemon.devices import find_gpus, kind_of, make_slots, worker_environment
 from melld.daemon.history import History
 from melld.daemon.landlord import LandlordShell
+from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
 from melld.daemon.preflight import check_roles, scheduler_settings
@@ -64,7 +66,7 @@ from melld.engine.frontend.codec import EngineCodec
 from melld.engine.host.local import LocalHost
 from melld.engine.host.ports import Host
 from melld.engine.host.template import TemplateProcess
-from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
+from melld.errors import ConfigError, UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import DeviceName, RequestId, WorkerId
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
@@ -88,9 +90,14 @@ class DaemonParts(NamedTuple):
     models: Sequence[ServedModel]
     watch: Watch
     metrics: Metrics
+    kind: str
+    """Of the devices: `cuda` or `cpu`."""
     landlord: LandlordShell | None = None
     """None with one model."""
     gpus: Sequence[Device] = ()
+    cluster: Cluster | None = None
+    machines: Machines | None = None
+    """Of the cluster."""
 
 
 class CommonParts(NamedTuple):
@@ -113,12 +120,17 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     """
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
-    check_sizes(config, gpus)
-    config = group_devices(config, gpus)
     kind, count = kind_of(gpus), len(config.served)
+    if config.cluster.address is None:
+        check_sizes(config, gpus)
+        config = group_devices(config, gpus)
+    elif count > 1:
+        raise ConfigError("[cluster] address", "a cluster serves one model: several are served on one machine")
     alone = [config.alone(model) for model in config.served]
-    slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]
-    environment = slots[0][0].spec.environment
+    slots: list[list[Slot]] = [[]]  # of a cluster: its machines bring theirs
+    if config.cluster.address is None:
+        slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]
+    environment = worker_environment(kind, os.environ)
     os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
     template = TemplateProcess(kind, environment)
     landlord = None
@@ -134,8 +146,13 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         started_s=clock(),
         async_scheduling=async_scheduling_told(alone[0], kind),
     )
-    watch = Watch(models, identity, condition, nvml if gpus else None, landlord)
-    return DaemonParts(template, models, watch, Metrics(watch, models, landlord), landlord, gpus)
+    cluster, machines = None, None
+    if config.cluster.address is not None:
+        machines = Machines(alone[0], os.environ, made[0].fleet)
+        cluster = Cluster(config.cluster, kind, [config.model.path], environment, machines)
+    watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
+    metrics = Metrics(watch, models, landlord)
+    return DaemonParts(template, models, watch, metrics, kind, landlord, gpus, cluster, machines)
 
 
 def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
@@ -166,7 +183,7 @@ def make_model(
 ) -> ModelParts:
     """Make the parts of one of `models` models; `config` is of this model alone."""
     settings, clock = config.scheduler, shared.clock
-    if models == 1:
+    if models == 1 and config.cluster.address is None:
         check_roles(config, [slot.worker for slot in slots])
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
@@ -194,6 +211,9 @@ def make_model(
     if models > 1:
         # Beside other models' requests no figure would hold, and copying free blocks would take memory for them.
         limits = msgspec.structs.replace(limits, file=beside(limits.file, config.model), measure_unasked=False)
+    if config.cluster.address is not None:
+        # Nobody knows beforehand which machines join.
+        limits = msgspec.structs.replace(limits, file=limits.file.with_stem("boundaries-cluster"), read=False)
     return ModelParts(
         config=config,
         fleet=fleet,
@@ -257,7 +277,9 @@ def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
     raise UnknownModel(name, [known for model in models for known in model.names])
 
 
-def operations_of(models: Sequence[ServedModel], landlord: LandlordShell | None = None) -> Mapping[str, Operation]:
+def operations_of(
+    models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
+) -> Mapping[str, Operation]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
 
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
@@ -270,10 +292,18 @@ def operations_of(models: Sequence[ServedModel], landlord: LandlordShell | None 
         return await boundaries.measure() if asked.measure else boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
+        if machines is not None and (workers := machines.workers(asked.worker)):
+            each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
+            return Drained.of_all(asked.worker, each)
         drains = _of_worker(models, asked.worker).driver.drains
         return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
 
     async def resume(asked: Resume) -> Resumed:
+        if machines is not None and (workers := machines.workers(asked.worker)):
+            drains = models[0].parts.driver.drains
+            resumed = [await drains.resume(worker) for worker in workers]
+            is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
+            return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
         return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
 
     async def why(asked: AskStory) -> Story:

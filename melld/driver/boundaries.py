@@ -203,7 +203,7 @@ class BoundaryKeeper:
     async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
         """Measure the bytes per epoch from one worker to the other; None if there is none, or it cannot be measured."""
         source, destination = pair
-        if len({self._fleet.places[worker].slot.machine for worker in pair}) > 1:
+        if not self._fleet.are_near(source, destination):
             return None
         blocks = self._fleet.ready[source].total_blocks
         measured = await self._ask(

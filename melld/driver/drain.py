@@ -137,6 +137,24 @@ class Drains:
             await drain.answer.wait()
         return drain.report(self._clock())
 
+    async def drain_all(self, workers: Sequence[WorkerId], wait: bool, deadline_s: float | None) -> list[Drained]:
+        """Take these workers out of service together, so that no request moves from one of them to another.
+
+        Raises:
+            LastWorker: no other worker takes requests; none is drained that was not before.
+        """
+        begun: list[WorkerId] = []
+        try:
+            for worker in workers:
+                if worker not in self.by_worker:
+                    await self.drain(worker, False, deadline_s)
+                    begun.append(worker)
+        except LastWorker:
+            for worker in begun:
+                await self.resume(worker)
+            raise
+        return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
+
     async def resume(self, worker: WorkerId) -> Resumed:
         """Take the worker into service again and start its process if there is none.
 

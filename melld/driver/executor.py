@@ -142,7 +142,8 @@ class Executor:
         source = self._fleet.live[request].worker
         if source is None:
             raise MoveRefused(request, MoveRefusal.UNKNOWN)
-        why_not = self.links[link].failure if (link := (source, destination)) in self.links else "there is no link"
+        none = "there is no link" if self._fleet.are_near(source, destination) else "they are on different machines"
+        why_not = self.links[link].failure if (link := (source, destination)) in self.links else none
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)
         return why_not
@@ -286,8 +287,7 @@ class Executor:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _open(self, source: WorkerId, ready: wire.WorkerReady, destination: WorkerId) -> None:
-        if (machine := self._fleet.places[source].slot.machine) != self._fleet.places[destination].slot.machine:
-            self.links[source, destination] = KvLink(f"it is on another machine than {machine}")
+        if not self._fleet.are_near(source, destination):
             return
         self.links[source, destination] = KvLink(ready.kv_failure or "the link is not open yet")
         if not ready.kv_failure:

@@ -17,6 +17,7 @@ from melld.control.status import (
     DaemonStatus,
     DeviceStatus,
     LinkStatus,
+    MachineStatus,
     ModelState,
     ModelStatus,
     MoveStatus,
@@ -42,6 +43,7 @@ STRUCTS = (
     RequestStatus,
     MoveStatus,
     LinkStatus,
+    MachineStatus,
 )
 WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, Tier, MovingState)
 

@@ -18,7 +18,7 @@ async def test_each_line_says_what_every_worker_does() -> None:
     """A minute of loading is not a minute of silence: who waits sees that it goes on, and how far it is."""
     places = OfflineDaemon().fleet.supervisor.places
     said: list[str] = []
-    progress = StartProgress(places.values(), said.append)
+    progress = StartProgress(places.values, said.append)
     processes = [loading(place) for place in places.values()]
     assert progress.line() == "w0, w1, w2 importing PyTorch and vLLM (takes a while the first time)"
     for process in processes:

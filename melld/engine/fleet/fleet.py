@@ -215,6 +215,10 @@ class Fleet:
             raise UnknownWorker(worker, list(self.places))
         return self.places[worker]
 
+    def are_near(self, worker: WorkerId, other: WorkerId) -> bool:
+        """Return True if both workers are on one machine."""
+        return self.places[worker].slot.machine == self.places[other].slot.machine
+
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Tell the scheduler to cap the worker at `slots` requests."""
         self._notices.tell_all(self.places[worker].limit(slots, self._clock()))

@@ -1,0 +1,96 @@
+"""Workers on the machines of a cluster: places are made when a machine joins, and kept while it is lost.
+
+Owns which machine has which workers.  Decides nothing: a machine that joins is used.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from melld.cluster.facts import same_everywhere
+from melld.cluster.machine import Machine
+from melld.config import Config, CpuDevices
+from melld.control.status import MachineStatus
+from melld.daemon.devices import make_slots
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.place import Slot
+from melld.ids import WorkerId
+from melld.kvstore.device_reading import Device
+
+log = logging.getLogger("melld.cluster")
+
+
+class Machines:
+    """The machines that have ever joined.  Hears of them from the `Cluster`.
+
+    `config`: of the one model; `environment`: the daemon's own.
+    """
+
+    def __init__(self, config: Config, environment: Mapping[str, str], fleet: Fleet) -> None:
+        model = msgspec.structs.replace(config.model, path=same_everywhere(config.model.path))
+        self._config = msgspec.structs.replace(config, model=model)
+        self._environment = environment
+        self._fleet = fleet
+        self._workers: dict[str, list[WorkerId]] = {}
+        self._lost: dict[str, str] = {}
+
+    def machine_joined(self, machine: Machine) -> None:
+        """Have a worker started on each of its devices: those that it had before, if it was lost."""
+        workers = self._workers.setdefault(machine.name, [])
+        slots = self._slots(machine, workers)
+        returned = [slot for slot in slots if slot.worker in self._fleet.places]
+        for slot in returned:  # its devices may be other ones now
+            self._fleet.places[slot.worker].slot = slot
+        self._lost.pop(machine.name, None)
+        self._fleet.supervisor.bring_back([slot.worker for slot in returned], machine)
+        self._fleet.supervisor.add(slots[len(returned) :], machine)
+
+    def machine_lost(self, machine: Machine, reason: str) -> None:
+        """Lose all its workers in one event."""
+        self._lost[machine.name] = reason
+        with self._fleet.losing(self._workers[machine.name], f"machine {machine.name} is lost: {reason}"):
+            machine.end_children()
+
+    def workers(self, machine: str) -> list[WorkerId]:
+        """Return the workers of that machine; none if it never joined."""
+        return list(self._workers.get(machine, ()))
+
+    def status(self) -> tuple[MachineStatus, ...]:
+        """Return what operators may know of each machine."""
+        return tuple(
+            MachineStatus(machine=name, workers=tuple(workers), reason=self._lost.get(name, ""))
+            for name, workers in self._workers.items()
+        )
+
+    def _slots(self, machine: Machine, workers: list[WorkerId]) -> list[Slot]:
+        """Return a slot for each group of the machine's devices; name those that are new in `workers`."""
+        config, each = self._config, self._config.devices.group_size
+        facts = [machine.devices[index] for index in sorted(machine.devices)]
+        facts = facts[: len(facts) // each * each]
+        if len(facts) < each:
+            log.warning("machine %s has too few devices for a worker, which takes %d", machine.name, each)
+            return []
+        gpus = [
+            Device(index=one.gpu or 0, uuid=one.uuid, name=one.name, memory_bytes=one.memory_bytes)
+            for one in facts
+            if one.kind == "cuda"
+        ]
+        if not gpus:
+            cpu = msgspec.structs.replace(config.devices.cpu or CpuDevices(), count=len(facts))
+            config = msgspec.structs.replace(config, devices=msgspec.structs.replace(config.devices, cpu=cpu))
+        slots = make_slots(config, gpus, self._environment)
+        known = sum(map(len, self._workers.values()))
+        workers += [WorkerId(f"w{known + new}") for new in range(len(slots) - len(workers))]
+        number = list(self._workers).index(machine.name)
+        return [
+            msgspec.structs.replace(
+                slot,
+                worker=worker,
+                device=f"{machine.name}/{slot.device}",
+                spec=msgspec.structs.replace(slot.spec, worker=worker),
+                machine=machine.name,
+                machine_number=number,
+            )
+            for slot, worker in zip(slots, workers, strict=False)
+        ]
