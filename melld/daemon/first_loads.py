@@ -6,8 +6,8 @@ Owns when the start is over.
 import asyncio
 from collections.abc import Callable
 
+from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
-from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.errors import MelldError
 from melld.ids import WorkerId
 

@@ -22,9 +22,9 @@ from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
 from melld.daemon.shared_devices import devices
 from melld.daemon.tenant import Tenant
 from melld.engine.fleet.arena import Arena
+from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
-from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e

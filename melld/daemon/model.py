@@ -21,9 +21,9 @@ from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
+from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import WARM, Place
-from melld.engine.fleet.supervisor import WorkerStartFailed
 from melld.engine.host.template import TemplateProcess
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError

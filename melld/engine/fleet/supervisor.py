@@ -4,8 +4,7 @@ Owns the processes and their back-off.  Knows no requests: the fleet does.  `pla
 
     a worker dies                    restarted after 1, 2, 4 ... 60 s, until it has run for `steady_after_s`
     it dies while loading, in a row  given up after `MAX_FAILED_STARTS`
-    it answers no ping               killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
-    its step never ends              killed after `step_timeout_s`
+    it hangs                         killed (`hung`)
 """
 
 import asyncio
@@ -15,38 +14,17 @@ from typing import Any
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
+from melld.engine.fleet.first_start import FirstStart, WorkerStartFailed
+from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
-from melld.errors import MelldError
 from melld.ids import WorkerId
 
 log = logging.getLogger("melld.supervisor")
-PING_INTERVAL_S = 1.0
-PINGS_AT_LEAST = 4
-"""Unanswered pings before a worker counts as hung, however short `ping_timeout_s` is."""
 STOP_DEADLINE_S = 5.0
-
-
-class WorkerStartFailed(MelldError):
-    """No worker could be started with the daemon; this is the first failure."""
-
-    def __init__(self, worker: str, device: str, reason: str) -> None:
-        super().__init__(f"worker {worker} on {device} could not start: {reason}")
-        self.worker = worker
-        self.device = device
-        self.reason = reason
-
-    def because_of(self, option: str | None) -> "WorkerStartFailed":
-        """Return the same error with the key of the configuration to look at."""
-        hint = f" (see [model.vllm] {option})" if option else ""
-        return WorkerStartFailed(self.worker, self.device, self.reason + hint)
-
-
-def _nothing(_place: Place) -> None:
-    """Do nothing."""
 
 
 class Supervisor:
@@ -71,14 +49,13 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._steadying: dict[WorkerId, asyncio.TimerHandle] = {}
-        self._first_start: asyncio.Future[None] | None = None
-        self._first_failure: WorkerStartFailed | None = None
         self._stopping = False
         self.owner = owner
-        self._on_ready: Callable[[Place], None] = _nothing
+        self._first = FirstStart(self.places.values())
+        self._hung = HungWorkers(self.places.values(), health)
         self.add(slots, host)
 
-    async def start(self, on_ready: Callable[[Place], None] = _nothing) -> None:
+    async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
         """Start every worker; return when each is ready or has failed once (those are restarted), and one is ready.
 
         Until then, call `on_ready` for each worker that becomes ready.
@@ -86,19 +63,15 @@ class Supervisor:
         Raises:
             WorkerStartFailed: no worker became ready; all have been stopped.
         """
-        self._first_start = asyncio.get_running_loop().create_future()
-        self._on_ready = on_ready
         self._is_started = True
         try:
-            for place in list(self.places.values()):
-                self._spawn(place)
-            await self._first_start
+            with self._first.told(on_ready) as over:
+                for place in list(self.places.values()):
+                    self._spawn(place)
+                await over
         except WorkerStartFailed:
             await self.stop()
             raise
-        finally:
-            self._first_start = None
-            self._on_ready = _nothing
 
     async def stop(self) -> None:
         """End every worker; return when none is left."""
@@ -255,7 +228,7 @@ class Supervisor:
     def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
         place.unanswered = 0
         if isinstance(message, wire.Pong):
-            self._judge_step(place, message)
+            self._hung.judge_step(place, message)
             return
         if isinstance(message, wire.WorkerReady):
             if place.process is None or place.process.asked_to_end:
@@ -270,7 +243,7 @@ class Supervisor:
             level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
             what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
             log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
-            is_first = not self._anybody_was_ready
+            is_first = not self._first.anybody_was_ready
             place.has_been_ready = True
             # Now it is known that the model can be served.
             for failed in self.places.values() if is_first and self.owner is None else ():
@@ -278,8 +251,7 @@ class Supervisor:
                     self._restart(failed)
         self._listener.worker_said(place.slot, message, payload)
         if isinstance(message, wire.WorkerReady):
-            self._on_ready(place)
-            self._check_first_start()
+            self._first.became_ready(place)
 
     def _steadied(self, place: Place) -> None:
         place.forgive()
@@ -295,33 +267,16 @@ class Supervisor:
             place.died(place.is_ready)
             place.rested_s = asyncio.get_running_loop().time() + place.back_off_s
             place.detail = ended.reason
-            self._first_failure = self._first_failure or WorkerStartFailed(
-                ended.worker, place.slot.device, ended.reason
-            )
+            self._first.failed(WorkerStartFailed(ended.worker, place.slot.device, ended.reason))
             log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
         self._listener.worker_ended(place.slot, ended)
-        self._check_first_start()
+        self._first.check()
         if self.owner is not None:
             self.owner.worker_ended(place.slot.worker, ended)
-        elif not self._stopping and place.state is WorkerState.FAILED and self._anybody_was_ready:
+        elif not self._stopping and place.state is WorkerState.FAILED and self._first.anybody_was_ready:
             self._restart(place)
         if not self._stopping and place.state is WorkerState.WAKING:
             self._spawn(place)
-
-    @property
-    def _anybody_was_ready(self) -> bool:
-        return any(place.has_been_ready for place in self.places.values())
-
-    def _check_first_start(self) -> None:
-        waiting, places = self._first_start, self.places.values()
-        is_over = bool(places) and all(place.has_been_ready or place.setbacks for place in places)
-        if waiting is None or waiting.done() or not is_over:
-            return
-        if any(place.is_ready for place in places):
-            waiting.set_result(None)
-        elif not self._anybody_was_ready:
-            assert self._first_failure is not None
-            waiting.set_exception(self._first_failure)
 
     def _restart(self, place: Place) -> None:
         if place.is_away:
@@ -351,24 +306,9 @@ class Supervisor:
         Raises:
             Exception: a task of the supervisor has failed with it.
         """
-        interval_s = min(PING_INTERVAL_S, self._health.ping_timeout_s / PINGS_AT_LEAST)
-        allowed = round(self._health.ping_timeout_s / interval_s)
         self._broken = self._broken or asyncio.get_running_loop().create_future()
         while True:
-            await asyncio.wait({self._broken}, timeout=interval_s)
+            await asyncio.wait({self._broken}, timeout=self._hung.interval_s)
             if self._broken.done():
                 self._broken.result()
-            for place in self.places.values():
-                if place.process is None or not place.is_ready:
-                    continue
-                if place.unanswered >= allowed:
-                    silent_s = self._health.ping_timeout_s
-                    log.error("%s: no ping reply for %.0f s, killing it", place.slot.worker, silent_s)
-                    place.process.kill()
-                place.unanswered += 1
-                place.process.send(wire.Ping())
-
-    def _judge_step(self, place: Place, pong: wire.Pong) -> None:
-        if pong.busy_s > self._health.step_timeout_s and place.process is not None:
-            log.error("%s: one step has taken %.0f s, killing it", place.slot.worker, pong.busy_s)
-            place.process.kill()
+            self._hung.ping()

@@ -9,9 +9,10 @@ import pytest
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
+from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import WorkerEnded
-from melld.engine.fleet.supervisor import Supervisor, WorkerStartFailed
+from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.host.local import LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
