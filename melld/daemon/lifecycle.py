@@ -24,12 +24,13 @@ from melld.control.status import SERVING, DaemonState, workers_ready
 from melld.daemon.hub import check_hub
 from melld.daemon.loop_probe import LoopProbe
 from melld.daemon.model import ServedModel
+from melld.daemon.operations import operations_of
 from melld.daemon.preflight import check_model, check_policy, example_of, ready_text, url_of
 from melld.daemon.progress import StartProgress
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import let_devices, make_parts, operations_of
+from melld.daemon.wiring import let_devices, make_parts
 from melld.engine.fleet.place import Place
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError

@@ -1,18 +1,17 @@
 """Wires the daemon below its API.
 
-Owns the wiring and the operations of the control socket.  Starts nothing.
+Owns the wiring.  Starts nothing.
 
     for each model:  scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why
     for all:         devices, template process ─► models ─► watch, metrics
 """
 
-import contextlib
 import logging
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,28 +21,13 @@ import prometheus_client
 from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
-from melld.control.messages import (
-    AlreadyThere,
-    AskStory,
-    Drain,
-    Drained,
-    Load,
-    Migrate,
-    Profile,
-    Profiled,
-    Resume,
-    Resumed,
-    Unload,
-)
-from melld.control.server import Operation
-from melld.control.status import ModelStatus
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, kind_of, make_slots, worker_environment
 from melld.daemon.history import History
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
-from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
+from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import check_roles, scheduler_settings
 from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
@@ -52,12 +36,12 @@ from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.recorder import recording
 from melld.decisions.records import header_record
-from melld.decisions.stories import Stories, Story
+from melld.decisions.stories import Stories
 from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
-from melld.driver.report import MoveMeters, MoveReport
+from melld.driver.report import MoveMeters
 from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.fleet import Fleet
@@ -66,8 +50,8 @@ from melld.engine.frontend.codec import EngineCodec
 from melld.engine.host.local import LocalHost
 from melld.engine.host.ports import Host
 from melld.engine.host.template import TemplateProcess
-from melld.errors import ConfigError, UnknownModel, UnknownRequest, UnknownWorker
-from melld.ids import DeviceName, RequestId, WorkerId
+from melld.errors import ConfigError
+from melld.ids import DeviceName
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.landlord.events import DeviceDeclared
@@ -251,85 +235,3 @@ def beside(path: Path, model: ModelConfig) -> Path:
     """Return the file of one of several models, beside where that of a lone model would be."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", model.names[0])
     return path.with_stem(f"{path.stem}-{name}")
-
-
-def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
-    """Return the parts of the model that the worker serves.
-
-    Raises:
-        UnknownWorker: no worker has that name.
-    """
-    for model in models:
-        if worker in model.parts.fleet.places:
-            return model.parts
-    raise UnknownWorker(worker, [place for model in models for place in model.parts.fleet.places])
-
-
-def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
-    """Return the model of that name; the first for an empty name.
-
-    Raises:
-        UnknownModel: no model has that name.
-    """
-    for model in models:
-        if not name or name in model.names:
-            return model
-    raise UnknownModel(name, [known for model in models for known in model.names])
-
-
-def operations_of(
-    models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
-) -> Mapping[str, Operation]:
-    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
-
-    async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
-        driver = _of_worker(models, asked.worker).driver
-        way = asked.via, asked.after_first_token
-        return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
-
-    async def profile(asked: Profile) -> Profiled:
-        boundaries = model_called(models, asked.model).parts.boundaries
-        return await boundaries.measure() if asked.measure else boundaries.report()
-
-    async def drain(asked: Drain) -> Drained:
-        if machines is not None and (workers := machines.workers(asked.worker)):
-            each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
-            return Drained.of_all(asked.worker, each)
-        drains = _of_worker(models, asked.worker).driver.drains
-        return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
-
-    async def resume(asked: Resume) -> Resumed:
-        if machines is not None and (workers := machines.workers(asked.worker)):
-            drains = models[0].parts.driver.drains
-            resumed = [await drains.resume(worker) for worker in workers]
-            is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
-            return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
-        return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
-
-    async def why(asked: AskStory) -> Story:
-        for model in models[:-1]:
-            with contextlib.suppress(UnknownRequest):
-                return model.parts.stories.story(asked.request)
-        return models[-1].parts.stories.story(asked.request)
-
-    async def load(asked: Load) -> ModelStatus:
-        model = model_called(models, asked.model)
-        await model.until_loaded()
-        return model.status()
-
-    async def unload(asked: Unload) -> ModelStatus:
-        model = model_called(models, asked.model)
-        if landlord is None:
-            raise NotUnloaded("one model is served alone, and stays: stop the daemon, or drain its workers")
-        await landlord.unload(model, asked.now)
-        return model.status()
-
-    return {
-        "load": Operation(Load, load),
-        "unload": Operation(Unload, unload),
-        "why": Operation(AskStory, why),
-        "migrate": Operation(Migrate, migrate),
-        "profile": Operation(Profile, profile),
-        "drain": Operation(Drain, drain),
-        "resume": Operation(Resume, resume),
-    }

@@ -1,0 +1,112 @@
+"""The operations that an operator can ask of a running daemon over its control socket.
+
+Owns which part answers which message.  Does nothing itself.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from melld.control.messages import (
+    AlreadyThere,
+    AskStory,
+    Drain,
+    Drained,
+    Load,
+    Migrate,
+    Profile,
+    Profiled,
+    Resume,
+    Resumed,
+    Unload,
+)
+from melld.control.server import Operation
+from melld.control.status import ModelStatus
+from melld.daemon.landlord import LandlordShell
+from melld.daemon.machines import Machines
+from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
+from melld.decisions.stories import Story
+from melld.driver.report import MoveReport
+from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
+from melld.ids import RequestId, WorkerId
+
+
+def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
+    """Return the parts of the model that the worker serves.
+
+    Raises:
+        UnknownWorker: no worker has that name.
+    """
+    for model in models:
+        if worker in model.parts.fleet.places:
+            return model.parts
+    raise UnknownWorker(worker, [place for model in models for place in model.parts.fleet.places])
+
+
+def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
+    """Return the model of that name; the first for an empty name.
+
+    Raises:
+        UnknownModel: no model has that name.
+    """
+    for model in models:
+        if not name or name in model.names:
+            return model
+    raise UnknownModel(name, [known for model in models for known in model.names])
+
+
+def operations_of(
+    models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
+) -> Mapping[str, Operation]:
+    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
+
+    async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
+        driver = _of_worker(models, asked.worker).driver
+        way = asked.via, asked.after_first_token
+        return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
+
+    async def profile(asked: Profile) -> Profiled:
+        boundaries = model_called(models, asked.model).parts.boundaries
+        return await boundaries.measure() if asked.measure else boundaries.report()
+
+    async def drain(asked: Drain) -> Drained:
+        if machines is not None and (workers := machines.workers(asked.worker)):
+            each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
+            return Drained.of_all(asked.worker, each)
+        drains = _of_worker(models, asked.worker).driver.drains
+        return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+
+    async def resume(asked: Resume) -> Resumed:
+        if machines is not None and (workers := machines.workers(asked.worker)):
+            drains = models[0].parts.driver.drains
+            resumed = [await drains.resume(worker) for worker in workers]
+            is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
+            return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
+        return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
+
+    async def why(asked: AskStory) -> Story:
+        for model in models[:-1]:
+            with contextlib.suppress(UnknownRequest):
+                return model.parts.stories.story(asked.request)
+        return models[-1].parts.stories.story(asked.request)
+
+    async def load(asked: Load) -> ModelStatus:
+        model = model_called(models, asked.model)
+        await model.until_loaded()
+        return model.status()
+
+    async def unload(asked: Unload) -> ModelStatus:
+        model = model_called(models, asked.model)
+        if landlord is None:
+            raise NotUnloaded("one model is served alone, and stays: stop the daemon, or drain its workers")
+        await landlord.unload(model, asked.now)
+        return model.status()
+
+    return {
+        "load": Operation(Load, load),
+        "unload": Operation(Unload, unload),
+        "why": Operation(AskStory, why),
+        "migrate": Operation(Migrate, migrate),
+        "profile": Operation(Profile, profile),
+        "drain": Operation(Drain, drain),
+        "resume": Operation(Resume, resume),
+    }
