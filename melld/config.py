@@ -31,8 +31,8 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
     """Directory of the model, or its name on Hugging Face."""
     name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
-    """Its name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics carry the first.  Default: the last
-    part of the path."""
+    """Its name for clients, or several: `["llama", "gpt-4o"]`; the first stands in answers and metrics.  Default:
+    the last part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}  # noqa: RUF012  a Struct copies it
     """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
     lora: Annotated[tuple[AdapterConfig, ...], msgspec.Meta(examples=[[{"name": "pirate", "path": "/pirate"}]])] = ()
@@ -43,8 +43,7 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     pinned: bool = False
     """Of several models: loaded at the start, and never unloaded for another or when idle."""
     keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
-    """Seconds without requests after which it is unloaded, in place of `[idle]`; the next request loads it.  0: at
-    once.  `inf`: never."""
+    """Seconds without requests until it is unloaded, in place of `[idle]`.  0: at once.  `inf`: never."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,8 +68,8 @@ class CpuDevices(Table, frozen=True, kw_only=True):
     kv_bytes: int | str = "128MiB"
     """The KV cache of each, for one model."""
     memory_bytes: Annotated[int | str | None, msgspec.Meta(examples=["16GiB"])] = None
-    """What each may hold of several models, weights and KV together, and of one model's weights.  Default: nine tenths
-    of the memory that is available at the start, divided among them."""
+    """What each may hold of several models, weights and KV, and of one model's weights.  Default: nine tenths of
+    the available memory, divided among them."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -87,12 +86,12 @@ class DevicesConfig(Table, frozen=True, kw_only=True):
     """`cuda` or `cpu`; neither: all GPUs, else two CPU devices."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """GPUs, by index or UUID.  One that is named twice gets two workers: then set the memory of each by
-    `[model.vllm] kv_cache_memory_bytes`."""
+    """GPUs, by index or UUID.  One named twice gets two workers: then `[model.vllm] kv_cache_memory_bytes` must say
+    the memory of each."""
     cpu: CpuDevices | None = None
     per_worker: Annotated[Positive | None, msgspec.Meta(examples=[2])] = None
-    """Devices of each worker: they divide every layer of the model among them (tensor parallelism).  The model's
-    attention heads must be a multiple of it.  Default: as few as hold the weights and leave room for KV."""
+    """Devices of each worker, which divide every layer among them (tensor parallelism); a divisor of the model's
+    attention heads.  Default: as few as hold the weights and leave room for KV."""
 
     @property
     def group_size(self) -> int:
@@ -110,8 +109,7 @@ class SchedulerConfig(Table, frozen=True, kw_only=True):
     headroom_s: Seconds = 0.5
     """A worker keeps free what its requests add in this time: that of an epoch, a move and a block."""
     prefix_aware: bool = True
-    """Among workers that keep the targets, prefer one that probably has the prompt's beginning in its prefix cache
-    (`mell-slo`)."""
+    """Prefer, where the targets are kept, a worker that probably has the prompt's beginning cached (`mell-slo`)."""
     roles: Literal["auto", "off"] = "off"
     """`auto`: some workers only compute prompts and hand them over after the first token, while that keeps a tight
     `itl_ms` better (`mell-slo`)."""
@@ -127,14 +125,13 @@ class PrioritiesConfig(Table, frozen=True, kw_only=True):
     """The classes of requests: high (`priority` below 0), normal (0) and low."""
 
     headroom: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.25
-    """Part of a worker's room and pace that others leave to high ones there, as long as they find a place elsewhere."""
+    """Part of a worker's room and pace that others leave to high ones there, if they find a place elsewhere."""
     age_s: PositiveSeconds = 60.0
-    """A request that has waited so long goes as one of the next class; so nobody starves."""
+    """A request that has waited so long goes as one of the next class."""
     hole_s: Seconds = 2.0
-    """How long moves may take that make room for a large request (an eighth of a worker) at the head of the line; 0:
-    none are made."""
+    """Longest moves that make room for a large request (an eighth of a worker) at the head of the line; 0: none."""
     suspend: bool = True
-    """Where a high request waits and no such moves make room, a low one gives up its place and resumes later."""
+    """Where that makes no room for a high request, a low one gives up its place and resumes later."""
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):
@@ -147,10 +144,10 @@ class TargetsConfig(Table, frozen=True, kw_only=True):
     ttft_s: PositiveSeconds = 2.0
     """Longest time until the first token; four times what the prompt takes alone, if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
-    """Part of the requests that `mell-slo` aims to serve within each of the two."""
+    """Part of the requests that `mell-slo` aims to serve within each."""
     shed: bool = False
-    """When all workers are busy, send requests away (503) whose first token can no longer come in time, so that the
-    others are served in time.  Else all are served, more slowly."""
+    """When all workers are busy, send requests away (503) whose first token can no longer come in time.  Else all
+    are served, more slowly."""
 
     @property
     def itl_s(self) -> float | None:
@@ -166,10 +163,10 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
     """Most that one link (one worker to another) may copy per second: `"2GiB"`."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
-    """What links may carry and workers compute for moves in an epoch.  `auto`: as measured, at the first start while
-    idle.  `saved`: as measured by `melld profile`.  `default`: generous figures, fitted to no machine."""
+    """What links may carry and workers compute for moves in an epoch: `auto`, as measured at the first start while
+    idle; `saved`, by `melld profile`; `default`, generous figures."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """How much longer, as a fraction, steps may become beside tokens that are computed for moves."""
+    """How much longer, as a fraction, steps may become beside tokens of moves."""
     max_moves_per_link: Positive = 4
     """Most moves under way from one worker to another; more wait."""
 
@@ -184,8 +181,8 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
 class IdleConfig(Table, frozen=True, kw_only=True):
     """The rest of a worker that is not needed.
 
-    First it sleeps: its process stays, and answers at once when needed.  Then its process ends, which frees memory and
-    power; requests that need it wait until it has loaded the weights.
+    First it sleeps: its process stays, and answers at once.  Then its process ends, which frees memory and power
+    until it is needed.
     """
 
     sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None

@@ -55,7 +55,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     max_concurrent_requests: Positive = 1024
     """Most calls that run or wait at a time (429)."""
     max_queued_requests: Positive = 1024
-    """Most requests that wait for room; then the newest of the client with most of them gets a 429."""
+    """Most requests that wait; then the newest of the client with most of them gets a 429."""
     queue_deadline_s: PositiveSeconds = 300.0
     """How long a request may wait for room before it begins (503)."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
