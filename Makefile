@@ -9,6 +9,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?= .demo-model
 # A configuration, in place of the one demo model: make serve CONFIG=examples/three-models.toml
 CONFIG ?=
+# The machines of a Ray cluster, in place of this one: make serve CLUSTER=auto, or CLUSTER=HOST:PORT of its head
+CLUSTER ?=
 ARGS ?=
 
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
@@ -16,19 +18,20 @@ RUN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
 RAY := $(VENV)/.setup-cluster
+AMONG := $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
 
 setup: $(SETUP)
 
-serve: $(SETUP)
+serve: $(SETUP) $(if $(CLUSTER),$(RAY))
 ifneq ($(CONFIG),)
 	@$(RUN)/melld demo-model .demo-model >/dev/null
 	@for seed in 1 2; do $(RUN)/melld demo-model .demo-model-$$seed --seed $$seed >/dev/null; done
-	@exec $(RUN)/melld serve --config $(CONFIG) $(ARGS)
+	@exec $(RUN)/melld serve --config $(CONFIG) $(AMONG) $(ARGS)
 else
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
-	@exec $(RUN)/melld serve --model $(MODEL) $(ARGS)
+	@exec $(RUN)/melld serve --model $(MODEL) $(AMONG) $(ARGS)
 endif
 
 # Three processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.

@@ -28,6 +28,7 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     """After so long without a word a machine is lost: the daemon resumes its requests elsewhere, and its agent ends its
     workers."""
     return_idle: bool = False
-    """Give the GPUs of stopped workers back to Ray, for others to use."""
+    """Give the devices of stopped workers back to Ray, for others to use, and take devices again to start them.  While
+    none is free a start fails; after five such, only `melld resume` tries again."""
     allow_open_cluster: bool = False
     """Use a cluster without `RAY_AUTH_MODE=token`, where everybody who reaches a node can run code."""

@@ -5,8 +5,7 @@ Owns the launcher, the gate, and which node has a machine.  The daemon listens, 
     cluster = Cluster(config.cluster, "cuda", [config.model.path], environment, listener)
     await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
     machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
-    machine.return_seat(0)     # a stopped worker's GPU goes back to Ray ([cluster] return_idle) ...
-    await machine.take_seat(0) # ... and is taken again, or another one is: `NoSeat` if none is free
+    SeatedHost(machine, [0])   # for one worker, whose devices go back to Ray while it is stopped: see `seats`
     machine.drop("why")        # lose it now: `listener.machine_lost`, then `exited` of each of its workers
     await cluster.stop()
 

@@ -10,11 +10,13 @@ import msgspec
 
 from melld.cluster.facts import same_everywhere
 from melld.cluster.machine import Machine
+from melld.cluster.seats import SeatedHost
 from melld.config import Config, CpuDevices
 from melld.control.status import MachineStatus
 from melld.daemon.devices import make_slots
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
+from melld.engine.host.ports import Host
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
 
@@ -43,8 +45,15 @@ class Machines:
         for slot in returned:  # its devices may be other ones now
             self._fleet.places[slot.worker].slot = slot
         self._lost.pop(machine.name, None)
-        self._fleet.supervisor.bring_back([slot.worker for slot in returned], machine)
-        self._fleet.supervisor.add(slots[len(returned) :], machine)
+        seats, each = sorted(machine.devices), self._config.devices.group_size
+        for index, slot in enumerate(slots):
+            host: Host = machine
+            if self._config.cluster is not None and self._config.cluster.return_idle:
+                host = SeatedHost(machine, seats[index * each : (index + 1) * each])
+            if slot in returned:
+                self._fleet.supervisor.bring_back([slot.worker], host)
+            else:
+                self._fleet.supervisor.add([slot], host)
 
     def machine_lost(self, machine: Machine, reason: str) -> None:
         """Lose all its workers in one event."""

@@ -1,0 +1,145 @@
+"""Devices of stopped workers go back to Ray, and come again, or others do, when a worker is started."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from melld.cluster import seats
+from melld.cluster.envelopes import (
+    Bytes,
+    DeviceFacts,
+    Envelope,
+    Exited,
+    Hello,
+    Kill,
+    ReturnSeat,
+    SeatTaken,
+    Spawn,
+    TakeSeat,
+)
+from melld.cluster.link import Link
+from melld.cluster.machine import Machine
+from melld.cluster.seats import SeatedHost
+from melld.engine.wire.frames import Buffer
+from melld.engine.wire.messages import WorkerSpec
+
+SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"))
+
+
+def gpu(uuid: str) -> DeviceFacts:
+    return DeviceFacts(kind="cuda", index=0, gpu=0, uuid=uuid)
+
+
+class Wire(Link):
+    """Keeps what is written, instead of a connection: what an agent would hear."""
+
+    def __init__(self) -> None:
+        super().__init__(Envelope, None, lambda _message, _payload: None, lambda _reason: None)
+        self.heard: list[Envelope] = []
+        self.more = asyncio.Event()
+
+    def send(self, message: Envelope, payload: Sequence[Buffer] = ()) -> None:  # type: ignore[override]
+        self.heard.append(message)
+        self.more.set()
+
+    async def next(self) -> Envelope:
+        """The next that is heard."""
+        while not self.heard:
+            self.more.clear()
+            await asyncio.wait_for(self.more.wait(), 30)
+        return self.heard.pop(0)
+
+
+class Ear:
+    """Notes the end."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.over = asyncio.Event()
+
+    def forked(self, pid: int) -> None: ...
+
+    def received(self, data: bytes) -> None: ...
+
+    def printed(self, line: str) -> None: ...
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        self.ends.append(reason)
+        self.over.set()
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def host(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> SeatedHost:
+    """Of a worker with one GPU, which is kept for no time after its end."""
+    monkeypatch.setattr(seats, "RETURN_S", 0.0)
+    hello = Hello(token="", machine="m1", versions={}, model_digests={}, devices=(gpu("GPU-a"),))
+    return SeatedHost(Machine(hello, wire, lambda _machine, _why: None), [0])
+
+
+async def run_and_end(host: SeatedHost, wire: Wire) -> None:
+    """A worker's life, until its device has gone back."""
+    ear = Ear()
+    host.spawn(SPEC, ear)
+    spawned = await wire.next()
+    assert isinstance(spawned, Spawn)
+    wire.received(Exited(spawned.number, "ended", from_outside=False), [])
+    assert ear.ends == ["ended"]
+    assert await wire.next() == ReturnSeat(0)
+
+
+async def test_a_worker_starts_on_the_device_that_ray_gives_now(host: SeatedHost, wire: Wire) -> None:
+    """Others may have taken the one that it had: that stays out of its sight."""
+    await run_and_end(host, wire)
+    child = host.spawn(SPEC, Ear())
+    child.write([b"too early"])
+    assert await wire.next() == TakeSeat(0)
+    wire.received(SeatTaken(0, gpu("GPU-c")), [])
+    spawned = await wire.next()
+    assert isinstance(spawned, Spawn)
+    assert spawned.spec.visible_devices == ("GPU-c", "GPU-b")
+    child.write([b"now"])
+    child.kill()
+    assert [await wire.next(), await wire.next()] == [Bytes(spawned.number), Kill(spawned.number)]
+
+
+async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, wire: Wire) -> None:
+    """It is nobody's fault, and is tried again."""
+    await run_and_end(host, wire)
+    ear = Ear()
+    host.spawn(SPEC, ear)
+    assert await wire.next() == TakeSeat(0)
+    wire.received(SeatTaken(0, None, "none is free"), [])
+    await asyncio.wait_for(ear.over.wait(), 30)
+    assert ear.ends == ["machine m1 got no device: none is free"]
+
+
+async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: Wire) -> None:
+    """The worker was killed while it waited; its end is told at once, and once."""
+    await run_and_end(host, wire)
+    ear = Ear()
+    host.spawn(SPEC, ear).kill()
+    assert await wire.next() == TakeSeat(0)
+    await asyncio.wait_for(ear.over.wait(), 30)
+    assert ear.ends == ["ended before it had a device"]
+    wire.received(SeatTaken(0, gpu("GPU-a")), [])
+    assert await wire.next() == ReturnSeat(0)
+    assert ear.ends == ["ended before it had a device"]
+
+
+async def test_a_worker_that_is_started_again_at_once_keeps_its_device(
+    host: SeatedHost, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death costs no Ray call."""
+    monkeypatch.setattr(seats, "RETURN_S", 60.0)
+    for _ in range(2):
+        host.spawn(SPEC, Ear())
+        spawned = await wire.next()
+        assert isinstance(spawned, Spawn)
+        wire.received(Exited(spawned.number, "ended", from_outside=False), [])
+    assert wire.heard == []
