@@ -22,6 +22,11 @@ def granule_bytes_for(block_bytes: Iterable[int]) -> int:
     return -(-GRANULE_BLOCKS * max(block_bytes) // GRANULE_UNIT_BYTES) * GRANULE_UNIT_BYTES
 
 
+def usable_bytes(granule_bytes: int, block_bytes: int) -> int:
+    """Return the bytes of one granule that surely hold whole blocks, wherever it begins."""
+    return granule_bytes if granule_bytes % block_bytes == 0 else (granule_bytes // block_bytes - 1) * block_bytes
+
+
 class GranuleLedger:
     """Memory of one device."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from melld.errors import IllegalTransition
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord.events import ModelDeclared, Why
-from melld.landlord.granules import GranuleLedger
+from melld.landlord.granules import GranuleLedger, usable_bytes
 
 REMEMBERED_S = 10.0
 """Use of KV memory is averaged over so long when several instances are short of it."""
@@ -189,9 +189,8 @@ class Instance:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes of one granule that surely hold whole blocks of the model, wherever it begins."""
-        granule, block = self.house.ledger.granule_bytes, max(self.model.block_bytes, 1)
-        return granule if granule % block == 0 else (granule // block - 1) * block
+        """Return the bytes of one granule that surely hold whole blocks of the model."""
+        return usable_bytes(self.house.ledger.granule_bytes, max(self.model.block_bytes, 1))
 
     @property
     def granted(self) -> int:

@@ -13,7 +13,7 @@ from melld.errors import ConfigError
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
-from melld.landlord.granules import GranuleLedger
+from melld.landlord.granules import GranuleLedger, usable_bytes
 from melld.simulator.catalogue import BLOCK_TOKENS
 
 LEAST_TOKENS = 2048
@@ -50,13 +50,10 @@ class Baseline(abc.ABC):
     def _give(self, worker: WorkerId, granules: int) -> Commands:
         """Grant granules for good, and offer them."""
         instance = self.instances[worker]
-        granule, block = self.ledgers[instance.device].granule_bytes, self.models[instance.model].block_bytes
-        usable_bytes = granule if granule % block == 0 else (granule // block - 1) * block
-        granted = self.ledgers[instance.device].grant(worker, granules)
-        return [
-            e.GrantKv(worker, Why.BIRTH, granted),
-            e.OfferCapacity(worker, Why.BIRTH, granules * usable_bytes, 0.0),
-        ]
+        ledger = self.ledgers[instance.device]
+        offered_bytes = granules * usable_bytes(ledger.granule_bytes, self.models[instance.model].block_bytes)
+        granted = ledger.grant(worker, granules)
+        return [e.GrantKv(worker, Why.BIRTH, granted), e.OfferCapacity(worker, Why.BIRTH, offered_bytes, 0.0)]
 
 
 class Split(Baseline):

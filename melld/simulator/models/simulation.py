@@ -18,6 +18,7 @@ from typing import Protocol
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, ModelLoad
+from melld.landlord.granules import usable_bytes
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import AnyEvent
@@ -110,9 +111,8 @@ class ModelsSimulation:
     def _add_instance(self, event: e.InstanceDeclared, device: SimulatedDevice, declared: e.DeviceDeclared) -> None:
         served = self._served[event.model]
         block_bytes = BLOCK_TOKENS * served.model.bytes_per_token
-        granule = declared.granule_bytes
-        usable_bytes = granule if granule % block_bytes == 0 else (granule // block_bytes - 1) * block_bytes
-        instance = SimulatedInstance(event.worker, event.model, self.setting.profile(served), block_bytes, usable_bytes)
+        usable = usable_bytes(declared.granule_bytes, block_bytes)
+        instance = SimulatedInstance(event.worker, event.model, self.setting.profile(served), block_bytes, usable)
         self.instances[event.worker] = instance
         device.instances.append(instance)
         self._devices[event.worker] = device
