@@ -75,17 +75,13 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     decisions: DecisionLogFile | None = None
 
 
-def _nothing(_model: Any) -> None:
-    """Do nothing."""
-
-
 class ServedModel:
     """A model in service, or on its way there.  `name`: the first of its names.
 
     `on_wanted` has it loaded; a lone model is loaded at the start.
     """
 
-    def __init__(self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = _nothing) -> None:
+    def __init__(self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None) -> None:
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]

@@ -34,10 +34,6 @@ log = logging.getLogger("melld.driver")
 Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId, str]], None]
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class NoRoomAsked(MelldError):
     """The worker that an operator named cannot take the request now."""
 
@@ -73,7 +69,7 @@ class Driver:
         taps: Sequence[Tap],
         clock: Callable[[], float],
         epoch_s: float,
-        on_rest: Callable[[], None] = _nothing,
+        on_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue = RequestQueue(fleet, clock)
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
@@ -176,15 +172,8 @@ class Driver:
                 self._end(command.request, error)
             case events.MoveRequest():
                 self.wanted.planner.drop(command.request)
-                self.handle(
-                    events.MoveAborted(
-                        self._clock(),
-                        request=command.request,
-                        reason=str(error),
-                        destination=command.destination,
-                        cause=command.cause,
-                    )
-                )
+                how = command.request, str(error), command.destination
+                self.handle(events.MoveAborted(self._clock(), *how, cause=command.cause))
 
     def _end(self, request: RequestId, error: MelldError) -> None:
         """End a request with an error, in the fleet and in the scheduler."""

@@ -235,11 +235,8 @@ class Executor:
         """Change the owner in the fleet and in the scheduler, with nothing in between."""
         wish, via = move.migration.wish, str(move.migration.via)
         self._fleet.hand_over(wish.request, wish.destination, lease, wish.cause)
-        self._fleet.tell(
-            events.MoveCommitted(
-                self._clock(), request=wish.request, destination=wish.destination, via=via, cause=wish.cause
-            )
-        )
+        ends = wish.request, wish.destination
+        self._fleet.tell(events.MoveCommitted(self._clock(), *ends, via=via, cause=wish.cause))
 
     def _tell(self, move: Move, tell: Tell) -> None:
         if move.timer is not None:
@@ -273,15 +270,8 @@ class Executor:
         never_began = outcome is Outcome.REFUSED and migration.number <= 1
         log.log(logging.DEBUG if never_began else logging.INFO, "%s", report_of(migration, move.gap_s).line())
         if outcome is not Outcome.COMMITTED:
-            self._fleet.tell(
-                events.MoveAborted(
-                    self._clock(),
-                    request=wish.request,
-                    reason=outcome,
-                    destination=wish.destination,
-                    cause=wish.cause,
-                )
-            )
+            how = wish.request, outcome, wish.destination
+            self._fleet.tell(events.MoveAborted(self._clock(), *how, cause=wish.cause))
         self._start_queued(move.link)
 
     # -- links -------------------------------------------------------------------------------------------------------

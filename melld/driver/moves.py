@@ -235,11 +235,8 @@ class WantedMoves:
         way = wanted.request, wanted.source, wanted.destination, wanted.cause
         log.info("move of %s (%s -> %s, event #%d) cancelled: %s", *way, why)
         self._forget(deferred, why)
-        self._tell(
-            events.MoveAborted(
-                self._clock(), request=wanted.request, reason=why, destination=wanted.destination, cause=wanted.cause
-            )
-        )
+        how = wanted.request, why, wanted.destination
+        self._tell(events.MoveAborted(self._clock(), *how, cause=wanted.cause))
 
     def _forget(self, deferred: Deferred, why: str) -> None:
         request = deferred.wanted.request
