@@ -1,6 +1,6 @@
 """The same questions to `vllm serve` and to melld: is every answer the same?
 
-    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py [KIND...]
+    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py [KIND...] [--write]
 
 For each kind of model, by default the demo model alone: one worker each, the same model and arguments, greedy or
 seeded.  Whole answers are compared field by field; ids, times and the like are made by chance and left out.  Of a
@@ -10,6 +10,7 @@ Prints both answers where they differ, and ends with 1 when any do.
 """
 
 import argparse
+import datetime
 import difflib
 import json
 import sys
@@ -20,12 +21,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import tables
 from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.serve.daemon_process import DaemonProcess
-from tests.tiny_models import make_drafter, make_reranker, make_windowed
+from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_hybrid, make_reranker, make_windowed
 
+TABLE = "answers-vs-vllm"
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
 # Made by chance, or the time of day.
@@ -148,6 +151,9 @@ class Kind(NamedTuple):
     options: dict[str, Any]
     """`DIR` stands for the directory that the model is made in."""
     questions: Questions
+    of_vllm: tuple[str, ...] = ()
+    """Words of `vllm serve` alone, for what melld has keys of its own for."""
+    of_melld: tuple[str, ...] = ()
 
 
 KINDS = {
@@ -170,7 +176,36 @@ def greedy(questions: Questions) -> Questions:
 
 DRAFT_MODEL = {"method": "draft_model", "model": "DIR/drafter", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+EAGLE = {"method": "eagle", "model": "DIR/head", "num_speculative_tokens": 3}
+
+
+def make_headed(directory: Path) -> None:
+    """Make the demo model, and an EAGLE head beside it."""
+    make_demo_model(directory)
+    make_eagle(directory, directory.parent / "head")
+
+
+def make_adapted(directory: Path) -> None:
+    """Make the demo model, and an adapter beside it."""
+    make_demo_model(directory)
+    make_adapter(directory.parent / "poet", 1)
+
+
+def asked_of(name: str, questions: Questions) -> Questions:
+    """Return the same questions to the model of this name."""
+    return tuple((what, path, body | {"model": name}) for what, path, body in questions if body.get("model") == "demo")
+
+
 KINDS |= {
+    "adapter": Kind(
+        make_adapted,
+        {},
+        QUESTIONS + asked_of("poet", QUESTIONS),
+        ("--enable-lora", "--lora-modules", "poet=DIR/poet", "--max-loras", "2", "--max-lora-rank", "8"),
+        ("--set", 'model.lora=[{name = "poet", path = "DIR/poet"}]'),
+    ),
+    "eagle": Kind(make_headed, {"speculative_config": EAGLE, "max_model_len": 8192}, greedy(QUESTIONS)),
+    "hybrid": Kind(make_hybrid, {}, QUESTIONS),
     "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL, "max_model_len": 8192}, greedy(QUESTIONS)),
     "windows": Kind(make_windowed, {}, QUESTIONS),
     "ngram": Kind(make_demo_model, {"speculative_config": NGRAM}, greedy(QUESTIONS)),
@@ -259,9 +294,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; chat by default")
     parser.add_argument("--show", action="store_true", help="print every answer")
+    parser.add_argument("--write", action="store_true", help="to benchmarks/results, where other kinds stay")
     arguments = parser.parse_args()
-    different = sum([compare(KINDS[name], arguments.show) for name in arguments.kinds or ["chat"]])
-    return int(different > 0)
+    counts = {name: compare(KINDS[name], arguments.show) for name in arguments.kinds or ["chat"]}
+    if arguments.write:
+        write(counts)
+    return int(any(counts.values()))
+
+
+def write(different: dict[str, int]) -> None:
+    """Record the counts beside those of other kinds."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    command = "PYTHONPATH=. python benchmarks/answers_vs_vllm.py KIND --write"
+    known = {row[0]: row for row in tables.load(TABLE)["rows"]} if (tables.RESULTS / f"{TABLE}.json").exists() else {}
+    known |= {
+        kind: [kind, str(len(KINDS[kind].questions)), str(len(KINDS[kind].questions) - count), today]
+        for kind, count in different.items()
+    }
+    columns = ["kind", "questions", "same answers", "asked"]
+    table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=list(known.values()))
+    tables.save(tables.RESULTS, TABLE, table)
 
 
 def compare(kind: Kind, show: bool) -> int:
@@ -272,9 +324,10 @@ def compare(kind: Kind, show: bool) -> int:
         model = directory / "demo"
         kind.make(model)
         options = json.loads(json.dumps(kind.options).replace("DIR", name))
+        theirs_alone, ours_alone = ([w.replace("DIR", name) for w in words] for words in (kind.of_vllm, kind.of_melld))
         with (
-            vllm_serve(model, 18_312, directory, *flags_for_vllm(options)) as theirs,
-            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(options)) as daemon,
+            vllm_serve(model, 18_312, directory, *flags_for_vllm(options), *theirs_alone) as theirs,
+            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(options), *ours_alone) as daemon,
         ):
             ours = daemon.wait_ready().url
             for question, path, body in kind.questions:
