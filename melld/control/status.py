@@ -56,11 +56,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """`cuda:0`, `cpu:1`; in a cluster `10.0.0.2/cuda:0`."""
     machine: str = ""
-    """In a cluster: its machine."""
     device_name: str | None = None
     state: WorkerState
     role: Role = Role.MIXED
-    """What it is for."""
     reason: str = ""
     """Why it is in that state, or why a reading of its device is missing; empty when all is well."""
     pid: int | None = None
@@ -82,7 +80,6 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: int = 0
     """Requests that it has not begun, or has preempted."""
     max_requests: int = 0
-    """The most that it runs at once."""
     tokens_per_s: float = 0.0
     """Output tokens per second, lately."""
     step_ms: float | None = None
@@ -130,9 +127,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
     """Its worker; null while it is queued."""
     phase: Phase
-    """What its worker does with it now."""
     tier: Tier = Tier.DEFAULT
-    """How urgent it is, as its answer names it."""
     priority: int = 0
     """The same in full: lower goes first."""
     prompt_tokens: int
@@ -141,7 +136,6 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its KV; a shared block counts for each request."""
     blocks: int = 0
     age_s: float
-    """Seconds since it arrived."""
     moves: int = 0
     suspensions: int = 0
     """Times that it gave up its worker to an urgent request, to resume later."""
@@ -172,7 +166,6 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     """`overload`, `drain`, `operator`, ..."""
     deferred_because: str = ""
-    """Why it has not begun."""
     age_s: float
     """Seconds since the decision."""
 
@@ -187,7 +180,6 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float | None = None
     """Rate measured when the link was opened."""
     tokens_only_because: str = ""
-    """Why KV cannot be copied."""
 
 
 class ModelState(enum.StrEnum):
@@ -247,7 +239,6 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     ttft_target_s: float = 0.0
     """Longest time until the first token; four times its prompt's computing, if that is longer."""
     requests: int = 0
-    """Requests judged."""
     attainment: float | None = None
     """Part that met both targets."""
     ttft_attainment: float | None = None
@@ -261,7 +252,6 @@ class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: str
     workers: tuple[str, ...]
-    """Of its devices."""
     reason: str = ""
     """Why it is lost; empty while it serves."""
 
@@ -286,10 +276,8 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     """Seconds since its start; counts and sums begin there too."""
     url: str
-    """Address of the API: `http://127.0.0.1:8000`."""
     policy: str
     queued_requests: int = 0
-    """Requests that wait for room."""
     warnings: tuple[str, ...] = ()
     """A sentence each, for the operator."""
     workers: tuple[WorkerStatus, ...] = ()
@@ -297,17 +285,14 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspensions: int = 0
     """Requests that gave up their worker to an urgent one; each time counts."""
     worker_seconds_awake: float = 0.0
-    """Seconds that workers were awake."""
     gpu_hours_saved: float = 0.0
     """Hours that workers slept or were stopped."""
     service: ServiceStatus = ServiceStatus()
-    """Targets, and how they are met."""
     roles: str = ""
     """Why the workers have their roles; empty where there are none."""
     boundaries: str = ""
     """Limits of links and workers for moves; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()
-    """Ordered pairs of workers."""
     async_scheduling: str = ""
     """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()

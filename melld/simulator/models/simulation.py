@@ -11,7 +11,7 @@ Landlord's place: whatever handles its events.
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -158,7 +158,8 @@ class ModelsSimulation:
         self._handle(e.ModelsMeasured(self.now_s, self._take_loads()))
         for instance in self.instances.values():
             self._admit(instance)
-        self.measures.sample(self.now_s, self._awake())
+        awake = {one.id.partition("@")[2] for one in self.instances.values() if one.is_ready}
+        self.measures.sample(self.now_s, awake)
 
     def _finish(self, instance: SimulatedInstance, request: SimulatedRequest) -> None:
         size = request.blocks * instance.block_bytes
@@ -183,9 +184,6 @@ class ModelsSimulation:
         load = self._loads[model]
         for name, count in counts.items():
             load[name] = load.get(name, 0) + count
-
-    def _awake(self) -> Iterable[str]:
-        return {one.id.partition("@")[2] for one in self.instances.values() if one.is_ready}
 
     # ---- decisions
 
