@@ -12,7 +12,7 @@ from tests.migrate.live import GREEDY, SEEDED, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
 
-SHORT = {"max_tokens": 48}  # vLLM's ranks spin while they wait, on two cores for each other
+SHORT = {"max_tokens": 96}  # vLLM's ranks spin while they wait, on two cores for each other
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY}
 """`long` still runs when whoever looks for its worker has found it."""
