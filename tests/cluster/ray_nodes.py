@@ -28,7 +28,7 @@ class Process(NamedTuple):
 
 
 class RayNodes:
-    """A head, and nodes that join it; each has one `melld_device`.  All its processes end with it."""
+    """A head, and nodes that join it; each has so many of `melld_device`.  All its processes end with it."""
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -54,11 +54,11 @@ class RayNodes:
                     os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def start(self, node: str) -> None:
+    def start(self, node: str, devices: int = 1) -> None:
         """Start a node; the head is the first."""
         own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
         words = own if node == HEAD else [f"--address={self.address}"]
-        words += ["--num-cpus=0", "--num-gpus=0", '--resources={"melld_device": 1}', "--disable-usage-stats"]
+        words += ["--num-cpus=0", "--num-gpus=0", f'--resources={{"melld_device": {devices}}}', "--disable-usage-stats"]
         done = subprocess.run(
             [RAY, "start", f"--node-ip-address={node}", "--object-store-memory=80000000", *words],
             env=os.environ | self.environment,

@@ -1,0 +1,228 @@
+"""Workers on Ray nodes beside workers of this machine: `PYTHONPATH=. python benchmarks/cluster.py figures|chaos`.
+
+Two nodes on one machine, at two of its addresses: ratios travel, absolute figures do not.
+
+    figures   one daemon with two local workers, one with a worker on each of two nodes, asked in turns
+    chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, agents freeze;
+              every answer is held against an unharmed run
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from melld.demo_model import make_demo_model
+from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
+from tests.migrate.chaos import History, orphans, pause_after
+from tests.migrate.live import CALM, GREEDY, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+
+SILENCE_S = 3.0
+SPREAD = (
+    "--set",
+    'scheduler.policy="most-free"',
+    "--set",
+    "idle.sleep_after_s=inf",
+    "--set",
+    "health.steady_after_s=0",
+)
+TOKENS = 400
+BODY = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
+
+
+def flags_of(nodes: RayNodes) -> tuple[str, ...]:
+    """Return the flags of a daemon on both nodes."""
+    silence = f"cluster.silence_s={SILENCE_S}"
+    return ("--device", "cpu", "--cluster", nodes.address, "--set", "cluster.min_machines=2", "--set", silence)
+
+
+# -- chaos -----------------------------------------------------------------------------------------------------------
+
+
+class ClusterHistory(History):
+    """A history whose harms are a cluster's."""
+
+    def __init__(self, daemon: DaemonProcess, nodes: RayNodes, seed: int, harm_every_s: float) -> None:
+        super().__init__(daemon, daemon.faults, seed, harm_every_s)
+        self.rounding = 1e-4  # between machines all is computed again
+        self._nodes = nodes
+        self._harms: dict[str, Callable[[random.Random], None]] = {
+            "worker killed": self._kill_worker,
+            "agent killed": lambda chance: os.kill(self._agent(chance), signal.SIGKILL),
+            "agent frozen": self._freeze_agent,
+            "node killed": self._kill_node,
+            "launcher killed": lambda _: os.kill(nodes.processes("melld: launcher")[0], signal.SIGKILL),
+        }
+
+    def _harmer(self) -> None:
+        """Now and then, when all workers are well."""
+        chance = random.Random(self._chance.random())
+        for turn in itertools.count():
+            if self._over.wait(self._harm_every_s):
+                return
+            if any(worker["state"] not in CALM for worker in self._look()):
+                continue
+            name = [*self._harms][turn % len(self._harms)]
+            with contextlib.suppress(ProcessLookupError, IndexError, AssertionError):  # it has just been started anew
+                self._harms[name](chance)
+                self.tally[name] += 1
+
+    def _agent(self, chance: random.Random) -> int:
+        return self._nodes.of_node(chance.choice([HEAD, OTHER]), "melld: agent")
+
+    def _kill_worker(self, chance: random.Random) -> None:
+        victim = chance.choice([worker for worker in self._look() if worker["pid"]])
+        self._noted(victim["worker"], "KILL", "anywhere")
+        os.kill(victim["pid"], signal.SIGKILL)
+
+    def _freeze_agent(self, chance: random.Random) -> None:
+        """Until it is given up, and then it thaws: what it still says counts for nothing."""
+        agent = self._agent(chance)
+        os.kill(agent, signal.SIGSTOP)
+        self._over.wait(2 * SILENCE_S)
+        os.kill(agent, signal.SIGCONT)
+
+    def _kill_node(self, _: random.Random) -> None:
+        """Kill the node without Ray's head, and start another in its place."""
+        os.kill(self._nodes.of_node(OTHER, "raylet/raylet"), signal.SIGKILL)
+        self._nodes.start(OTHER, devices=2)
+
+
+def chaos(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
+    """Play; return 0 when nothing went wrong."""
+    with DaemonProcess(model, *flags_of(nodes), "--kv-bytes", "64MiB", *SPREAD) as daemon:
+        daemon.wait_ready()
+        Operator(daemon).wait_ready()
+        began_s = time.monotonic()
+        played = ClusterHistory(daemon, nodes, asked.seed, asked.harm_every_s)
+        played.play(asked.requests, asked.clients, asked.seconds)
+        took_s = time.monotonic() - began_s
+        pids = [
+            *nodes.processes("melld: worker"),
+            *nodes.processes("melld: template"),
+            *nodes.processes("melld: agent"),
+        ]
+        ended = daemon.stop()
+    left = orphans(pids)
+    tally = ", ".join(f"{name} {count}" for name, count in sorted(played.tally.items()))
+    print(f"{tally}\n{took_s:.0f} s; exit code {ended}; orphans {left}; wrong: {len(played.wrong)}")
+    print(*played.wrong[:20], sep="\n")
+    if asked.write:
+        rows = "".join(f"\n| {name} | {count} |" for name, count in sorted(played.tally.items()))
+        table = f"| what | times |\n|---|---|{rows}\n| answers lost, altered, hung | {len(played.wrong)} |"
+        tables.record(tables.RESULTS, "cluster-chaos", table, "two CPU cores, two Ray nodes on them")
+    return int(bool(played.wrong) or ended != 0 or bool(left))
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+def rates(daemon: DaemonProcess, streams: int) -> tuple[float, float]:
+    """Return tokens per second of so many streams at once, and the median time between two chunks of one."""
+    began_s = time.monotonic()
+    running = [Stream(daemon, BODY) for _ in range(streams)]
+    for stream in running:
+        stream.result()
+    took_s = time.monotonic() - began_s
+    gaps = [later - earlier for one in running for earlier, later in itertools.pairwise(one.arrivals_s)]
+    return streams * TOKENS / took_s, statistics.median(gaps)
+
+
+def move_gap(daemon: DaemonProcess, *, is_far: bool) -> float:
+    """Move a stream by its tokens to another worker, on the same or another machine; return the client's gap."""
+    operator, stream = Operator(daemon), Stream(daemon, BODY)
+    stream.wait_chunks(TOKENS // 4)
+    status = operator.status()
+    (request,) = status["requests"]
+    machines = {worker["worker"]: worker["machine"] for worker in status["workers"]}
+    home = machines[request["worker"]]
+    there = [name for name, one in machines.items() if name != request["worker"] and (one != home) == is_far]
+    report = operator.migrate(request["request"], there[0], "tokens")
+    stream.result()
+    return float(report["gap_s"])
+
+
+def kill_gap(daemon: DaemonProcess, victim: Callable[[dict[str, Any]], int]) -> float:
+    """Kill what `victim` names for a stream's worker (-9); return the longest pause from then."""
+    operator, stream = Operator(daemon), Stream(daemon, BODY)
+    stream.wait_chunks(TOKENS // 4)
+    status = operator.status()
+    worker = next(one for one in status["workers"] if one["worker"] == status["requests"][0]["worker"])
+    pid = victim(worker)
+    killed_s = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    stream.result()
+    operator.wait_ready()
+    return pause_after(killed_s, stream.arrivals_s)[0]
+
+
+def figures(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
+    """Measure in turns; print the ratios with their spread."""
+    found: dict[str, list[float]] = {}
+    with (
+        DaemonProcess(model, "--device", "cpu:4", *SPREAD) as local,
+        DaemonProcess(model, *flags_of(nodes), *SPREAD) as remote,
+    ):
+        for daemon in (local, remote):
+            daemon.wait_ready()
+            Operator(daemon).wait_ready()
+        for number in range(asked.rounds):
+            order = (local, remote) if number % 2 else (remote, local)
+            for streams in (1, 32):
+                seen = {daemon: rates(daemon, streams) for daemon in order}
+                name = f"remote / local tokens/s, {streams} stream{'s' * (streams > 1)}"
+                found.setdefault(name, []).append(seen[remote][0] / seen[local][0])
+                if streams == 1:
+                    name = "remote / local median time between tokens, 1 stream"
+                    found.setdefault(name, []).append(seen[remote][1] / seen[local][1])
+            gaps = {is_far: move_gap(remote, is_far=is_far) for is_far in (number % 2 == 0, number % 2 == 1)}
+            found.setdefault("gap of a token move, other / same machine", []).append(gaps[True] / gaps[False])
+            worker = kill_gap(remote, lambda one: int(one["pid"]))
+            agent = kill_gap(remote, lambda one: nodes.of_node(one["machine"], "melld: agent"))
+            found.setdefault("kill to next token, agent / worker", []).append(agent / worker)
+            print(number, {name: round(values[-1], 3) for name, values in found.items()}, flush=True)
+    rows = "".join(
+        f"\n| {name} | {statistics.median(each):.2f} | {min(each):.2f} to {max(each):.2f} |"
+        for name, each in found.items()
+    )
+    table = f"| what | median | least to most of {asked.rounds} |\n|---|---|---|{rows}"
+    print(table)
+    if asked.write:
+        tables.record(tables.RESULTS, "cluster", table, "two CPU cores, two Ray nodes on them")
+    return 0
+
+
+def main() -> int:
+    """Start the nodes, measure, end them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["figures", "chaos"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing after so long")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--harm-every-s", type=float, default=5.0)
+    parser.add_argument("--write", action="store_true", help="record the table")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, RayNodes() as nodes:
+        os.environ.update(nodes.environment)
+        model = Path(directory) / "model"
+        make_demo_model(model)
+        for node in (HEAD, OTHER):
+            nodes.start(node, devices=2)
+        return (chaos if asked.what == "chaos" else figures)(nodes, model, asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
