@@ -13,7 +13,8 @@ from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Duty, Request, RequestState, Worker
 
-MOST_S = 5.0
+MOST_PROMISES, MOST_S = 2, 5.0
+"""To one request, each for so long: after that nobody passes it any more."""
 MOST_ABORTED = 3
 LOOK_S = 0.1
 """A hole is looked for so often."""
@@ -37,6 +38,8 @@ class Promises:
         now_s, instant = cluster.now_s, cluster.settings.instant_moves
         if not hole_s or instant or self._request is not None or now_s < self._next_look_s:
             return False
+        if request.promises >= MOST_PROMISES:
+            return False
         self._next_look_s = now_s + LOOK_S
         hole = None if cluster.sleeping(request.kv_bytes) is not None else self._policy.hole(request, hole_s)
         if hole is None:
@@ -48,6 +51,7 @@ class Promises:
         cluster.record(
             events.PromiseRoom(Reason.MAKE_ROOM, request.id, worker.id, request.kv_bytes, cause=cluster.event)
         )
+        request.promises += 1
         self._request, self._worker, self._until_s = request, worker, now_s + MOST_S
         self._leavers, self._aborted = {leaver.id for leaver, _ in plan}, 0
         return True

@@ -68,6 +68,7 @@ class Request:
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
     arrived, or lost its last worker.  `suspensions`: how often it was suspended, the last time at `suspended_s`.
+    `promises`: how often room was promised to it.
     """
 
     __slots__ = (
@@ -81,6 +82,7 @@ class Request:
         "pinned",
         "placed_s",
         "priority",
+        "promises",
         "prompt_tokens",
         "sequence",
         "state",
@@ -113,7 +115,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
         self.placed_s = self.moved_s = self.suspended_s = 0.0
-        self.suspensions = 0
+        self.promises = self.suspensions = 0
         self.pinned = False
         self.state = WAITING
         self.worker = self.destination = None

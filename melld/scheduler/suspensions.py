@@ -8,7 +8,7 @@ from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policy import Policy
 from melld.scheduler.priorities import LOW, class_of
-from melld.scheduler.promises import LOOK_S
+from melld.scheduler.promises import LOOK_S, MOST_PROMISES
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
@@ -34,7 +34,8 @@ class Suspensions:
             return False
         if cluster.sleeping(request.kv_bytes) is not None or not self._policy.suspends(request):
             return False
-        if priorities.hole_s and self._policy.hole(request, priorities.hole_s) is not None:
+        may_be_promised = priorities.hole_s and request.promises < MOST_PROMISES
+        if may_be_promised and self._policy.hole(request, priorities.hole_s) is not None:
             return False
         fewest = min(self._sufficient(request), key=lambda one: (one[0].kv_bytes, one[0].sequence), default=None)
         if fewest is None:

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.priorities import Priorities
+from melld.scheduler.policies.slo.policy import MellSlo
+from melld.scheduler.priorities import Priorities, class_of
 from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.targets import promised
@@ -54,6 +55,7 @@ class Books:
         self.rank: dict[str, tuple[bool, int, int]] = {}  # who waits: never had a worker, priority, place in the line
         self.waits_since: dict[str, float] = {}
         self.promised: set[str] = set()  # room was kept for them once: since then they may be passed
+        self.promised_s: dict[str, list[float]] = {}
         self.now_s, self.age_s = 0.0, float("inf")
         self.prefix: dict[str, tuple[str, int]] = {}  # whose beginning it has, and how much of it
         self.shared: dict[str, int] = {}  # what a worker has told, less all that has left it since
@@ -126,6 +128,7 @@ class Books:
                 assert self.fits(worker, self.size[request]), command
                 rank = self.rank.pop(request)
                 assert not any(self.goes_before(r, request, rank) for r in self.rank), command
+                assert not rank[0] or not any(self.starves(r, request) for r in self.rank), command
                 self.at[request] = worker
             case e.MoveRequest(request=request, source=source, destination=destination):
                 assert self.at[request] == source != destination, command
@@ -148,8 +151,10 @@ class Books:
                 assert self.at[request] is None, command
                 assert worker in self.awake - self.drained, command
                 assert kv_bytes == self.size[request] <= self.capacity[worker], command
-                assert not self.promised & self.rank.keys(), "a second promise"
+                assert not (self.promised - {request}) & self.rank.keys(), "a second promise"
                 self.promised = {request}
+                self.promised_s.setdefault(request, []).append(self.now_s)
+                assert len(self.promised_s[request]) <= 2, command
             case e.SuspendRequest(request=request, worker=worker):
                 assert self.at[request] == worker, command
                 assert request not in self.going.keys() | self.pinned, command
@@ -184,6 +189,22 @@ class Books:
         level, own = min(map(self.level, here)), self.level(other)
         some_begun = not all(one[0] for one in here.values())
         return own < level or (own == level and not some_begun and (not theirs[0] or theirs[1] < rank[1]))
+
+    def starves(self, other: str, newcomer: str) -> bool:
+        """Return True if the newcomer goes before the other waiting request beyond the bound that is stated.
+
+        `docs/scheduling.md`, "Nobody starves": of another priority only while somebody of that waits who came at most
+        `age_s` for each class between, and one more, after the other.
+        """
+        promised_s = self.promised_s.get(other, [-9.0])[-1]
+        if not self.could_hold(self.size[other]) or self.now_s <= promised_s + 5.0:
+            return False
+        priority, theirs = self.priority[newcomer], self.priority[other]
+        if priority == theirs:
+            return self.client[newcomer] == self.client[other] and int(newcomer[1:]) > int(other[1:])
+        those = [newcomer, *(name for name in self.rank if self.priority[name] == priority)]
+        between = class_of(theirs) - class_of(priority) + 1
+        return min(map(self.waits_since.__getitem__, those)) > self.waits_since[other] + between * self.age_s
 
     def level(self, name: str) -> int:
         """Return the class of the waiting request, less its age."""
@@ -313,6 +334,7 @@ class PolicyMachine(RuleBasedStateMachine):
         for command in commands:
             assert command.cause == event.id, command
             self.books.apply(command)
+        self.nobody_is_woken_in_vain(commands)
         for suspended, then in pairwise(commands):
             if isinstance(suspended, e.SuspendRequest):
                 assert isinstance(then, e.PlaceRequest), commands
@@ -323,6 +345,18 @@ class PolicyMachine(RuleBasedStateMachine):
                 if isinstance(command, e.MoveRequest):
                     self.tell(e.MoveCommitted(self.now_s, command.request, command.destination))
         return commands
+
+    def nobody_is_woken_in_vain(self, commands: list[e.AnyCommand]) -> None:
+        """Assert that who is woken gets a request that is not handed over, or is in service, which knows no roles."""
+        policy = self.scheduler.policy
+        if not isinstance(policy, MellSlo):
+            return
+        taken = {one.worker for one in commands if isinstance(one, e.PlaceRequest)}
+        taken |= {one.destination for one in commands if isinstance(one, e.MoveRequest) and one.reason != "role"}
+        in_use = len(self.books.awake - self.books.drained)
+        for one in commands:
+            if isinstance(one, e.ActivateWorker) and one.reason != "operator":
+                assert one.worker in taken or in_use <= policy.demand.workers, commands
 
     def bring_up(self, name: str, capacity: int, slots: int, *, steady: bool = True) -> None:
         self.books.capacity[name], self.books.slots[name] = capacity, slots

@@ -100,6 +100,21 @@ def test_a_promise_ends_in_time_and_after_aborts() -> None:
     assert worker.promised_bytes == 0
 
 
+def test_two_promises_that_were_not_kept_are_the_last() -> None:
+    """Others pass while one stands; after the second nobody does, or a large one could wait for ever."""
+    scheduler = fragmented()
+    found = [promised(queue(scheduler, "large", 700))]
+    for at_s in (6.0, 12.0, 18.0):
+        small = f"small{at_s}"
+        placed_small = placed(arrive(scheduler, small, 20, at_s - 5.0))
+        assert (small in placed_small) == (at_s < 18.0)
+        for name, one in list(scheduler.cluster.requests.items()):
+            if one.destination is not None:
+                scheduler.handle(e.MoveAborted(at_s - 4.0, name))
+        found.append(promised(scheduler.handle(e.EpochStarted(at_s))))
+    assert [one.keys() for one in found] == [{"large"}, {"large"}, set(), set()]
+
+
 def test_a_promise_dies_with_its_worker() -> None:
     """Another hole is sought, or the request waits for room like others."""
     scheduler = fragmented()
