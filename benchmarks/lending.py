@@ -29,6 +29,7 @@ from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.host.local import LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.ids import WorkerId
 
 MIB = 1 << 20
@@ -43,7 +44,7 @@ class Worker:
 
     def __init__(self, name: str, model: Path, template: TemplateProcess, arena: Arena | None) -> None:
         arguments = {**CPU_ARGUMENTS, "distributed_executor_backend": "uni", "kv_cache_memory_bytes": ARENA_BYTES}
-        self.spec = wire.WorkerSpec(
+        self.spec = WorkerSpec(
             worker=name,
             model_path=str(model),
             device_kind="cpu",

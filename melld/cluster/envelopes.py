@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 MAX_PIECE_BYTES = 1 << 18
 """Most bytes of a worker's wire in one envelope: a long message of one worker then delays the others' little."""

@@ -28,7 +28,7 @@ from melld.cluster.envelopes import (
 from melld.cluster.link import Link
 from melld.engine.host.ports import Ear
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
 
 log = logging.getLogger("melld.cluster")

@@ -12,7 +12,7 @@ import msgspec
 from melld.cluster.machine import Machine, NoSeat
 from melld.engine.host.ports import Child, Ear
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 RETURN_S = 5.0
 """How long after its end a worker's devices are kept for it."""

@@ -17,7 +17,7 @@ from melld.engine.arguments import (
     without_expandable_segments,
 )
 from melld.engine.fleet.place import Slot
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import CopyRules, StepLimit, WorkerSpec
 from melld.errors import ConfigError
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
@@ -89,7 +89,7 @@ def make_slots(
     for index, name in enumerate(names):
         own = uuids[index * each : (index + 1) * each]
         worker = f"w{model * len(names) + index}"
-        spec = wire.WorkerSpec(
+        spec = WorkerSpec(
             worker=worker,
             model_path=config.model.path,
             device_kind=kind,
@@ -97,7 +97,7 @@ def make_slots(
             engine_arguments=arguments
             | (_share(arguments, name, max(shares[one] for one in own) * models) if own else {}),
             environment=settings | (_gpu_environment(worker, environment) if own else {}),
-            copy_rules=wire.CopyRules(
+            copy_rules=CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
             step_limit=_step_limit(config),
@@ -107,17 +107,17 @@ def make_slots(
     return slots
 
 
-def _step_limit(config: Config) -> wire.StepLimit | None:
+def _step_limit(config: Config) -> StepLimit | None:
     """Return how long a step with prompts may take beside requests that decode; None: as long as it likes.
 
     `mell-slo` promises a mean over an answer and places prompts by what the answers beside them can bear.  Were each
     step cut at the target, first tokens would be late and every answer beside a prompt just at the edge.
     """
     if config.scheduler.policy != MellSlo.name:
-        return None if config.targets.itl_s is None else wire.StepLimit(config.targets.itl_s)
+        return None if config.targets.itl_s is None else StepLimit(config.targets.itl_s)
     targets = promised_by(config)
     assert targets.itl_s is not None
-    return wire.StepLimit(STEP_OF_MEAN * targets.itl_s, STEP_OF_MEAN * targets.itl_steps)
+    return StepLimit(STEP_OF_MEAN * targets.itl_s, STEP_OF_MEAN * targets.itl_steps)
 
 
 def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:

@@ -6,7 +6,7 @@ Owns how it is opened and how parts of it are freed.  What nobody has written to
 import ctypes
 import os
 
-from melld.engine.wire.messages import ArenaSpec
+from melld.engine.wire.spec import ArenaSpec
 
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _libc = ctypes.CDLL(None, use_errno=True)

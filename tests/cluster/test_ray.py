@@ -15,7 +15,7 @@ import pytest_asyncio
 from melld.cluster.cluster import Cluster
 from melld.cluster.machine import Machine
 from melld.config_cluster import ClusterConfig
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
 from tests.cluster.plain_agent import News, until_gone
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, environment_of

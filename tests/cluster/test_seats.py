@@ -22,7 +22,7 @@ from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.cluster.seats import SeatedHost
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"))
 

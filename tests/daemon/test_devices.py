@@ -4,7 +4,7 @@ import pytest
 
 from melld.config_text import parse_config
 from melld.daemon.devices import find_gpus, make_slots
-from melld.engine.wire.messages import StepLimit
+from melld.engine.wire.spec import StepLimit
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml

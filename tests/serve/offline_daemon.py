@@ -14,6 +14,7 @@ from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.boundaries import Boundaries
@@ -35,7 +36,7 @@ class OfflineFleet(Fleet):
 
     def __init__(self, driver: Any, clock: Any) -> None:
         self.slots = {
-            name: Slot(worker=name, device=f"cpu:{index}", spec=wire.WorkerSpec(
+            name: Slot(worker=name, device=f"cpu:{index}", spec=WorkerSpec(
                 worker=name, model_path="", device_kind="cpu"
             ))
             for index, name in enumerate((W0, W1, W2))

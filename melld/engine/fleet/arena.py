@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 
 from melld.engine.arena_file import make_arena_file, punch
-from melld.engine.wire.messages import ArenaSpec
+from melld.engine.wire.spec import ArenaSpec
 
 
 class Arena:

@@ -15,7 +15,7 @@ import msgspec
 
 from melld.control.status import WorkerState
 from melld.engine.fleet.process import WorkerProcess
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import IllegalTransition
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
@@ -77,7 +77,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """`cuda:0`, or `cuda:0+1` for two GPUs that make one worker."""
     uuids: tuple[str, ...] = ()
     """Of its GPUs."""
-    spec: wire.WorkerSpec
+    spec: WorkerSpec
     machine: str = ""
     """Its machine in a cluster; empty: this one."""
     machine_number: int = 0

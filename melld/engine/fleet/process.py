@@ -14,6 +14,7 @@ import msgspec
 from melld.engine.host.ports import Child, Host
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
+from melld.engine.wire.spec import WorkerSpec
 
 log = logging.getLogger("melld.worker")
 PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
@@ -37,7 +38,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        spec: wire.WorkerSpec,
+        spec: WorkerSpec,
         host: Host,
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],

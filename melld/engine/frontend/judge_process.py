@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable
 
 from melld.engine.host.template import TemplateProcess
-from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict
+from melld.engine.wire.spec import WorkerSpec
 
 
 class JudgeProcess(asyncio.Protocol):
@@ -30,7 +30,7 @@ class JudgeProcess(asyncio.Protocol):
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
 
-    async def start(self, template: TemplateProcess, spec: wire.WorkerSpec) -> None:
+    async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
         """Start the process and return at once; `on_ready` or `on_end` follows."""
         ours, theirs = socket.socketpair()
         silence = os.open(os.devnull, os.O_WRONLY)

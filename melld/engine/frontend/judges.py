@@ -16,8 +16,8 @@ import msgspec
 from melld.engine.frontend.judge_process import JudgeProcess
 from melld.engine.frontend.judge_queue import Allowance, JudgeQueue
 from melld.engine.host.template import TemplateProcess
-from melld.engine.wire import messages as wire
 from melld.engine.wire.judge import MEMORY_BYTES, Verdict
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConstraintRefused, NoJudge
 
 log = logging.getLogger("melld.judges")
@@ -54,7 +54,7 @@ class _Case:
 class Judges:
     """All judges of a daemon; `spec` is a worker's, so that both compile alike.  For the event loop."""
 
-    def __init__(self, template: TemplateProcess, spec: wire.WorkerSpec, cpu_s: float) -> None:
+    def __init__(self, template: TemplateProcess, spec: WorkerSpec, cpu_s: float) -> None:
         self._template = template
         self._spec = spec
         self._cpu_s = cpu_s

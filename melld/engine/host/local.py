@@ -14,7 +14,7 @@ from melld.engine.host.lines import OutputLines
 from melld.engine.host.ports import Ear
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 
 class LocalHost:

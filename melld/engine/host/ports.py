@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from melld.engine.wire.frames import Buffer
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 
 class Ear(Protocol):

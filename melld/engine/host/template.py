@@ -19,7 +19,7 @@ import msgspec
 
 from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
 
 log = logging.getLogger("melld.template")
@@ -87,7 +87,7 @@ class TemplateProcess:
 
     def spawn(
         self,
-        spec: wire.WorkerSpec,
+        spec: WorkerSpec,
         descriptors: tuple[int, int],
         on_forked: Callable[[int], None],
         on_exited: Callable[[int | None, str], None],

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 
 MAX_MESSAGE_BYTES = 1 << 17
 Program = Literal["main", "judge"]
@@ -18,7 +18,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fork a worker.  `number` names it in the answers; no two have the same."""
 
     number: int
-    spec: wire.WorkerSpec
+    spec: WorkerSpec
     program: Program = "main"
     """The program to run: `main` of the module `melld.engine.worker.<program>`."""
 

@@ -20,9 +20,9 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine.frontend.schema import Budget, check_schema
-from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import FrameDecoder
 from melld.engine.wire.judge import MEMORY_BYTES, JudgeConstraint, JudgeReady, Verdict
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.grammars import GrammarBackends
 from melld.engine.worker.writer import write_frame
 from melld.errors import MelldError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 18
 
 
-def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
+def main(spec: WorkerSpec, connection: socket.socket) -> None:
     """Run a judge, forked from the template as a worker is (`worker.main`)."""
     setproctitle("melld: judge")
     os.environ["VLLM_XGRAMMAR_CACHE_MB"] = "1"  # almost no cache: a verdict shows what a worker will need
@@ -50,7 +50,7 @@ def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
 class Judge:
     """A judge of one constraint after the other."""
 
-    def __init__(self, spec: wire.WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         from melld.engine.arguments import async_engine_args, engine_config

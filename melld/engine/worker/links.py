@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.wire.messages import ArenaSpec
+from melld.engine.wire.spec import ArenaSpec, CopyRules
 from melld.engine.worker.rank_links import Lines
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
@@ -82,7 +82,7 @@ class LinkTried(msgspec.Struct, frozen=True):
 class LinkOpener:
     """A maker of this worker's links, from its memory and the copy rules."""
 
-    def __init__(self, shared: Shared, rules: wire.CopyRules) -> None:
+    def __init__(self, shared: Shared, rules: CopyRules) -> None:
         self._memory, self._lines = shared.memory, shared.lines
         self._rules = rules
 

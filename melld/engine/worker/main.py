@@ -26,6 +26,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.start import build_engine, ready_of, vital, warm_up
 from melld.engine.worker.writer import write_frame
 
@@ -33,7 +34,7 @@ IDLE_S = 1.0
 """Idle time after which a worker returns free memory to the kernel."""
 
 
-def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
+def main(spec: WorkerSpec, connection: socket.socket) -> None:
     """Run a worker, in a process forked from the template (`worker.template`), in the environment that `spec` names.
 
     `connection`: this side of the wire.
@@ -58,7 +59,7 @@ def main(spec: wire.WorkerSpec, connection: socket.socket) -> None:
 class EngineLoop:
     """An engine and its loop."""
 
-    def __init__(self, spec: wire.WorkerSpec, connection: socket.socket) -> None:
+    def __init__(self, spec: WorkerSpec, connection: socket.socket) -> None:
         started = time.monotonic()
         from melld.engine.worker.residency.arena import ArenaMemory
 

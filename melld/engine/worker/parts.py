@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.grammars import Grammars
 from melld.engine.worker.lending import Borrower
 from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
@@ -55,9 +55,7 @@ class Parts(NamedTuple):
     shared: Shared
 
 
-def make_parts(
-    engine: "EngineCore", spec: wire.WorkerSpec, connection: socket.socket, arena: ArenaMemory | None
-) -> Parts:
+def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket, arena: ArenaMemory | None) -> Parts:
     """Build the parts around this engine.  `arena`: where its KV is; None: in memory of its own."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()

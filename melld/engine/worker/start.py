@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from vllm.pooling_params import PoolingParams
@@ -52,7 +53,7 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def build_engine(
-    spec: wire.WorkerSpec,
+    spec: WorkerSpec,
     tell: Callable[[str], None],
     arena: "ArenaMemory | None" = None,
     own_files: Sequence[int] = (),

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
 from melld.engine.worker.start import die_with_parent
 
@@ -112,7 +112,7 @@ def may_use_gpu() -> bool:
 
 def begin(program: Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
-    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
+    spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     os.environ.update(spec.environment)
     importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
 

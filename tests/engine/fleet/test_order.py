@@ -15,6 +15,7 @@ from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
 from melld.engine.fleet.request import MAX_REQUEST_BYTES
 from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
@@ -74,7 +75,7 @@ class PlainCodec:
         return msgspec.msgpack.decode(buffers[0], type=Outputs)
 
 
-SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=wire.WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
+SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
 READY = wire.WorkerReady(
     pid=1,
     total_blocks=8,

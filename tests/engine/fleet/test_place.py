@@ -6,7 +6,7 @@ import pytest
 
 from melld.control.status import WorkerState
 from melld.engine.fleet.place import MAX_FAILED_STARTS, TRANSITIONS, Offer, Place, Slot
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import IllegalTransition
 from melld.scheduler import events as e
 

@@ -25,7 +25,7 @@ from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.request import RequestKilledWorkers
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries
@@ -69,7 +69,7 @@ class VirtualDaemon:
         machines: int = 1,
     ) -> None:
         self.names = [WorkerId(f"w{index}") for index in range(workers)]
-        specs = [wire.WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
+        specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [
             Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec, machine=f"m{number}", machine_number=number)
             for number, spec in zip(itertools.cycle(range(machines)), specs, strict=False)

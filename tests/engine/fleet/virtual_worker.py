@@ -19,6 +19,7 @@ from melld.engine.host.fate import end_in_words
 from melld.engine.host.ports import Ear
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_order import CommandOrder
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestSnapshot, Via
@@ -334,7 +335,7 @@ class VirtualHost:
         self.workers: dict[str, VirtualWorker] = {}
         self.is_lost = False
 
-    def spawn(self, spec: wire.WorkerSpec, ear: Ear) -> VirtualChild:
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
         if self.is_lost:
             raise OSError("the machine is lost")
         asyncio.get_running_loop().call_soon(ear.forked, 0)

@@ -16,7 +16,7 @@ import pytest
 
 from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.host import template
-from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConstraintRefused
 from tests.forked import ForkedTemplate
 
@@ -36,7 +36,7 @@ class Court:
         self.runner = asyncio.Runner()
         environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         self.template = template.TemplateProcess("cpu", environment)
-        self.spec = wire.WorkerSpec(
+        self.spec = WorkerSpec(
             worker="w0", model_path=str(demo_model), device_kind="cpu", engine_arguments={"dtype": "float32"}
         )
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from melld.engine.host.template import Birth, TemplateProcess
-from melld.engine.wire.messages import WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 
 
 def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from melld.engine.arena_file import open_arena_file
-from melld.engine.wire.messages import ArenaSpec
+from melld.engine.wire.spec import ArenaSpec
 from melld.landlord.blocks import BlockMap
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.migrate.transports.layout import KvLayout

@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from melld.engine.wire.messages import StepLimit
+from melld.engine.wire.spec import StepLimit
 from melld.engine.worker.residency.ages import Ages
 from melld.scheduler.steptimes import StepTimes
 

@@ -150,7 +150,7 @@ class Worker:
         from vllm.v1.executor import Executor
 
         from melld.engine.arguments import BY_PRIORITY
-        from melld.engine.wire.messages import ArenaSpec
+        from melld.engine.wire.spec import ArenaSpec
         from melld.engine.worker.residency.arena import ArenaMemory
 
         options = dict(options)
@@ -260,7 +260,7 @@ class Worker:
         lone_steps: float = 0.0,
     ) -> None:
         """Give steps a target, and teach the budget what they cost."""
-        from melld.engine.wire.messages import StepLimit
+        from melld.engine.wire.spec import StepLimit
         from melld.scheduler.steptimes import StepTimes
 
         self.budget.limit = None if target_s is None else StepLimit(target_s, lone_steps)

@@ -1,0 +1,59 @@
+"""Everything that a worker process gets at its start.
+
+Owns the shapes, without I/O.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's rules for copying KV from its siblings (`[migration]`)."""
+
+    checksum: bool = False
+    """True to compare checksums of both sides after a copy."""
+    bytes_per_s: float | None = None
+    """Limit of bytes per second over one link; None: no limit."""
+
+
+class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a device that its workers share, each in the granules that it was granted."""
+
+    path: str
+    """`/proc/PID/fd/N`, of the daemon's memory file."""
+    inode: int
+    """Detects another file of another process with that number."""
+    nbytes: int
+    granule_bytes: int
+
+
+class StepLimit(msgspec.Struct, frozen=True):
+    """The longest time of a step beside decoding requests, which prompts are cut to.
+
+    `seconds`, or `lone_steps` times a step with one request where that is longer.
+    """
+
+    seconds: float
+    lone_steps: float = 0.0
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a worker process gets at its start."""
+
+    worker: str
+    model_path: str
+    device_kind: str
+    """`cuda` or `cpu`."""
+    visible_devices: tuple[str, ...] = ()
+    """CUDA: UUIDs, this worker's own first, then its peers', so that their memory can be mapped."""
+    engine_arguments: dict[str, Any] = {}
+    """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
+    environment: dict[str, str] = {}
+    copy_rules: CopyRules = CopyRules()
+    arena: ArenaSpec | None = None
+    """Memory for its KV, of which it uses what it is granted; None: it has its own."""
+    step_limit: StepLimit | None = None
+    """None: prompts take what vLLM gives them."""
+    age_s: float = 60.0
+    """A request that has waited on the worker for so long goes before all others there."""
