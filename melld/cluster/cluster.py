@@ -13,19 +13,14 @@ Everything happens on the event loop, which must be the main thread's.  A lost m
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import logging
-import os
 import secrets
-import socket
-import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from melld.cluster.envelopes import (
     AgentEnded,
-    FromLauncher,
     Hello,
     Joined,
     Launch,
@@ -36,13 +31,13 @@ from melld.cluster.envelopes import (
 )
 from melld.cluster.facts import facts_of, same_everywhere
 from melld.cluster.gate import Gate
+from melld.cluster.launcher_process import run_launcher
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config_cluster import ClusterConfig
 from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger("melld.cluster")
-BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.launcher import main; main({words})"
 MAX_BACK_OFF_S = 60.0
 
 
@@ -92,6 +87,7 @@ class Cluster:
         self._launching: dict[str, Launching] = {}  # by the name of the machine
         self._launcher: Link | None = None
         self._host = ""
+        self._trouble = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Future[None] | None = None
 
@@ -140,56 +136,39 @@ class Cluster:
         back_off_s = 1.0
         while True:
             begun_s = asyncio.get_running_loop().time()
-            await self._run_launcher()
+            try:
+                await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told)
+            except OSError as error:
+                self._cannot_use(f"no launcher could be started: {error}")
+            self._launcher = None
             if asyncio.get_running_loop().time() - begun_s > MAX_BACK_OFF_S:
                 back_off_s = 1.0
             await asyncio.sleep(back_off_s)
             back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
 
-    async def _run_launcher(self) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        ours, theirs = socket.socketpair()
-        config, words = self._config, (theirs.fileno(), os.getpid(), self._config.address, self._run, self._kind)
-        code = BEGIN.format(path=sys.path, words=", ".join(map(repr, (*words, config.allow_open_cluster))))
-        link = Link(FromLauncher, None, lambda message, _: self._told(message), lambda _: ended.set())
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", code),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        try:
-            await loop.create_unix_connection(lambda: link, sock=ours)
-            self._launcher = link
-            assert process.stderr is not None
-            async for line in process.stderr:
-                log.debug("launcher: %s", line.decode(errors="replace").rstrip())
-            await ended.wait()
-            log.info("the launcher has ended; running requests go on, and another is started")
-        finally:
-            self._launcher = None
-            link.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    def _launcher_began(self, launcher: Link) -> None:
+        self._launcher = launcher
 
     def _told(self, message: Any) -> None:
         match message:
             case Joined(address):
+                self._trouble = ""
                 self._own(self._open(self._config.listen or address), "gate")
             case Nodes(nodes):
                 self._nodes = {node.address: node for node in nodes}
                 self._summon_missing()
             case AgentEnded(id_, reason):
-                names = [node.address for node in self._nodes.values() if node.id == id_]
-                for name in names:
+                for name in [node.address for node in self._nodes.values() if node.id == id_]:
                     if name in self._launching and self._launching[name].is_under_way:
                         self._refused(name, reason)
             case LauncherFailed(reason):
-                log.warning("%s", reason)
-                self._fail(reason)
+                self._cannot_use(reason)
+
+    def _cannot_use(self, reason: str) -> None:
+        if reason != self._trouble:  # else it would be said every minute, as long as Ray's head is away
+            log.warning("%s", reason)
+        self._trouble = reason
+        self._fail(reason)
 
     async def _open(self, host: str) -> None:
         if not self._host:
@@ -281,8 +260,7 @@ class Cluster:
             self._started.set_exception(ClusterFailed(reason))
 
     def _failures(self) -> str:
-        failed = [f"machine {name}: {one.failure}" for name, one in self._launching.items() if one.failure]
-        return "; ".join(failed)
+        return "; ".join(f"machine {name}: {one.failure}" for name, one in self._launching.items() if one.failure)
 
     def _no_nodes(self) -> str:
         if self._nodes:

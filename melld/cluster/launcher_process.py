@@ -1,0 +1,58 @@
+"""The launcher as the daemon sees it: a child process, and the socket pair with it.
+
+Owns that process.  `melld.cluster.launcher` runs in it, so that Ray is never imported here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from melld.cluster.envelopes import FromLauncher
+from melld.cluster.link import Link
+from melld.config_cluster import ClusterConfig
+from melld.engine.host.lines import OutputLines
+
+log = logging.getLogger("melld.cluster")
+BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.launcher import main; main({words})"
+
+
+async def run_launcher(
+    config: ClusterConfig, run: str, kind: str, began: Callable[[Link], None], told: Callable[[Any], None]
+) -> None:
+    """Run a launcher to its end, or end it when cancelled.  Calls `began(link)`, and `told` with all that it says.
+
+    Raises:
+        OSError: there is no process for it.
+    """
+    ended = asyncio.Event()
+    link = Link(FromLauncher, None, lambda message, _: told(message), lambda _: ended.set())
+    lines = OutputLines(lambda line: log.debug("launcher: %s", line))
+    ours, theirs = socket.socketpair()
+    words = (theirs.fileno(), os.getpid(), config.address, run, kind, config.allow_open_cluster)
+    code = BEGIN.format(path=sys.path, words=", ".join(map(repr, words)))
+    with theirs:
+        printed = lines.open()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+            )
+        finally:
+            os.close(printed)
+    try:
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+        began(link)
+        await ended.wait()
+    finally:
+        link.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
