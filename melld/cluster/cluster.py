@@ -16,7 +16,7 @@ import asyncio
 import importlib.util
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from melld.cluster.envelopes import (
@@ -60,7 +60,8 @@ class Launching:
 
     def __init__(self) -> None:
         self.back_off_s = 1.0
-        self.is_under_way = False
+        self.node = ""
+        """Where it has been asked for, by Ray's id."""
         self.timer: asyncio.TimerHandle | None = None
         self.failure = ""
 
@@ -156,11 +157,11 @@ class Cluster:
                 self._own(self._open(self._config.listen or address), "gate")
             case Nodes(nodes):
                 self._nodes = {node.address: node for node in nodes}
+                self._forget(lambda name, node: name not in self._nodes or self._nodes[name].id != node)
                 self._summon_missing()
             case AgentEnded(id_, reason):
-                for name in [node.address for node in self._nodes.values() if node.id == id_]:
-                    if name in self._launching and self._launching[name].is_under_way:
-                        self._refused(name, reason)
+                for name in [name for name, launching in self._launching.items() if launching.node == id_]:
+                    self._refused(name, reason)
             case LauncherFailed(reason):
                 self._cannot_use(reason)
 
@@ -179,10 +180,7 @@ class Cluster:
                 self._fail(f"cannot listen for agents on {where}: {error.strerror} ([cluster] listen, port)")
                 return
             self._host = host
-        for launching in self._launching.values():  # an earlier launcher was asked
-            if launching.is_under_way and launching.timer is not None:
-                launching.timer.cancel()
-                launching.is_under_way, launching.timer = False, None
+        self._forget(lambda _name, _node: True)  # an earlier launcher was asked
         self._summon_missing()
 
     # -- agents -----------------------------------------------------------------------------------------------------
@@ -192,10 +190,17 @@ class Cluster:
             if name not in self.machines and self._launching.setdefault(name, Launching()).timer is None:
                 self._summon(name)
 
+    def _forget(self, is_void: Callable[[str, str], bool]) -> None:
+        """Wait no longer for agents that will not come: void is what was asked for that name on that node."""
+        for name, launching in self._launching.items():
+            if launching.timer is not None and launching.node and is_void(name, launching.node):
+                launching.timer.cancel()
+                launching.timer, launching.node = None, ""
+
     def _summon(self, name: str) -> None:
         """Ask for an agent on a node, if it can be."""
         launching = self._launching[name]
-        launching.timer, launching.is_under_way = None, False
+        launching.timer, launching.node = None, ""
         node = self._nodes.get(name)
         if node is None or self._launcher is None or not self._host:
             return  # what lacks will call again
@@ -213,7 +218,7 @@ class Cluster:
             silence_s=config.silence_s,
         )
         self._launcher.send(Launch(node.id, summons))
-        launching.is_under_way = True
+        launching.node = node.id
         late = f"its agent did not call within {config.start_timeout_s:g} s"
         launching.timer = asyncio.get_running_loop().call_later(config.start_timeout_s, self._refused, name, late)
 
@@ -230,7 +235,7 @@ class Cluster:
         launching = self._launching.setdefault(name, Launching())
         if launching.timer is not None:
             launching.timer.cancel()
-        launching.is_under_way = False
+        launching.node = ""
         launching.timer = asyncio.get_running_loop().call_later(launching.back_off_s, self._summon, name)
         launching.back_off_s = min(2 * launching.back_off_s, MAX_BACK_OFF_S)
 
