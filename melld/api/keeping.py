@@ -37,7 +37,7 @@ class _Completed(msgspec.Struct):
 
 
 class Keeping:
-    """What becomes of one call's answer."""
+    """The fate of one call's answer."""
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ class TakeSeat(Envelope, frozen=True, tag=True):
 
 
 class Summons(Envelope, frozen=True, tag=True, kw_only=True):
-    """What an agent is started with."""
+    """The facts that an agent is started with."""
 
     host: str
     """Where the daemon listens."""

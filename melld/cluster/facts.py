@@ -21,7 +21,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What must be equal on all machines."""
+    """Facts that must be equal on all machines."""
 
     versions: dict[str, str]
     model_digests: dict[str, str]

@@ -1,4 +1,4 @@
-"""Where agents connect: the daemon's TLS listener.
+"""The gate at which agents connect: the daemon's TLS listener.
 
 Owns the tokens, each of which opens it once, and what an agent must bring to be let in.
 """

@@ -85,7 +85,7 @@ class DaemonParts(NamedTuple):
 
 
 class CommonParts(NamedTuple):
-    """What all models have in common."""
+    """Parts that all models have in common."""
 
     gpus: list[Device]
     nvml: Nvml

@@ -1,4 +1,4 @@
-"""Which workers are near each other: those of one machine, between which KV can be copied.
+"""Knows which workers are near each other: those of one machine, between which KV can be copied.
 
 To a far worker a request moves by its tokens, which are computed anew there.  Owns no worker; decides nothing.
 """

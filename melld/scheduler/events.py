@@ -163,7 +163,7 @@ class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerPace(msgspec.Struct, frozen=True, gc=False):
-    """What a worker's steps took since the last such report.
+    """Durations of a worker's steps since the last such report.
 
     `step_s`: a step without prompt tokens, of `decodes` requests that read `kv_bytes` in all (means); zero: there was
     none.  `prefill_s`: what `prompts` prompts of `prompt_tokens` in all, ended since then, took beyond that.

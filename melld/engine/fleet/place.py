@@ -25,7 +25,7 @@ MAX_BACK_OFF_S = 60.0
 
 
 class Guard(enum.StrEnum):
-    """What must hold before a place takes a step."""
+    """A condition of a place's step."""
 
     NONE = ""
     GIVEN_UP = "given up"
@@ -70,7 +70,7 @@ WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed of a place: the worker's name, its devices, and the specification that it starts with."""
+    """The fixed facts of a place: the worker's name, its devices, and the specification that it starts with."""
 
     worker: WorkerId
     device: str
@@ -90,7 +90,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a worker offers the scheduler."""
+    """A worker's offer to the scheduler."""
 
     capacity_bytes: int
     slots: int

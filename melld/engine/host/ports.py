@@ -1,4 +1,4 @@
-"""What a machine does for the daemon: it starts processes, carries their wires, and tells how they end.
+"""The machine's services to the daemon: it starts processes, carries their wires, and tells how they end.
 
 The interfaces only: `local` has this machine's, `melld.cluster` those of other machines.
 """
