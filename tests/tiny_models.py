@@ -37,34 +37,6 @@ def make_eagle(model: Path, directory: Path) -> None:
     write_weights(directory, layer | {"fc.weight": np.concatenate((unchanged, unchanged / 2), axis=1)})
 
 
-def make_hybrid(directory: Path) -> None:
-    """A Bamba: three Mamba layers and one of attention, with random weights and the demo model's tokenizer."""
-    import torch
-    from transformers import BambaConfig, BambaForCausalLM
-
-    make_demo_model(directory)
-    demo = json.loads((directory / "config.json").read_text())
-    torch.manual_seed(5)
-    config = BambaConfig(
-        **{name: demo[name] for name in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")},
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        attn_layer_indices=[1],
-        attn_rotary_emb=HIDDEN // HEADS,
-        max_position_embeddings=demo["max_position_embeddings"],
-        mamba_n_heads=8,
-        mamba_d_head=2 * HIDDEN // 8,
-        mamba_n_groups=1,
-        mamba_d_state=16,
-        mamba_chunk_size=64,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    BambaForCausalLM(config).save_pretrained(directory)
-
-
 def make_windowed(directory: Path) -> None:
     """A Gemma 3: four layers see the last 64 tokens, two see all, and the text depends on both."""
     layers, beside = 6, directory / "beside"

@@ -45,6 +45,8 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
         if vllm_config.model_config.is_encoder_decoder:
             raise ConfigError("[model] path", f"a model with an encoder and a decoder, such as Whisper: {NO_AUDIO}")
+        if vllm_config.model_config.has_inner_state:
+            raise ConfigError("[model] path", "a model with Mamba layers: melld's workers do not hold its state")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:

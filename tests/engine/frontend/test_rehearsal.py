@@ -88,6 +88,16 @@ def hears(directory: Path) -> None:
     (directory / "preprocessor_config.json").write_text(json.dumps(extractor))
 
 
+def remembers(directory: Path) -> None:
+    """A Granite 4 with a Mamba layer, but for its weights."""
+    make_demo_model(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
+    config |= {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "num_local_experts": 0}
+    config |= {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 16}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
@@ -105,7 +115,8 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     cases += [(str(demo_model), ours | plugins), (str(demo_model), {"tool_parser_plugin": "/no/such"})]
     needs_torchvision(wrong / "sees")
     hears(wrong / "hears")
-    cases += [(str(wrong / "sees"), {}), (str(wrong / "hears"), {})]
+    remembers(wrong / "remembers")
+    cases += [(str(wrong / name), {}) for name in ("sees", "hears", "remembers")]
     done = run_python(
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -145,16 +156,21 @@ def test_parsers_of_the_operators_own_are_known(told: list[list[str]]) -> None:
 
 def test_a_model_whose_images_need_torchvision_says_so(told: list[list[str]]) -> None:
     """vLLM's CPU build brings none; without a word, its import fails somewhere in the dark."""
-    where, why = told[-3]
+    where, why = told[-4]
     assert where == "[model] path"
     assert why.startswith("its images need torchvision, which is not here")
 
 
 def test_a_model_that_hears_is_refused_with_the_reason(told: list[list[str]]) -> None:
     """Loaded, it would answer nothing that anybody asks of it."""
-    where, why = told[-2]
+    where, why = told[-3]
     assert where == "[model] path"
     assert why.startswith("a model with an encoder and a decoder, such as Whisper: audio is not served: ")
+
+
+def test_a_model_with_mamba_layers_is_refused(told: list[list[str]]) -> None:
+    """Its first request would end two workers."""
+    assert told[-2] == ["[model] path", "a model with Mamba layers: melld's workers do not hold its state"]
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:

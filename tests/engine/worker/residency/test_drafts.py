@@ -1,4 +1,4 @@
-"""Requests whose tokens are drafted, by a smaller model or from the prompt, move as others do.
+"""Requests whose tokens are drafted, by a smaller model, an EAGLE head or from the prompt, move as others do.
 
 With greedy sampling, for which drafts change nothing but the pace.  vLLM itself gives a seeded request other tokens
 each time that other tokens are drafted.
@@ -15,7 +15,7 @@ from melld.migrate.snapshot import MoveRefusal, RequestSnapshot
 from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
-from tests.tiny_models import make_drafter
+from tests.tiny_models import make_drafter, make_eagle
 
 DRAFTED = 3
 CALM = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40}
@@ -27,13 +27,18 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["draft_model", pytest.param("ngram", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["draft_model", *(pytest.param(one, marks=pytest.mark.long) for one in ("ngram", "eagle"))]
+)
 def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
     """Two workers that draft three tokens a step."""
     config: dict[str, Any] = {"method": request.param, "num_speculative_tokens": DRAFTED}
+    directory = tmp_path_factory.mktemp("draft") / "draft"
     if request.param == "draft_model":
-        directory = tmp_path_factory.mktemp("draft") / "draft"
         make_drafter(demo_model, directory, 1)
+        config["model"] = str(directory)
+    elif request.param == "eagle":
+        make_eagle(demo_model, directory)
         config["model"] = str(directory)
     else:
         config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
