@@ -1,7 +1,8 @@
 """The long random history: `make chaos`, or `PYTHONPATH=. python benchmarks/chaos.py --requests 1000 --workers 4`.
 
 Prints what happened, and every answer that was lost, altered or late; 0 when there is none.  With `--matrix`: a worker
-killed, or stopped, at each step of a move instead, one after the other (`tests/migrate/matrix.py`).
+killed, or stopped, at each step of a move and of a hand-over after the first token instead, one after the other
+(`tests/migrate/matrix.py`).
 """
 
 import argparse
@@ -18,8 +19,10 @@ from typing import Any
 from melld.demo_model import make_demo_model
 from tests.migrate.chaos import History, orphans
 from tests.migrate.live import Bench, Operator
-from tests.migrate.matrix import MATRIX, suffer
+from tests.migrate.matrix import HAND_OVERS, MATRIX, suffer
 from tests.serve.daemon_process import DaemonProcess
+
+LOSSES = (*MATRIX, *HAND_OVERS)
 
 
 def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -41,7 +44,7 @@ def matrix(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tu
     bench.operator.wait_linked(daemon)
     end_s = time.monotonic() + asked.seconds
     passed, wrong = [], []
-    for number, loss in list(enumerate(MATRIX))[asked.first :]:
+    for number, loss in list(enumerate(LOSSES))[asked.first :]:
         if time.monotonic() > end_s:
             break
         began_s = time.monotonic()
@@ -50,7 +53,7 @@ def matrix(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tu
         print(f"{number:3d} {'wrong' if found else 'exact'} {took_s:5.1f} s  {loss.name}", flush=True)
         passed += [] if found else [loss.name]
         wrong += [f"{number} {loss.name}: {what}" for what in found]
-    return {"passed": len(passed), "of": len(MATRIX)}, wrong
+    return {"passed": len(passed), "of": len(LOSSES)}, wrong
 
 
 def main() -> int:
@@ -76,6 +79,7 @@ def main() -> int:
         flags += ["--set", "health.steady_after_s=0"]  # those that die often are used as often
         if asked.matrix:
             flags += ["--set", "migration.checksum=true", "--set", "idle.sleep_after_s=inf"]
+            flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # prompts that are followed take several steps
         with DaemonProcess(model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
             daemon.wait_ready()
             print("ready", flush=True)
