@@ -29,6 +29,10 @@ LARGE_PART = 0.08
 """Mean size, as a part of the capacity, above which requests are packed where memory sets the number of workers."""
 SPREAD = 0.1
 """Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
+BESIDE_URGENT = 0.06
+"""Slowed requests that it is worth to join no urgent ones, by their part of the worker's requests."""
+CROWDING = 8.0
+"""A miss that crowds urgent ones counts as so many where no worker is able: others share what cannot be helped."""
 MOST_BUSY = 0.9
 SOON_S, SOON_PART = 0.05, 0.1
 """A first token is about as soon as the soonest if it comes later by no more than these seconds, or this part."""
@@ -104,12 +108,15 @@ class Dispatch:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
         takes, active = self._packing.outlook.takes, self._cluster.active.values()
         takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
-        scored = (
-            (self._crowds(request, worker, prompt), self._missed(request, worker, prompt), worker.order, worker)
-            for worker in takers
+        best: tuple[float, int, float, Worker | None] = min(
+            (
+                (missed * (CROWDING if self._crowds(request, worker, prompt) else 1.0), worker.order, missed, worker)
+                for worker in takers
+                for missed in [self._missed(request, worker, prompt)]
+            ),
+            default=(0.0, 0, 0.0, None),
         )
-        _, missed, _, worker = min(scored, default=(False, 0.0, 0, None))
-        return missed, worker
+        return best[2:]
 
     def too_late(self, request: Request, prefill_s: float) -> bool:
         """Return True if the waiting request's first token could not come in time on an idle worker."""
@@ -159,7 +166,10 @@ class Dispatch:
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
         if slow > 1.0:
             return None
-        return SPREAD * max(near, slow) + (0.0 if request.urgent else self._slowed(worker, prefill_s, itl_s))
+        if request.urgent:
+            return SPREAD * (near + slow)
+        beside = BESIDE_URGENT * worker.urgent / max(worker.count, 1)
+        return SPREAD * max(near, slow) + beside + self._slowed(worker, prefill_s, itl_s)
 
     def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
         """Return True if the request would take of the headroom of urgent ones on the worker: room, slots or pace."""

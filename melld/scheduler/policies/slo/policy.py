@@ -123,9 +123,13 @@ class MellSlo(Policy):
     def _holds(self, request: Request) -> bool:
         """Return True if the request had better wait for an able worker: all compute, and it would harm the others.
 
-        So those that are served are served in time; who has waited too long for that is shed (`too_late`).
+        So those that are served are served in time; who has waited too long for that is shed (`too_late`).  An urgent
+        one waits for urgent ones only: as long as these are the fewer, others make way.
         """
         if not self.targets.sheds or has_begun(request) or self._wakes():
+            return False
+        active = self.cluster.active.values()
+        if request.urgent and 2 * sum(worker.urgent for worker in active) <= sum(worker.count for worker in active):
             return False
         return self.cluster.sleeping(request.kv_bytes) is None
 

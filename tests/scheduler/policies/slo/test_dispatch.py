@@ -42,6 +42,15 @@ def busy(scheduler: Scheduler, worker: str, prompt_s: float, name: str = "x") ->
     scheduler.policy.dispatch.placed(request, cluster.workers[worker], prompt_s)
 
 
+def make_urgent(scheduler: Scheduler, *names: str) -> None:
+    """These requests are of high priority."""
+    for name in names:
+        request = scheduler.cluster.requests[RequestId(name)]
+        request.priority = -1
+        assert request.worker is not None
+        request.worker.urgent += 1
+
+
 def newcomer(kv_bytes: int = 10, arrived_s: float = 10.0) -> Request:
     """A request that has just come."""
     return Request(RequestId("new"), kv_bytes, 0, 99, arrived_s)
@@ -260,13 +269,32 @@ def test_a_waiting_request_is_too_late_if_no_idle_worker_could_serve_it_in_time(
 def test_others_leave_headroom_to_the_urgent_ones_of_a_worker() -> None:
     """Of its memory and of its pace, as long as another worker is able."""
     scheduler = laid_out({"a": 500}, {"b": 600})
-    assert able(scheduler, newcomer(200)) == "w0"
-    scheduler.cluster.requests[RequestId("a")].priority = -1
-    scheduler.cluster.workers["w0"].urgent = 1
+    busy(scheduler, "w1", 1.4)
+    assert able(scheduler, newcomer(300)) == "w0"
+    make_urgent(scheduler, "a")
     assert able(scheduler, newcomer(200)) == "w0"
     assert able(scheduler, newcomer(300)) == "w1"
     learn(scheduler, 0.03, 0.004)
     assert able(scheduler, newcomer(200)) == "w1"
+
+
+def test_others_go_to_the_urgent_only_where_that_is_better_by_some() -> None:
+    """However much room there is; the more of a worker's requests are urgent, the better it must be."""
+    for urgent, chosen in ((0, "w0"), (1, "w0"), (2, "w1")):
+        scheduler = laid_out({"a": 10, "b": 10}, {"c": 10, "d": 10})
+        busy(scheduler, "w1", 0.8)
+        make_urgent(scheduler, *("a", "b")[:urgent])
+        assert able(scheduler) == chosen
+
+
+@pytest.mark.parametrize(("others", "chosen"), [(14, "w1"), (24, "w0")])
+def test_where_nobody_is_able_others_spare_the_urgent_up_to_a_point(others: int, chosen: str) -> None:
+    """Beyond it they would wait for each other more than the urgent gain."""
+    scheduler = laid_out({"a": 100, "b": 100}, {f"n{number}": 20 for number in range(others)})
+    make_urgent(scheduler, "a")
+    learn(scheduler, 0.02, 0.0, 0.001)
+    missed, worker = scheduler.policy.dispatch.least_missed(newcomer(), SMALL)
+    assert (missed, worker.id) == (others + 1 if chosen == "w1" else 3, chosen)
 
 
 def test_the_prompt_of_an_urgent_request_waits_for_urgent_ones_alone() -> None:

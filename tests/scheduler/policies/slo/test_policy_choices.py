@@ -106,6 +106,15 @@ def test_with_all_workers_in_use_a_request_that_would_harm_others_waits() -> Non
     assert placed(scheduler.handle(e.WorkerDown(10.0, WorkerId("w1")))) == {"c": "w0"}
 
 
+def test_an_urgent_request_waits_only_where_most_are_urgent() -> None:
+    """Others make way for it; among its likes it is one of many."""
+    for urgent, is_placed in ((0, True), (1, True), (2, False)):
+        scheduler = slow({"a": 400, "b": 400})
+        scheduler.cluster.workers[WorkerId("w0")].urgent = urgent
+        assert bool(placed(come(scheduler, priority=-1))) is is_placed
+    assert not placed(come(slow({"a": 400, "b": 400}), priority=1))
+
+
 def test_who_has_waited_too_long_is_sent_away_and_not_before() -> None:
     """While a worker sleeps or wakes nobody is; without targets never."""
     scheduler = slow({"a": 400, "b": 400})
