@@ -30,14 +30,14 @@ class Process(NamedTuple):
 class RayNodes:
     """A head, and nodes that join it; each has so many of `melld_device`.  All its processes end with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, auth_mode: str = "token") -> None:
         self._directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         with socket.socket() as taken:
             taken.bind((HEAD, 0))
             self.address = f"{HEAD}:{taken.getsockname()[1]}"
         self.environment = {
             MARK: self._directory,
-            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_MODE": auth_mode,
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_TMPDIR": self._directory,
             "RAY_USAGE_STATS_ENABLED": "0",

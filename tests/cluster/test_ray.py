@@ -118,6 +118,26 @@ async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemo
     assert made.machines[HEAD] is other
 
 
+async def test_a_device_goes_back_to_ray_and_comes_again(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """Its seat ends, and is taken by another."""
+    machine, seat = daemon[1].machines[OTHER], nodes.of_node(OTHER, "ray::Seat")
+    machine.return_seat(0)
+    await until_gone(seat)
+    assert (await machine.take_seat(0)).kind == "cpu"
+    assert nodes.of_node(OTHER, "ray::Seat") != seat
+
+
+@pytest.mark.long
+async def test_a_cluster_that_takes_everybody_is_refused() -> None:
+    """With what to do about it."""
+    with RayNodes("disabled") as open_nodes, pytest.MonkeyPatch.context() as patch:
+        for key, value in open_nodes.environment.items():
+            patch.setenv(key, value)
+        await asyncio.to_thread(open_nodes.start, HEAD)
+        why = await refusal(open_nodes.address)
+    assert f"the Ray cluster at {open_nodes.address} is open: whoever reaches it can run code" in why
+
+
 async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
     """Nothing is told of them; its successor starts agents as it did."""
     heard, _ = daemon
