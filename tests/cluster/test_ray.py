@@ -138,6 +138,7 @@ async def test_a_cluster_that_takes_everybody_is_refused() -> None:
     assert f"the Ray cluster at {open_nodes.address} is open: whoever reaches it can run code" in why
 
 
+@pytest.mark.long
 async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
     """Nothing is told of them; its successor starts agents as it did."""
     heard, _ = daemon

@@ -26,6 +26,8 @@ URGENT = GREEDY | {"priority": -1, "max_tokens": 20}
 KILLED = ("suspending", "aborted", "waiting", "resumed", "step")
 """When the worker dies: before it hears of the suspension; before it says that it has; while the low one waits; as it
 comes back; after the next step."""
+FEW = ("aborted", "waiting")
+"""In the short form."""
 
 
 class Lone(Bench):
@@ -114,7 +116,9 @@ def test_a_suspended_answer_is_the_answer(lone: Lone, name: str) -> None:
     assert lone.suspensions() == before + 1
 
 
-@pytest.mark.parametrize("killed", KILLED)
+@pytest.mark.parametrize(
+    "killed", [pytest.param(step, marks=() if step in FEW else pytest.mark.long) for step in KILLED]
+)
 def test_a_worker_killed_at_any_step_of_a_suspension_costs_no_token(lone: Lone, killed: str) -> None:
     """Whoever died: both streams end as ever."""
     low_alone, high_alone = lone.alone("seeded"), lone.urgent_alone()
