@@ -68,15 +68,16 @@ class ClusterHistory(History):
     def _harmer(self) -> None:
         """Now and then, when all workers are well."""
         chance = random.Random(self._chance.random())
-        for turn in itertools.count():
-            if self._over.wait(self._harm_every_s):
-                return
+        turns = itertools.cycle(self._harms)
+        while not self._over.wait(self._harm_every_s):
             if any(worker["state"] not in CALM for worker in self._look()):
                 continue
-            name = [*self._harms][turn % len(self._harms)]
-            with contextlib.suppress(ProcessLookupError, IndexError, AssertionError):  # it has just been started anew
+            name = next(turns)
+            try:
                 self._harms[name](chance)
                 self.tally[name] += 1
+            except (ProcessLookupError, AssertionError, IndexError) as missed:  # it has just been started anew
+                self.tally[f"missed ({name}: {type(missed).__name__})"] += 1
 
     def _agent(self, chance: random.Random) -> int:
         return self._nodes.of_node(chance.choice([HEAD, OTHER]), "melld: agent")
@@ -87,11 +88,12 @@ class ClusterHistory(History):
         os.kill(victim["pid"], signal.SIGKILL)
 
     def _freeze_agent(self, chance: random.Random) -> None:
-        """Until it is given up, and then it thaws: what it still says counts for nothing."""
+        """Until it is given up, and its actor killed; one that thaws before counts for nothing either."""
         agent = self._agent(chance)
         os.kill(agent, signal.SIGSTOP)
         self._over.wait(2 * SILENCE_S)
-        os.kill(agent, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent, signal.SIGCONT)
 
     def _kill_node(self, _: random.Random) -> None:
         """Kill the node without Ray's head, and start another in its place."""
@@ -171,8 +173,8 @@ def figures(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
     """Measure in turns; print the ratios with their spread."""
     found: dict[str, list[float]] = {}
     with (
-        DaemonProcess(model, "--device", "cpu:4", *SPREAD) as local,
-        DaemonProcess(model, *flags_of(nodes), *SPREAD) as remote,
+        DaemonProcess(model, "--device", "cpu:4", *SPREAD, genuine=True) as local,
+        DaemonProcess(model, *flags_of(nodes), *SPREAD, genuine=True) as remote,
     ):
         for daemon in (local, remote):
             daemon.wait_ready()
