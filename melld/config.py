@@ -31,17 +31,16 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
     """Directory of the model, or its name on Hugging Face."""
     name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
-    """Its name for clients, or several: `["llama", "gpt-4o"]`; the first stands in answers and metrics.  Default:
-    the last part of the path."""
+    """Its name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics have the first.  Default: the last
+    part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}  # noqa: RUF012  a Struct copies it
     """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
     lora: Annotated[tuple[AdapterConfig, ...], msgspec.Meta(examples=[[{"name": "pirate", "path": "/pirate"}]])] = ()
-    """LoRA adapters, as `[[model.lora]]`: clients ask for one by its `name`; `path` is a directory, or a name on
-    Hugging Face."""
+    """LoRA adapters, as `[[model.lora]]`, each with the `name` that clients ask for, and a `path` like the model's."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """While KV memory is short, the next goes to the model that had the least for its weight and rate of requests."""
+    """Of several models: its share while KV memory is short, beside its rate of requests."""
     pinned: bool = False
-    """Of several models: loaded at the start, and never unloaded for another or when idle."""
+    """Of several models: loaded at the start, and never unloaded."""
     keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
     """Seconds without requests until it is unloaded, in place of `[idle]`.  0: at once.  `inf`: never."""
 
@@ -66,10 +65,10 @@ class CpuDevices(Table, frozen=True, kw_only=True):
     count: Positive = 2
     """How many workers."""
     kv_bytes: int | str = "128MiB"
-    """The KV cache of each, for one model."""
+    """The KV cache of each, with one model."""
     memory_bytes: Annotated[int | str | None, msgspec.Meta(examples=["16GiB"])] = None
-    """What each may hold of several models, weights and KV, and of one model's weights.  Default: nine tenths of
-    the available memory, divided among them."""
+    """What each may hold: weights and KV of several models, or the weights of one.  Default: nine tenths of the
+    available memory, divided among them."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -86,8 +85,7 @@ class DevicesConfig(Table, frozen=True, kw_only=True):
     """`cuda` or `cpu`; neither: all GPUs, else two CPU devices."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """GPUs, by index or UUID.  One named twice gets two workers: then `[model.vllm] kv_cache_memory_bytes` must say
-    the memory of each."""
+    """GPUs, by index or UUID.  One named twice gets two workers, each with `[model.vllm] kv_cache_memory_bytes`."""
     cpu: CpuDevices | None = None
     per_worker: Annotated[Positive | None, msgspec.Meta(examples=[2])] = None
     """Devices of each worker, which divide every layer among them (tensor parallelism); a divisor of the model's
@@ -107,31 +105,30 @@ class SchedulerConfig(Table, frozen=True, kw_only=True):
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
     """Period of re-planning."""
     headroom_s: Seconds = 0.5
-    """A worker keeps free what its requests add in this time: that of an epoch, a move and a block."""
+    """A worker keeps free what its requests add in this time."""
     prefix_aware: bool = True
-    """Prefer, where the targets are kept, a worker that probably has the prompt's beginning cached (`mell-slo`)."""
+    """Prefer a worker that probably has the prompt's beginning cached (`mell-slo`)."""
     roles: Literal["auto", "off"] = "off"
-    """`auto`: some workers only compute prompts and hand them over after the first token, while that keeps a tight
-    `itl_ms` better (`mell-slo`)."""
+    """`auto`: some workers only compute prompts, while that keeps a tight `itl_ms` better (`mell-slo`)."""
     fixed_roles: dict[str, Literal["mixed", "prefill", "decode"]] = {}  # noqa: RUF012  a Struct copies it
     """Roles by worker instead, `--role w0=prefill` each; the others are mixed."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
-    """A file for all decisions and their facts: docs/decision-log.md."""
+    """A file for all decisions: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """How many ended requests `melld why` remembers, some KiB each."""
 
 
 class PrioritiesConfig(Table, frozen=True, kw_only=True):
-    """The classes of requests: high (`priority` below 0), normal (0) and low."""
+    """High (`priority` below 0), normal (0) and low requests: docs/scheduling.md."""
 
     headroom: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.25
-    """Part of a worker's room and pace that others leave to high ones there, if they find a place elsewhere."""
+    """Part of a worker's room and pace that others leave to the high ones there, if they find room elsewhere."""
     age_s: PositiveSeconds = 60.0
-    """A request that has waited so long goes as one of the next class."""
+    """Each such wait lifts a request by a class."""
     hole_s: Seconds = 2.0
-    """Longest moves that make room for a large request (an eighth of a worker) at the head of the line; 0: none."""
+    """How long moves may take that make room for a large request; 0: none are made."""
     suspend: bool = True
-    """Where that makes no room for a high request, a low one gives up its place and resumes later."""
+    """Suspend a low request where a high one finds no room otherwise."""
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):
@@ -139,15 +136,13 @@ class TargetsConfig(Table, frozen=True, kw_only=True):
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
     """Longest mean time between two tokens of a request.  In each step prompts get what decoding leaves of it (of twice
-    as much with `mell-slo`); other policies add no request to a worker whose decoding takes longer.  Default, for
-    `mell-slo` alone: 50 ms, or twice a step with one request where that is longer."""
+    as much with `mell-slo`).  Default, for `mell-slo` alone: 50 ms, or twice a lone step where that is longer."""
     ttft_s: PositiveSeconds = 2.0
     """Longest time until the first token; four times what the prompt takes alone, if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
-    """Part of the requests that `mell-slo` aims to serve within each."""
+    """Part of the requests that `mell-slo` aims to serve so."""
     shed: bool = False
-    """When all workers are busy, send requests away (503) whose first token can no longer come in time.  Else all
-    are served, more slowly."""
+    """When all workers are busy, send requests away (503) whose first token can no longer come in time."""
 
     @property
     def itl_s(self) -> float | None:
@@ -161,14 +156,14 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
     checksum: bool = False
     """Compare copied blocks with the source's; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
-    """Most that one link (one worker to another) may copy per second: `"2GiB"`."""
+    """Most that may be copied from one worker to another per second: `"2GiB"`."""
     boundaries: Literal["auto", "saved", "default"] = "auto"
-    """What links may carry and workers compute for moves in an epoch: `auto`, as measured at the first start while
-    idle; `saved`, by `melld profile`; `default`, generous figures."""
+    """Limits for moves: `auto`, as measured at the first start while idle; `saved`, by `melld profile`; `default`,
+    generous figures."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """How much longer, as a fraction, steps may become beside tokens of moves."""
+    """How much longer, as a fraction, steps may become by tokens of moves."""
     max_moves_per_link: Positive = 4
-    """Most moves under way from one worker to another; more wait."""
+    """Most moves at a time from one worker to another."""
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
@@ -179,15 +174,11 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
 
 
 class IdleConfig(Table, frozen=True, kw_only=True):
-    """The rest of a worker that is not needed.
-
-    First it sleeps: its process stays, and answers at once.  Then its process ends, which frees memory and power
-    until it is needed.
-    """
+    """A worker that is not needed first sleeps: its process stays, and answers at once.  Then its process ends."""
 
     sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None
     """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo`: as long as staying awake costs
-    less than being woken, by how soon it was needed so far."""
+    less than being woken."""
     stop_after_s: Seconds = 240.0
     """Seconds asleep after which its process ends; longer if it was needed again soon."""
 
@@ -196,12 +187,12 @@ class HealthConfig(Table, frozen=True, kw_only=True):
     """The signs of a hung worker, which is killed and replaced."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long it may leave pings unanswered; it answers them while it computes."""
+    """How long it may leave pings unanswered."""
     step_timeout_s: PositiveSeconds = 300.0
     """How long one step may take."""
     steady_after_s: Seconds = 120.0
-    """How long one that has died must work to be trusted again: until then each death doubles the wait for the next
-    start, from 1 to 60 s, and it gets what no other has room for."""
+    """How long one that has died must work to be trusted again.  Until then each death doubles the wait for its next
+    start, from 1 to 60 s, and it gets only what no other has room for."""
 
 
 class Config(Table, frozen=True, kw_only=True):

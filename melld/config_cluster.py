@@ -17,7 +17,7 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     devices_per_machine: Literal["all"] | Positive = "all"
     """How many devices to use of each machine: GPUs, or for CPU devices what it has of the resource `melld_device`."""
     min_machines: Positive = 1
-    """How many machines must have joined before the workers are started; others join when they can."""
+    """How many machines must have joined before the workers are started."""
     start_timeout_s: PositiveSeconds = 120.0
     """How long that may take, and later the start of melld's agent on one machine."""
     listen: Annotated[str | None, msgspec.Meta(examples=["10.0.0.1"])] = None
@@ -25,10 +25,9 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     port: Port = 0
     """The port there.  0: a free one."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """After so long without a word a machine is lost: the daemon resumes its requests elsewhere, and its agent ends its
-    workers."""
+    """Silence after which a machine is lost: its requests go on elsewhere, and it ends its workers."""
     return_idle: bool = False
-    """Give the devices of stopped workers back to Ray, for others to use, and take devices again to start them.  While
-    none is free a start fails; after five such, only `melld resume` tries again."""
+    """Give the devices of stopped workers back to Ray, and take devices again to start them.  After five starts without
+    a free one, only `melld resume` tries again."""
     allow_open_cluster: bool = False
     """Use a cluster without `RAY_AUTH_MODE=token`, where everybody who reaches a node can run code."""

@@ -24,7 +24,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """The HTTP API with its limits, and the control socket."""
 
     host: str = "127.0.0.1"
-    """Where the API listens.  Beyond loopback it needs a key.  A socket unit of systemd overrides it and `port`."""
+    """Where the API listens.  Beyond loopback it needs a key.  A socket unit overrides it and `port`."""
     port: Port = 8000
     """TCP port; 0 takes a free one."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
@@ -35,8 +35,8 @@ class ServerConfig(Table, frozen=True, kw_only=True):
         tuple[ClientConfig, ...],
         msgspec.Meta(examples=[[{"key": DIGEST, "name": "chat", "priority": -1}]], extra=SECRET),
     ] = ()
-    """Keys with names, as `[[server.clients]]`: `key` (such a digest), `name`, `priority` of requests that
-    ask for none, `min_priority`: the most urgent that they may ask for.  Lower goes first."""
+    """Keys with names, as `[[server.clients]]`: `key` (such a digest), `name`, `priority` of requests that ask for
+    none, `min_priority`."""
     allow_remote_without_key: bool = False
     """Listen beyond loopback even without a key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
@@ -55,7 +55,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     max_concurrent_requests: Positive = 1024
     """Most calls that run or wait at a time (429)."""
     max_queued_requests: Positive = 1024
-    """Most requests that wait; then the newest of the client with most of them gets a 429."""
+    """Most requests that wait (429)."""
     queue_deadline_s: PositiveSeconds = 300.0
     """How long a request may wait for room before it begins (503)."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
@@ -63,18 +63,17 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     max_stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 256
     """Most answers of `/v1/responses` that are kept for a key; 0 stores none."""
     max_stored_response_bytes: Positive = 16 * MIB
-    """Most bytes of them, with their prompts; the oldest go first."""
+    """Most bytes of them, with their prompts."""
     max_prompts_per_call: Positive = 256
     """Most prompts in one call."""
     max_choices: Positive = 128
     """Largest `n`."""
     max_prompt_logprobs: Positive = 10_000
-    """Most prompt tokens times (logprobs + 1) of a call, half a kilobyte each; all calls may have sixteen times
-    as many."""
+    """Most prompt tokens times (logprobs + 1) of a call."""
     max_repeated_prompt_tokens: Positive = 1_000_000
     """Most prompt tokens times `n`."""
     max_message_parts: Positive = 3000
-    """Most messages, parts and tool calls of a call; a thousand stop all streams for about 10 ms."""
+    """Most messages, parts and tool calls of a call."""
     max_tool_arguments: Positive = 1 << 19
     """Most characters in the arguments of a conversation's tool calls."""
     max_stop_strings: Positive = 64
@@ -82,17 +81,17 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     max_json_depth: Positive = 64
     """Deepest nesting in a body."""
     max_constraint_bytes: Positive = 128 << 10
-    """Largest constraint on an output, such as a JSON schema; all tools together may have eight times as much."""
+    """Largest constraint on an output, such as a JSON schema."""
     constraint_cpu_s: PositiveSeconds = 2.0
     """CPU time to compile a constraint (400)."""
     slow_reader_s: PositiveSeconds = 30.0
-    """A stream that its client does not read for this long ends, with its request."""
+    """How long a client may leave its stream unread before it ends."""
     keep_alive_comment_s: PositiveSeconds = 15.0
-    """A stream silent for this long gets a comment line, so that no proxy cuts it."""
+    """Silence after which a stream gets a comment line, so that no proxy cuts it."""
     keep_alive_s: PositiveSeconds = 75.0
-    """How long an idle connection is kept."""
+    """How long an idle connection stays open."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
-    """Roles that the model's chat template knows beside OpenAI's."""
+    """Roles that the chat template knows beside OpenAI's."""
     allow_internal_media_urls: bool = False
     """Fetch images named by URL from addresses that are not public, too."""
     drain_s: Seconds = 30.0

@@ -32,10 +32,10 @@ class WorkerState(enum.StrEnum):
     STARTING = "starting"  # its process loads the model; no token yet
     READY = "ready"  # runs requests
     DRAINING = "draining"  # its requests end or move away; takes no new ones
-    ASLEEP = "asleep"  # not needed now; its process waits, and can serve at once
+    ASLEEP = "asleep"  # its process waits, and can serve at once
     STOPPING = "stopping"  # its process is ending
     WAKING = "waking"  # its process starts again; requests placed on it wait
-    DRAINED = "drained"  # no process, as an operator wants its device; `melld resume` starts it
+    DRAINED = "drained"  # an operator took its device; `melld resume` starts it
     STOPPED = "stopped"  # no process; started when needed
     FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
@@ -60,7 +60,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     role: Role = Role.MIXED
     reason: str = ""
-    """Why it is in that state, or why a reading of its device is missing; empty when all is well."""
+    """Why it is in that state, or why a reading is missing."""
     pid: int | None = None
     capacity_bytes: int = 0
     """Size of its KV cache; 0 until it has been ready."""
@@ -68,34 +68,33 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """KV in use; a block that requests share counts once."""
     total_blocks: int = 0
     used_blocks: int = 0
-    """Those in use; what the prefix cache alone holds is free."""
+    """What the prefix cache alone holds is free."""
     reserved_blocks: int = 0
-    """Those reserved for requests on their way here."""
+    """For requests on their way here."""
     promised_bytes: int = 0
-    """KV kept for a large request that waits, while others move away."""
+    """KV kept for a large request that waits."""
     freeness_s: float | None = None
-    """How long its free KV lasts its requests as they grow; null without requests, or before they have grown."""
+    """How long its free KV lasts as its requests grow."""
     running_requests: int = 0
-    """Requests in its batch."""
     waiting_requests: int = 0
     """Requests that it has not begun, or has preempted."""
     max_requests: int = 0
     tokens_per_s: float = 0.0
-    """Output tokens per second, lately."""
+    """Output tokens, lately."""
     step_ms: float | None = None
     """Median of its latest steps."""
     memory_bytes: int | None = None
-    """Device memory in use by any process; on a CPU device, its process's resident memory."""
+    """In use on the device, by any process; of a CPU worker, its resident memory."""
     memory_total_bytes: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
     utilisation: float | None = None
-    """Part of the last period in which the device was busy; on a CPU device, of one core."""
+    """Part of the time in which the device is busy; of a CPU worker, of one core."""
     restarts: int = 0
     size_class: str | None = None
-    """Size class of its largest request: `T`, `S`, `M`, `L`."""
+    """Of its largest request: `T`, `S`, `M`, `L`."""
     why: str = ""
-    """Why it is awake or not, when it will sleep, the progress of its drain."""
+    """Why it is awake or not, when it will sleep, how far its drain is."""
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
@@ -122,28 +121,28 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A request: one sequence; a call with `n` has several."""
 
     request: str
-    """Its id: the client's, with a suffix for each sequence of a call."""
+    """The client's id, with a suffix for each sequence of a call."""
     model: str = ""
     worker: str | None = None
-    """Its worker; null while it is queued."""
+    """Null while it is queued."""
     phase: Phase
     tier: Tier = Tier.DEFAULT
     priority: int = 0
-    """The same in full: lower goes first."""
+    """Lower goes first."""
     prompt_tokens: int
     output_tokens: int = 0
     kv_bytes: int = 0
-    """Its KV; a shared block counts for each request."""
+    """A shared block counts for each request."""
     blocks: int = 0
     age_s: float
     moves: int = 0
     suspensions: int = 0
-    """Times that it gave up its worker to an urgent request, to resume later."""
+    """Times that it was suspended for an urgent request."""
     pinned: bool = False
-    """True if an operator has sent it to its worker or destination, where it stays."""
+    """True if an operator sent it to its worker, where it stays."""
     moving_to: str | None = None
     moving_step: str | None = None
-    """Step of its move: `copying`, `freezing`."""
+    """`copying` or `freezing`."""
 
 
 class MovingState(enum.StrEnum):
@@ -154,14 +153,14 @@ class MovingState(enum.StrEnum):
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A move, decided and not over.  Its request counts on both workers."""
+    """A move that is not over; its request counts on both workers."""
 
     request: str
     source: str
     destination: str
     state: MovingState
     via: str | None = None
-    """`kv` or `tokens`; null until it begins."""
+    """`kv` or `tokens`."""
     kv_bytes: int
     cause: str
     """`overload`, `drain`, `operator`, ..."""
@@ -171,7 +170,7 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The way from one worker to another, while both have a process."""
+    """The way from one worker to another."""
 
     source: str
     destination: str
@@ -195,12 +194,12 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model."""
 
     model: str
-    """Its name: the first of `names`."""
+    """The first of `names`."""
     names: tuple[str, ...]
     """All that clients may call it."""
     state: ModelState
     reason: str = ""
-    """Why it cannot be served; empty if it can."""
+    """Why it cannot be served."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,40 +210,38 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, or `failed`."""
     resident_bytes: int = 0
-    """Memory taken or kept for its weights and all else beside lent KV memory."""
+    """Memory for its weights and all else but lent KV memory."""
     granted_bytes: int = 0
     """KV memory that it may use now."""
     used_bytes: int = 0
-    """KV memory of its requests, as its scheduler counts."""
+    """KV memory of its requests."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that several models share: its memory is what models take, what they were granted, and the rest."""
+    """A device that several models share."""
 
     device: str
     memory_bytes: int
-    """What it may hold of weights and KV together."""
+    """What it may hold of weights and KV."""
     free_bytes: int = 0
-    """KV memory that any of them may be granted."""
+    """What may still be granted."""
     arena_bytes: int | None = None
-    """Memory that KV takes now, granted or not; null where KV memory is not lent."""
+    """What KV takes now; null where KV memory is not lent."""
     models: tuple[TenantStatus, ...] = ()
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Targets of requests, and the part that met them; those sent away for want of room missed both targets."""
+    """Targets, and the part of the requests that met them; those sent away for want of room met none."""
 
     itl_target_ms: float | None = None
-    """Longest mean time between two tokens of a request."""
     ttft_target_s: float = 0.0
-    """Longest time until the first token; four times its prompt's computing, if that is longer."""
     requests: int = 0
     attainment: float | None = None
-    """Part that met both targets."""
+    """Part that met both."""
     ttft_attainment: float | None = None
-    """Part whose first token came in time."""
+    """Of the first token alone."""
     itl_attainment: float | None = None
-    """Part whose tokens kept pace."""
+    """Of the pace alone."""
 
 
 class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +250,7 @@ class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     workers: tuple[str, ...]
     reason: str = ""
-    """Why it is lost; empty while it serves."""
+    """Why it is lost."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,15 +263,15 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The first of `models`."""
     models: tuple[str, ...] = ()
-    """Names of the first served model."""
+    """Names of the first model."""
     served: tuple[ModelStatus, ...] = ()
     devices: tuple[DeviceStatus, ...] = ()
-    """Devices that several models share; empty with one model."""
+    """Empty with one model."""
     machines: tuple[MachineStatus, ...] = ()
-    """Machines that have joined; empty without a cluster."""
+    """Empty without a cluster."""
     state: DaemonState
     uptime_s: float
-    """Seconds since its start; counts and sums begin there too."""
+    """Since its start, where counts and sums begin."""
     url: str
     policy: str
     queued_requests: int = 0
@@ -283,18 +280,18 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...] = ()
     preemptions: int = 0
     suspensions: int = 0
-    """Requests that gave up their worker to an urgent one; each time counts."""
+    """Times that a request was suspended for an urgent one."""
     worker_seconds_awake: float = 0.0
     gpu_hours_saved: float = 0.0
-    """Hours that workers slept or were stopped."""
+    """While workers slept or were stopped."""
     service: ServiceStatus = ServiceStatus()
     roles: str = ""
-    """Why the workers have their roles; empty where there are none."""
+    """Why the workers have their roles."""
     boundaries: str = ""
-    """Limits of links and workers for moves; `melld profile --show --json` has the figures."""
+    """Limits for moves; `melld profile --show --json` has the figures."""
     links: tuple[LinkStatus, ...] = ()
     async_scheduling: str = ""
     """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
     requests: tuple[RequestStatus, ...] = ()
-    """Unfinished requests: those on workers, then the queue in its order."""
+    """Those on workers, then the queue in its order."""

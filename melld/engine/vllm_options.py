@@ -78,17 +78,15 @@ _REASONS = {
         "ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers"
     ),
     "melld lets no other web page call it": "allow_credentials allowed_origins allowed_methods allowed_headers",
-    "melld's API is its own, and takes no part of vLLM's HTTP server": (
+    "melld has an HTTP server of its own": (
         "root_path middleware disable_fastapi_docs enable_offline_docs uvicorn_log_level grpc grpc_port headless "
         "api_server_count"
     ),
     "every answer carries x-request-id already": "enable_request_id_headers",
     "melld writes no access log": "disable_uvicorn_access_log disable_access_log_for_endpoints",
     "melld never logs prompts or answers": "enable_log_requests enable_log_outputs enable_log_deltas max_log_len",
-    "melld's log is its own, and has the traceback of every error that is not the client's": (
-        "log_error_stack log_level log_config_file logging_config"
-    ),
-    "melld's metrics are made of them, for each worker": "disable_log_stats aggregate_engine_logging",
+    "melld writes its own log: use --log-level": ("log_error_stack log_level log_config_file logging_config"),
+    "melld's metrics are made of them": "disable_log_stats aggregate_engine_logging",
     "use /status and the metric melld_http_calls_in_flight": "enable_server_load_tracking",
     "/tokenizer_info is not served: use /tokenize and /detokenize": "enable_tokenizer_info_endpoint",
     "the endpoints that it concerns are not served": (
@@ -96,11 +94,11 @@ _REASONS = {
     ),
     "melld loads no plugin for /pooling": "io_processor_plugin",
     "a query's vectors would be on one worker, its documents on others": "enable_flash_late_interaction",
-    "a worker's devices divide each layer of the model among them: use [devices] per_worker": (
+    "[devices] per_worker says how many devices make a worker": (
         "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size "
         "nnodes node_rank master_addr master_port enable_shm_tensor_arena"
     ),
-    "melld starts all processes of a worker itself, on this machine and without Ray: use [devices] per_worker": (
+    "melld starts a worker's processes itself: use [devices] per_worker": (
         "distributed_executor_backend ray_workers_use_nsight max_parallel_loading_workers"
     ),
     "each worker is a replica of the model: name more [devices]": (
@@ -115,7 +113,7 @@ _REASONS = {
     ),
     "the counts of a request would not move with it": "per_request_spec_decode_metrics",
     "melld moves requests through vLLM's own scheduler": "scheduler_cls",
-    "melld puts workers to sleep itself ([idle]): siblings cannot read KV in memory that vLLM manages": (
+    "melld puts workers to sleep itself: use [idle]": (
         "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator"
     ),
     "use [[model.lora]], each with name and path": "lora_modules default_mm_loras",

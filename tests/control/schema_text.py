@@ -50,13 +50,13 @@ WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, Tier, MovingState)
 INTRODUCTION = f"""\
 # What `melld status --json` prints
 
-One JSON object of schema {SCHEMA}; with `--watch` one per line, twice a second. The control socket answers the same:
+One JSON object; with `--watch` one per line, twice a second. The control socket answers the same:
 
     curl --unix-socket /run/melld/control.sock http://melld/status
 
-Within one schema number, fields and states may be added; none is removed, renamed or given another meaning. `?` marks
-what is `null`, never 0, where it is not known, `[]` a list, in the order of configuration or events. Sizes are in
-bytes, `_s` is seconds, `_ms` milliseconds, `_w` watts, `_c` degrees Celsius; parts are from 0 to 1.
+This is schema {SCHEMA}. Fields and states may be added to it; none is removed, renamed or given another meaning. `[]`
+marks a list, `?` what is `null` where it is unknown. Units end the names: `_bytes`, `_s` seconds, `_w` watts, `_c`
+degrees Celsius. Parts are from 0 to 1; a reason is empty when all is well.
 """
 
 

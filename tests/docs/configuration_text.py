@@ -24,17 +24,16 @@ INTRODUCTION = """\
 
 One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the service manager's
 `$CONFIGURATION_DIRECTORY`. Flags override it: those named below, and `--set TABLE.KEY=VALUE` for any key. An unknown
-key or a wrong value refuses to start and says where. `python -m tests.docs.configuration_text` writes this page from
-`melld/config.py` and `config_server.py`.
+key or a wrong value refuses to start and says where.
 
 ```sh
 melld check-config --model .demo-model
 melld check-config --model .demo-model --set server.drain_s=5 --json --quick
 ```
 
-The first asks vLLM too and shows what is in force; the second, for programs, leaves vLLM out. Keys that *reload* also
-change on SIGHUP (`systemctl reload melld`). Each key stands with its default, whose type it has. A size is a number of
-bytes or a string such as `"128MiB"`; seconds may be `inf`, for never.
+The first asks vLLM too and shows what is in force; the second, for programs, leaves vLLM out. Keys that *reload*
+change on SIGHUP (`systemctl reload melld`), the others at the next start. A size is a number of bytes or a string such
+as `"128MiB"`; seconds may be `inf`, for never.
 
 `[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
 """
@@ -96,7 +95,7 @@ def _table(name: str, kind: type[msgspec.Struct]) -> str:
         remarks = "; ".join(filter(None, [value, flag, "reloads" if dotted in changing else ""]))
         rows.append(f"- `{field.name}{default}`{remarks and f' ({remarks})'}: {described[field.name]}")
     about = " ".join((kind.__doc__ or "").split())
-    return "\n".join([f"## `[{name}]`\n", f"{about}\n", *rows, ""])
+    return "\n".join([f"## `[{name}]`\n", *([f"{about}\n"] if len(about.split()) > 5 else []), *rows, ""])
 
 
 def _struct_in(kind: object) -> type[msgspec.Struct] | None:

@@ -1,12 +1,14 @@
 """Writes the last section of docs/api.md: the options of `vllm serve` that melld refuses, by reason."""
 
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEADING = "## Options of `vllm serve`\n"
+KNOWN = ENGINE_OPTIONS | FRONTEND_OPTIONS | REFUSED_OPTIONS.keys()
 
 
 def options_text() -> str:
@@ -14,13 +16,25 @@ def options_text() -> str:
     served = len(ENGINE_OPTIONS | FRONTEND_OPTIONS)
     lines = [
         HEADING,
-        f"{served} of them go to vLLM from `[model.vllm]`, spelt with `_` or `-`; the others are refused.",
+        f"{served} of them go to vLLM from `[model.vllm]`, spelt with `_` or `-`. The others are refused:",
     ]
     lines += [""]
     for reason, entries in groupby(REFUSED_OPTIONS.items(), key=lambda entry: entry[1]):
-        names = [f"`{name}`" for name, _ in entries if not name.startswith("_")]
+        names = [f"`{name}`" for name in families([name for name, _ in entries if not name.startswith("_")])]
         lines += [f"- {', '.join(names)}: {reason}"] if names else []
     return "\n".join(lines) + "\n"
+
+
+def families(names: Sequence[str]) -> list[str]:
+    """Return the names, with `x_*` in place of three or more where all options that begin so are among them."""
+    return list(dict.fromkeys(_family(name, names) for name in names))
+
+
+def _family(name: str, names: Sequence[str]) -> str:
+    beginnings = list(accumulate(f"{word}_" for word in name.split("_")[:-1]))
+    those = [[known for known in KNOWN if known.startswith(beginning)] for beginning in beginnings]
+    whole = [one for one in those if len(one) > 2 and set(one) <= set(names)]
+    return f"{beginnings[max(i for i, one in enumerate(those) if one == whole[0])]}*" if whole else name
 
 
 if __name__ == "__main__":

@@ -146,6 +146,14 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
                 assert not section or section in sections(found), f"{page.name}: {target}#{section}"
 
 
+def test_every_file_that_a_page_names_exists() -> None:
+    """Who looks for it finds it: from the root, or from the packages that docs/architecture.md describes."""
+    bases = (ROOT, ROOT / "melld", ROOT / "melld" / "engine")
+    for page in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for name in re.findall(r"`(\w[\w/.-]*/[\w.-]+\.(?:json|md|py|txt|toml))`", page.read_text()):
+            assert any((base / name).is_file() for base in bases), f"{page.name}: {name}"
+
+
 def sections(page: Path) -> set[str]:
     """Return the names by which links lead to the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

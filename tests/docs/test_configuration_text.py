@@ -18,7 +18,7 @@ def test_every_key_says_what_it_means() -> None:
 
 
 def test_the_page_is_the_one_that_the_code_writes() -> None:
-    """A default that has changed, or a new key, cannot be missing from it.  Write it anew as the page says."""
+    """A new key or default cannot be missing.  `python -m tests.docs.configuration_text` writes the page."""
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_text()
 
 
