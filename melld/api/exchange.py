@@ -1,4 +1,4 @@
-"""One HTTP request while it is answered: whose it is, and how far its answer has come.
+"""One HTTP request while it is answered: its client, and how far its answer has come.
 
 Owns the head of every answer.  Decides nothing: `app` does.
 """

@@ -23,7 +23,7 @@ BEGIN = (
     "import sys; sys.path[:] = {path!r}; from melld.cluster.agent import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 SEATS_S = 30.0
-"""How long Ray may take for the seats: devices that others use are not waited for."""
+"""How long Ray may take for the seats; devices that others use are not waited for."""
 RETURNED_S = 1.0
 """How long Ray may take to fetch a result, before the process that made it ends."""
 
@@ -32,7 +32,7 @@ class Seat:
     """Holds a device."""
 
     def gpu(self) -> str:
-        """Return what Ray calls the GPU: its index or UUID; "" on a CPU."""
+        """Return Ray's name of the GPU, its index or UUID; "" on a CPU."""
         return str(next(iter(ray.get_gpu_ids()), ""))
 
 
@@ -84,7 +84,7 @@ class AgentActor:
         return "the agent was killed"
 
     def _first_seats(self, devices: int) -> tuple[str, ...]:
-        """Take all seats at once, and keep those that Ray has a device for."""
+        """Ask Ray for all seats at once, and keep those that get a device."""
         seats = [self._new_seat() for _ in range(devices)]
         asked = {seat.gpu.remote(): seat for seat in seats}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=SEATS_S)

@@ -71,7 +71,7 @@ class NotJoined(MelldError):
 
 
 class Relay:
-    """The ear of one worker: passes on what it hears to the daemon.  `number`: the daemon's, on this connection."""
+    """Relays what one worker says to the daemon.  `number`: the daemon's, on this connection."""
 
     def __init__(self, number: int, daemon: Link, ended: Callable[[int], None]) -> None:
         self._number = number
@@ -129,7 +129,7 @@ class Agent:
         self._kind = ""
 
     async def run(self) -> None:
-        """Serve the daemon until it or the parent is gone."""
+        """Serve the daemon until it or the parent ends."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._parent, sock=self._parent_socket)
         serving = asyncio.ensure_future(self._serve())
         serving.add_done_callback(self._failed)

@@ -61,7 +61,7 @@ class Launching:
     def __init__(self) -> None:
         self.back_off_s = 1.0
         self.node = ""
-        """Where it has been asked for, by Ray's id."""
+        """The node, by Ray's id."""
         self.timer: asyncio.TimerHandle | None = None
         self.failure = ""
 
@@ -100,7 +100,7 @@ class Cluster:
             MelldError: the cluster cannot be used, or too few machines join in time; the cluster is stopped.
         """
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError("[cluster] address", "Ray is not installed: pip install 'melld[cluster]'")
+            raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
         facts = await asyncio.to_thread(facts_of, self._models)
         self._started = asyncio.get_running_loop().create_future()
         self._gate = Gate(facts, self._config.silence_s, self._entered, self._refused)
@@ -116,7 +116,7 @@ class Cluster:
             raise ClusterFailed(f"{waited}: {self._failures() or self._no_nodes()}") from None
 
     async def stop(self) -> None:
-        """End the launcher and dismiss every agent, whose workers have ended by now; no loss is told."""
+        """End the launcher and every agent, whose workers have ended by now; report no loss."""
         if self._started is None:
             return
         for task in self._tasks:
@@ -191,14 +191,14 @@ class Cluster:
                 self._summon(name)
 
     def _forget(self, is_void: Callable[[str, str], bool]) -> None:
-        """Wait no longer for agents that will not come: void is what was asked for that name on that node."""
+        """Stop waiting for agents that will not come; `is_void(name, node)` says which."""
         for name, launching in self._launching.items():
             if launching.timer is not None and launching.node and is_void(name, launching.node):
                 launching.timer.cancel()
                 launching.timer, launching.node = None, ""
 
     def _summon(self, name: str) -> None:
-        """Ask for an agent on a node, if it can be."""
+        """Ask for an agent on a node, if that is possible now."""
         launching = self._launching[name]
         launching.timer, launching.node = None, ""
         node = self._nodes.get(name)

@@ -13,9 +13,9 @@ from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 
 MAX_PIECE_BYTES = 1 << 18
-"""Most bytes of a worker's wire in one envelope: a long message of one worker then delays the others' little."""
+"""Most bytes of a worker's wire in one envelope, so that one worker's long message hardly delays the others."""
 MAX_ENVELOPE_BYTES = 1 << 20
-"""Anything larger is no envelope."""
+"""A larger frame is refused."""
 MAX_PARTS = 512
 
 
@@ -48,11 +48,11 @@ class Bytes(Envelope, frozen=True, tag=True):
 
 
 class Beat(Envelope, frozen=True, tag=True):
-    """Sent regularly: its absence is silence."""
+    """Sent regularly, so that silence means a loss."""
 
 
 class Leave(Envelope, frozen=True, tag=True):
-    """The end of the connection in good order; the agent ends its workers."""
+    """An orderly end of the connection; the agent ends its workers."""
 
     reason: str
 
@@ -61,13 +61,13 @@ class Leave(Envelope, frozen=True, tag=True):
 
 
 class Hello(Envelope, frozen=True, tag=True, kw_only=True):
-    """The first envelope.  `token`: from the summons, of use once."""
+    """The first envelope.  `token`: from the summons, valid once."""
 
     token: str
     machine: str
     versions: dict[str, str]
     model_digests: dict[str, str]
-    """Of each model's path; "" for a model that is not there."""
+    """A digest by model path; "" for a model that is not there."""
     devices: tuple[DeviceFacts, ...]
 
 
@@ -139,7 +139,7 @@ class Summons(Envelope, frozen=True, tag=True, kw_only=True):
     """Where the daemon listens."""
     port: int
     certificate: str
-    """The only one that the agent takes there, as PEM."""
+    """The only certificate that the agent accepts there, as PEM."""
     token: str
     machine: str
     device_kind: str
@@ -147,7 +147,7 @@ class Summons(Envelope, frozen=True, tag=True, kw_only=True):
     """Most devices to use."""
     models: tuple[str, ...]
     environment: dict[str, str]
-    """Of its workers, over the machine's own."""
+    """Environment of its workers, which overrides the machine's."""
     silence_s: float
 
 
@@ -158,7 +158,7 @@ class Seated(Envelope, frozen=True, tag=True):
 
 
 class SeatAnswer(Envelope, frozen=True, tag=True):
-    """As `SeatTaken`, in Ray's words."""
+    """Like `SeatTaken`, with Ray's name of the GPU."""
 
     seat: int
     gpu: str

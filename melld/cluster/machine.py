@@ -88,11 +88,11 @@ class Machine:
         return await asyncio.shield(self._awaited[seat])
 
     def drop(self, reason: str) -> None:
-        """Count the machine as lost; its agent ends its workers when it notices."""
+        """Treat the machine as lost; its agent ends its workers when it notices."""
         self._link.end(reason)
 
     def dismiss(self) -> None:
-        """Have the agent leave: its workers have ended, or end now."""
+        """Tell the agent to leave: its workers have ended, or end now."""
         self._link.send(Leave("the daemon has stopped"))
         self._link.close()
 
@@ -156,7 +156,7 @@ class RemoteChild:
                 self._link.send(Bytes(self._number), piece)
 
     def kill(self) -> None:
-        """See `Child.kill`.  A machine that does not confirm it is dropped: then it is the machine that hangs."""
+        """See `Child.kill`.  Drop the machine if it does not confirm: then the machine itself hangs."""
         if self._has_exited or self._killing is not None:
             return
         self._link.send(Kill(self._number))

@@ -81,7 +81,7 @@ class SeatedChild:
         self._waiting = asyncio.get_running_loop().create_task(taking, name="take a device")
 
     def started(self, child: Child) -> None:
-        """Note that it has been asked for."""
+        """Note the process that was started."""
         self._child = child
 
     def write(self, buffers: Sequence[Buffer]) -> None:

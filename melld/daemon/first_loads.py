@@ -1,4 +1,4 @@
-"""The first loads of several models: who was to be loaded at the start, and what became of it.
+"""The first loads of several models: which are loaded at the start, and whether each succeeded.
 
 Owns when the start is over.
 """
@@ -38,7 +38,7 @@ class FirstLoads:
             self._loading.add(worker)
 
     def ready(self, place: Place) -> None:
-        """Tell of a worker that serves, while the start lasts."""
+        """Report a worker that serves, while the start lasts."""
         if not self._over.is_set():
             self._on_ready(place)
 
@@ -51,7 +51,7 @@ class FirstLoads:
                 self._over.set()
 
     async def wait(self) -> None:
-        """Return when none is being loaded any longer, and one of them is ready.
+        """Return when no load is left and at least one worker is ready.
 
         Raises:
             WorkerStartFailed: none is; this is the first failure.

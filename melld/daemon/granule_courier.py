@@ -1,4 +1,4 @@
-"""Carries granules between the Landlord and workers: what was granted to whom, takes under way, and scrubbing.
+"""Carries granules between the Landlord and workers: grants, takes under way, and scrubbing.
 
 Owns who was told of which granules.  Decides nothing.  A worker with KV memory of its own is told of none.
 """
@@ -35,7 +35,7 @@ class GranuleCourier:
             tenant.fleet.grant(command.worker, command.granules, command.cause)
 
     async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
-        """Take so many granules from the worker, and tell of the answer."""
+        """Take so many granules from the worker, and report its answer."""
         worker = command.worker
         self.takes[tenant.name] += 1
         if not tenant.lends:
@@ -51,13 +51,13 @@ class GranuleCourier:
             self.returned(tenant, worker, returned)
 
     def returned(self, tenant: Tenant, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """Tell of granules that the worker has given back, late or not."""
+        """Report granules that the worker has given back, late or not."""
         self.moved_blocks[tenant.name] += returned.moved_blocks
         self._granted.get(worker, set()).difference_update(returned.granules)
         self._hear(e.KvReturned(self._clock(), worker, returned.granules, returned.moved_blocks, returned.pinned))
 
     async def scrub(self, tenant: Tenant, worker: WorkerId, device: DeviceName) -> None:
-        """Free the memory of a worker that has ended, and tell that it is gone."""
+        """Free the memory of a worker that has ended, and report its end."""
         granules, arena = tuple(self._granted.get(worker, ())), self.arenas.get(device)
         if granules and arena is not None and tenant.lends:
             await arena.scrub(granules)

@@ -36,7 +36,7 @@ from melld.scheduler import events
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
 KEPT_OUT_S, TOO_LARGE_S = 10.0, 3600.0
-"""So long a worker that an operator keeps out, or a model that is too large, is not tried again."""
+"""How long until a worker that an operator keeps out, or a model that is too large, is tried again."""
 
 
 class LandlordShell:
@@ -128,7 +128,7 @@ class LandlordShell:
                 tenant.tell(offer)
 
     def want(self, model: ServedModel) -> None:
-        """Have a model loaded that no worker has, if there is room now; else whoever waits for it is counted."""
+        """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
         tenant = self.tenants[ModelName(model.name)]
         self._open(tenant)
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
@@ -248,7 +248,7 @@ class LandlordShell:
                 self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
 
     def _told_too_large(self, tenant: Tenant, worker: WorkerId) -> None:
-        """Refuse whoever waits for a model that takes more memory than was thought, if it could never fit."""
+        """Refuse the callers of a model that takes more memory than estimated, if it can never fit."""
         instance = self.landlord.instances[worker]
         ledger, resident_bytes = instance.house.ledger, instance.model.resident_bytes
         why = (
@@ -297,5 +297,5 @@ class LandlordShell:
         await asyncio.gather(*gone)
 
     def devices(self) -> tuple[DeviceStatus, ...]:
-        """Return who has what of each device."""
+        """Return how each device's memory is divided."""
         return devices(self.landlord, self.courier.arenas)

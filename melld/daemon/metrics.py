@@ -54,11 +54,11 @@ class Metrics:
                 if value is not None:
                     family.add_metric([worker.worker, worker.device, worker.model], float(value))
             yield family
-        up = GaugeMetricFamily("melld_worker_ready", "1 while it serves, or is woken to.", labels=WORKER_LABELS)
+        up = GaugeMetricFamily("melld_worker_ready", "1 while the worker serves or can be woken.", labels=WORKER_LABELS)
         for worker in status.workers:
             up.add_metric([worker.worker, worker.device, worker.model], float(worker.state in SERVING))
         yield up
-        machines = GaugeMetricFamily("melld_machine_up", "1 while a cluster's machine is there.", labels=["machine"])
+        machines = GaugeMetricFamily("melld_machine_up", "1 while the machine is connected.", labels=["machine"])
         for machine in status.machines:
             machines.add_metric([machine.machine], float(not machine.reason))
         yield machines
@@ -72,7 +72,9 @@ class Metrics:
                 for tenant in device.models:
                     family.add_metric([device.device, tenant.model], getattr(tenant, field))
             yield family
-        free = GaugeMetricFamily("melld_device_kv_free_bytes", "KV memory that nobody was granted.", labels=["device"])
+        free = GaugeMetricFamily(
+            "melld_device_kv_free_bytes", "KV memory that no model was granted.", labels=["device"]
+        )
         for device in devices:
             free.add_metric([device.device], device.free_bytes)
         yield free
@@ -147,36 +149,36 @@ COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     ),
     (
         "melld_requests_attained",
-        "Those whose first token and pace were in time.",
+        "Judged requests whose first token and pace were in time.",
         lambda one: one.parts.history.attainment.attained,
     ),
     (
         "melld_requests_first_token_in_time",
-        "Those whose first token was in time.",
+        "Judged requests whose first token was in time.",
         lambda one: one.parts.history.attainment.in_time,
     ),
-    ("melld_requests_in_pace", "Those whose tokens kept pace.", lambda one: one.parts.history.attainment.in_pace),
+    ("melld_requests_in_pace", "Judged requests that kept pace.", lambda one: one.parts.history.attainment.in_pace),
 )
 TENANT_METRICS = {
     "granted_bytes": ("melld_model_kv_granted_bytes", "KV memory of a shared device that the model may use."),
-    "resident_bytes": ("melld_model_resident_bytes", "Memory of a shared device beside KV that is the model's."),
+    "resident_bytes": ("melld_model_resident_bytes", "Memory that the model holds on a shared device, besides KV."),
 }
 LANDLORD_COUNTS = (
     ("melld_model_loads", "Loads of the model on a shared device."),
     ("melld_kv_takes", "Times that KV memory was asked back from the model."),
-    ("melld_kv_moved_blocks", "Blocks of its requests that were moved for that."),
+    ("melld_kv_moved_blocks", "Blocks of the model's requests that were moved to give KV memory back."),
 )
 WORKER_LABELS = ("worker", "device", "model")
 WORKER_METRICS = {
     "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),
-    "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of its KV blocks in use.", GaugeMetricFamily),
-    "running_requests": ("melld_worker_requests_running", "Requests in its steps.", GaugeMetricFamily),
-    "waiting_requests": ("melld_worker_requests_waiting", "Requests that it has not started.", GaugeMetricFamily),
-    "tokens_per_s": ("melld_worker_output_tokens_per_second", "Over the last seconds.", GaugeMetricFamily),
-    "restarts": ("melld_worker_restarts", "Starts of its process after the first.", CounterMetricFamily),
+    "used_bytes": ("melld_worker_kv_used_bytes", "Bytes of the worker's KV blocks in use.", GaugeMetricFamily),
+    "running_requests": ("melld_worker_requests_running", "Requests in the worker's steps.", GaugeMetricFamily),
+    "waiting_requests": ("melld_worker_requests_waiting", "Requests not started there yet.", GaugeMetricFamily),
+    "tokens_per_s": ("melld_worker_output_tokens_per_second", "Output tokens, lately.", GaugeMetricFamily),
+    "restarts": ("melld_worker_restarts", "Starts of the worker's process after the first.", CounterMetricFamily),
     "memory_bytes": ("melld_device_memory_used_bytes", "Memory of the device in use.", GaugeMetricFamily),
     "memory_total_bytes": ("melld_device_memory_total_bytes", "Memory of the device.", GaugeMetricFamily),
     "power_w": ("melld_device_power_watts", "Power that the device draws.", GaugeMetricFamily),
     "temperature_c": ("melld_device_temperature_celsius", "The device's temperature.", GaugeMetricFamily),
-    "utilisation": ("melld_device_utilisation_ratio", "Part of the time with work.", GaugeMetricFamily),
+    "utilisation": ("melld_device_utilisation_ratio", "Busy part of the time.", GaugeMetricFamily),
 }

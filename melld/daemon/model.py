@@ -108,7 +108,7 @@ class ServedModel:
             raise self.named(failed) from failed
 
     def named(self, failed: WorkerStartFailed) -> WorkerStartFailed:
-        """Return the same failure with the option to look at, if one is to blame."""
+        """Return the failure, naming the option to blame if there is one."""
         return failed.because_of(option_behind(failed.reason, self.parts.config.model.vllm))
 
     async def open(self, template: TemplateProcess, prepared: tuple[Any, Namespace]) -> None:
@@ -121,13 +121,13 @@ class ServedModel:
         self.serving = await serving_state(self.frontend, arguments)
 
     def loaded(self) -> None:
-        """Let those go on who wait for the model."""
+        """Wake the calls that wait for the model."""
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     def failed(self, why: str, retry_s: float) -> None:
-        """Note that the model could not be loaded and is not tried again for `retry_s`; refuse whoever waits for it."""
+        """Note that the model could not be loaded and is not tried again for `retry_s`; refuse the calls that wait."""
         self.failure = f"{self.name} could not be loaded: {why}"
         self._closed_until_s = asyncio.get_running_loop().time() + retry_s
         for waiter in self.waiting:
@@ -168,7 +168,7 @@ class ServedModel:
             self.waiting.discard(waiter)
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return what runs as long as the model is served, by name."""
+        """Return the tasks that run as long as the model is served, by name."""
         parts = self.parts
         return {
             "outputs": self.frontend.watch_outputs(),

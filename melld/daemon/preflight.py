@@ -31,7 +31,7 @@ NEVER_S = 1e9
 
 
 class CannotListen(MelldError):
-    """The address is taken, or not one of this machine."""
+    """The address is taken, or is none of this machine's."""
 
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
@@ -53,20 +53,20 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
 
 
 def promised_by(config: Config) -> Targets:
-    """Return what the service promises."""
+    """Return the targets of requests."""
     keys = config.targets
     return promised(keys.itl_s, keys.ttft_s, keys.shed, keys.attainment)
 
 
 def retire_after_s(config: Config) -> float | None:
-    """Return how long workers stay awake without requests; None: the policy reckons it."""
+    """Return how long workers stay awake without requests; None: the policy decides."""
     if config.idle.sleep_after_s is not None:
         return min(config.idle.sleep_after_s, NEVER_S)
     return None if config.scheduler.policy == MellSlo.name else SLEEP_AFTER_S
 
 
 def check_roles(config: Config, workers: Collection[str]) -> None:
-    """Raise `ConfigError` for the role of a worker that there is not."""
+    """Raise `ConfigError` for the role of an unknown worker."""
     for worker in config.scheduler.fixed_roles:
         if worker not in workers:
             raise ConfigError("[scheduler] fixed_roles", f"{worker!r} is none of the workers {', '.join(workers)}")

@@ -10,7 +10,7 @@ from melld.landlord.landlord import Landlord
 
 
 def devices(landlord: Landlord, arenas: Mapping[DeviceName, Arena]) -> tuple[DeviceStatus, ...]:
-    """Return who has what of each device."""
+    """Return how each device's memory is divided."""
     return tuple(_device(house, arenas.get(house.name)) for house in landlord.houses.values())
 
 

@@ -26,7 +26,7 @@ AVAILABLE_PART = 0.9
 WEIGHTS_PART = 0.9
 """The part of its devices that a model's weights may take: the rest is for KV and what a step needs."""
 SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel_size")
-"""Options of vLLM with which weights do not take on the devices what their files say."""
+"""Options of vLLM with which weights on the devices differ in size from their files."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, LOAD_BYTES_PER_S = 3.0, 1e9
@@ -83,7 +83,7 @@ def _description(directory: Path) -> dict[str, Any]:
 
 
 def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
-    """Return the configuration with the number of devices of each worker, if it is to be found.
+    """Return the configuration with the number of devices of each worker filled in, if it is not given.
 
     It is the least that divides the devices and the model's attention heads, and on which the weights leave room.
     """

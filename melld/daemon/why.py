@@ -19,7 +19,7 @@ from melld.scheduler.state import Duty, RequestState, Worker
 from melld.scheduler.view import ClusterView
 
 LONG_S = 1e8
-"""An end that is further away is told as none."""
+"""An end that is further away is not told."""
 
 
 class Explainer:
@@ -85,7 +85,7 @@ class Explainer:
         return f"idle: {self._idle(known)}"
 
     def role(self, worker: WorkerId) -> Role:
-        """Return what the worker is for."""
+        """Return the worker's role."""
         known = self._cluster.workers.get(worker)
         return Role.MIXED if known is None else self._policy.role_of(known)
 

@@ -70,7 +70,7 @@ class WorkerDrain:
         self.stuck = ""
         self.resumed = False
         self.answer = asyncio.Event()
-        """Set when callers that wait have something to hear: drained, stuck at the deadline, or resumed."""
+        """Set when waiting callers get their answer: drained, stuck at the deadline, or resumed."""
         self.deadline: asyncio.TimerHandle | None = None
         self.stopping: asyncio.Task[None] | None = None
 

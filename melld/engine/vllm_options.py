@@ -87,9 +87,9 @@ _REASONS = {
     "melld never logs prompts or answers": "enable_log_requests enable_log_outputs enable_log_deltas max_log_len",
     "melld writes its own log: use --log-level": ("log_error_stack log_level log_config_file logging_config"),
     "melld's metrics are made of them": "disable_log_stats aggregate_engine_logging",
-    "use /status and the metric melld_http_calls_in_flight": "enable_server_load_tracking",
-    "/tokenizer_info is not served: use /tokenize and /detokenize": "enable_tokenizer_info_endpoint",
-    "the endpoints that it concerns are not served": (
+    "use the metric melld_http_calls_in_flight": "enable_server_load_tracking",
+    "use /tokenize and /detokenize": "enable_tokenizer_info_endpoint",
+    "its endpoints are not served": (
         "tokens_only enable_scale_out cohere_is_reasoning_model weight_transfer_config profiler_config"
     ),
     "melld loads no plugin for /pooling": "io_processor_plugin",

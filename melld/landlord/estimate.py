@@ -17,7 +17,7 @@ from melld.landlord.events import ModelLoad
 
 MEAN_S = 60.0
 ROUNDS = 8
-"""Steps take longer with more models busy, which keeps them busy longer: so often that is gone round."""
+"""Rounds of the fixed-point iteration: steps take longer with more models busy, which keeps them busy longer."""
 
 
 class ModelDemand:

@@ -75,7 +75,7 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
-    """Somebody waits for the model, and it shall be loaded as this instance: a call, a pin, or an operator."""
+    """A call, a pin or an operator wants the model loaded as this instance."""
 
     worker: WorkerId
 
@@ -87,7 +87,7 @@ class WorkerActivated(Event, frozen=True, tag=True, gc=False):
 
 
 class UnloadAsked(Event, frozen=True, tag=True, gc=False):
-    """An operator wants the instance to leave once its requests have ended."""
+    """An operator wants the instance unloaded once its requests have ended."""
 
     worker: WorkerId
 

@@ -89,7 +89,7 @@ class GranuleLedger:
         return granules
 
     def give_back(self, worker: WorkerId, granules: Iterable[int]) -> int:
-        """Free the worker's granules, those that it has; return how many those were.  Late answers count once."""
+        """Free those of these granules that the worker has; return how many.  A late answer counts once."""
         held = self._granted.get(worker, set())
         returned = held.intersection(granules)
         held -= returned

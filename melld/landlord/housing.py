@@ -20,7 +20,7 @@ BUSY_PART = 0.9
 STAY_TIMES = 2.0
 """A loaded model stays for so many times its load time."""
 QUIET_TIMES = 4.0
-"""What has been idle for so many times as long as its return would take is thought not to be wanted soon."""
+"""An instance idle for so many times the time of its return is not expected to be wanted soon."""
 SLOWDOWN = 6.0
 """Without a target, a round of steps may take so many times the slowest model's own step."""
 
@@ -64,12 +64,12 @@ class Housing:
         yield from sorted(idle, key=lambda one: (one.idle_since_s, one.id))
 
     def is_quiet(self, instance: Instance, now_s: float) -> bool:
-        """Return True if the idle instance will hardly be missed: it is idle for long, or its model is there twice."""
+        """Return True if the idle instance is hardly needed: idle for long, or its model is loaded twice."""
         others = any(one.state in PRESENT for one in instance.model.instances if one is not instance)
         return others or now_s - instance.idle_since_s >= QUIET_TIMES * instance.return_s
 
     def may_leave(self, instance: Instance, now_s: float) -> bool:
-        """Return True unless the instance is pinned or was loaded only now."""
+        """Return True unless the instance is pinned or was just loaded."""
         return not instance.model.declared.pinned and now_s - instance.since_s >= STAY_TIMES * instance.took_s
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:

@@ -55,7 +55,7 @@ TRANSITIONS: Mapping[tuple[InstanceState, str], InstanceState] = {
     **{(state, "gone"): S.STOPPED for state in S},
 }
 PRESENT = frozenset({S.CLEARING, S.LOADING, S.READY})
-"""States that stay, or will: their floors are promised."""
+"""States of instances that serve or will: their floors are promised."""
 ON_DEVICE = PRESENT | {S.DRAINING, S.LEAVING}
 ABSENT = frozenset({S.STOPPED, S.DOZING})
 
@@ -105,7 +105,7 @@ class House:
 
     @property
     def promised(self) -> int:
-        """Granules for KV once those that leave have left and those that come are there."""
+        """Granules for KV once all leaving and loading is done."""
         staying = sum(one.model.resident_bytes for one in self.instances if one.state in PRESENT)
         staying += sum(self.ledger.resident(one.id) for one in self.instances if one.state is S.DOZING)
         return (self.ledger.memory_bytes - staying) // self.ledger.granule_bytes - 1
@@ -165,7 +165,7 @@ class Instance:
         self.since_s = now_s
 
     def note_use(self, used_bytes: int, ahead_bytes: int, requests: int, now_s: float) -> None:
-        """Take what its scheduler counts now."""
+        """Record what its scheduler counts now."""
         fresh = 1.0 - math.exp((self.noted_s - now_s) / REMEMBERED_S)
         self.mean_bytes += fresh * (self.used_bytes - self.mean_bytes)
         self.noted_s = now_s
@@ -175,7 +175,7 @@ class Instance:
 
     @property
     def start_s(self) -> float:
-        """Time until it serves, were it wanted now."""
+        """Time until it would serve if it were wanted now."""
         if self.state in (S.READY, S.DRAINING):
             return 0.0
         declared = self.model.declared
@@ -183,7 +183,7 @@ class Instance:
 
     @property
     def return_s(self) -> float:
-        """Time until it would serve again, were it to leave now."""
+        """Time until it would serve again if it left now."""
         declared = self.model.declared
         return declared.wake_s if declared.dozes else self.took_s or declared.load_s
 

@@ -27,7 +27,7 @@ from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
 
 CHOOSE_EVERY_S = 1.0
-"""Where a model would be loaded is chosen anew so often, and whenever an instance comes or goes."""
+"""Period of choosing where each model would be loaded; also chosen whenever an instance comes or goes."""
 
 
 class Landlord:
@@ -82,7 +82,7 @@ class Landlord:
 
     @property
     def is_alone(self) -> bool:
-        """Return True with one model: there is nobody to lend to."""
+        """Return True with one model, which shares with none."""
         return len(self.models) < 2
 
     def _tell(self, command: AnyLandlordCommand) -> None:

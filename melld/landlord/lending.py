@@ -15,9 +15,9 @@ from melld.landlord.instance import InstanceState as S
 
 SERVING = (S.READY, S.DRAINING)
 STUCK_S = 5.0
-"""So long an instance that could not return what it was asked for is asked for nothing."""
+"""How long an instance that could not return what it was asked for is left alone."""
 SPARE_PART = 8
-"""One part in so many of a surplus is taken at least: fewer and larger takes."""
+"""Least part of a surplus that is taken, as one in so many, for fewer and larger takes."""
 
 
 class Lender:
@@ -29,7 +29,7 @@ class Lender:
         self._deadline_s = deadline_s
 
     def settle(self, house: House, now_s: float) -> None:
-        """Bring the device's granules to where they are needed, as far as that goes now."""
+        """Move the device's granules to where they are needed, as far as possible now."""
         for one in house.present:
             if one.state is S.CLEARING:
                 self._reserve(one, now_s)

@@ -1,4 +1,4 @@
-"""Lets instances come and go: each step of an instance's life that the Landlord decides.
+"""Decides each step of an instance's life.
 
 Owns when: `housing` says where to.  Running requests are never cut: an instance drains first.
 """
@@ -34,7 +34,7 @@ class LandlordSettings(msgspec.Struct, frozen=True):
 
 
 class Tenure:
-    """Lets instances come and go.  `tell` takes the commands."""
+    """Loads and unloads instances. `tell` takes the commands."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Tenure:
         self._emptied_since: tuple[frozenset[WorkerId], float] | None = None
 
     def want(self, instance: Instance, now_s: float) -> None:
-        """Load the instance's model if it is not there; idle ones leave for it as was chosen."""
+        """Load the instance's model if it is not loaded; unload the idle ones chosen to make room."""
         if instance.state is S.DRAINING and instance.drained_for is Why.FEWER:
             self.keep(instance, now_s)
         if instance.state not in ABSENT:
@@ -91,7 +91,7 @@ class Tenure:
             self._tell(events.UnloadModel(instance.id, why))
 
     def swap(self, model: DeclaredModel, now_s: float) -> None:
-        """Let the instance of least work make room for a model that fits nowhere."""
+        """Unload the instance with the least work for a model that fits nowhere."""
         if self._housing.choose(model, now_s) is None:
             pair = self._housing.swap_victim(model, now_s)
             if pair is not None:
@@ -100,7 +100,7 @@ class Tenure:
                 self.want(heir, now_s)
 
     def make_room(self, model: DeclaredModel, now_s: float) -> None:
-        """Let the longest unused model leave from beside one that is short of memory, for KV or for its weights."""
+        """Unload the longest unused model beside one that is short of memory, for KV or for its weights."""
         for one in model.instances:
             short = one.state in (S.READY, S.CLEARING)
             victim = next(self._housing.idle(one.house, now_s), None) if short else None
@@ -109,7 +109,7 @@ class Tenure:
                 return
 
     def pass_time(self, instance: Instance, now_s: float) -> None:
-        """Let the instance leave if it was idle for long enough, or be tried again."""
+        """Unload the instance if it was idle for long enough; retry one that failed."""
         declared = instance.model.declared
         passed_s = now_s - instance.since_s
         if instance.state is S.FAILED and now_s >= instance.retry_at_s:
