@@ -85,14 +85,14 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The readiness to serve requests, and if there is none, why."""
+    """Whether requests are served, and if not, why."""
 
     status: str
     reason: str = ""
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """A stored response that is no more."""
+    """A deleted response."""
 
     id: str
     object: str
@@ -135,7 +135,9 @@ CALLED: dict[str, Described] = {
     "/rerank": _RERANK,
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
-    "/classify": Described(ClassificationRequest, ClassificationResponse, "Classify texts, with a model that does"),
+    "/classify": Described(
+        ClassificationRequest, ClassificationResponse, "Classify texts, with a classification model"
+    ),
     "/pooling": Described(PoolingRequest, PoolingResponse, "A pooling model's vectors: of texts, or of their tokens"),
     "/tokenize": Described(TokenizeChatRequest | TokenizeCompletionRequest, TokenizeResponse, "Text into tokens"),
     "/detokenize": Described(DetokenizeRequest, DetokenizeResponse, "Tokens into text"),
@@ -158,7 +160,7 @@ LOOKED: dict[str, Looked] = {
     "/ready": Looked(Readiness, "Readiness: 503 with the reason while no request is served", open=True),
     "/version": Looked(Versions, "Versions of melld and of vLLM"),
     "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
-    "/status": Looked(DaemonStatus, "Present workers and requests"),
+    "/status": Looked(DaemonStatus, "Workers and requests now"),
     "/openapi.json": Looked(None, "This document"),
     "/v1/models": Looked(ModelList, "The models that are served"),
     "/v1/models/{model}": Looked(ModelCard, "One model"),
@@ -166,7 +168,7 @@ LOOKED: dict[str, Looked] = {
 
 _STORED, _CANCEL = ASKED
 STORED: dict[tuple[str, str], Looked] = {
-    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, or what there is of it"),
+    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or still being made"),
     (_STORED, "delete"): Looked(Deleted, "Forget a stored response, and end the work for it"),
     (_CANCEL, "post"): Looked(ResponsesResponse, "End the work for a response in the background"),
 }

@@ -75,9 +75,9 @@ def _check_tried(value: Any, name: str) -> None:
     if name in SCORED and len(values) > SMALL:
         raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
     if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
-        raise _bad(name, f"{name} holds at most {MAX_TRIED_OBJECTS} objects")
+        raise _bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")
     if _holds_more_than(value, 4 * MAX_TRIED_OBJECTS):
-        raise _bad(name, f"{name} holds at most {4 * MAX_TRIED_OBJECTS} objects and lists")
+        raise _bad(name, f"{name} may hold at most {4 * MAX_TRIED_OBJECTS} objects and lists")
 
 
 def _begins_with_object(value: Any) -> bool:
@@ -119,7 +119,7 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
     if info.context.get("wrong"):
         raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
     if _holds_more_than(item, MAX_INNER_VALUES):
-        raise _bad(info.field_name or "body", f"an entry holds at most {MAX_INNER_VALUES} objects and lists")
+        raise _bad(info.field_name or "body", f"an entry may hold at most {MAX_INNER_VALUES} objects and lists")
     try:
         return validate(item)
     except ValidationError:
@@ -149,14 +149,14 @@ def _check_tokens(values: list[Any], name: str) -> None:
     """Refuse a long list that is not of tokens or lists of tokens; messages are validated item by item."""
     if values and isinstance(values[0], dict):
         if len(values) > SMALL and name != "input":
-            raise _bad(name, f"{name} is no list of objects")
+            raise _bad(name, f"{name} must be a list of objects")
         return
     if values and isinstance(values[0], list) and len(values) <= SMALL:
         inner = [one for one in values if isinstance(one, list)]
         if sum(map(len, inner)) > SMALL and not all(map(_are_tokens, inner)):
             raise _bad(name, f"{name} holds something other than lists of tokens")
     elif len(values) > SMALL and not (_are_words(values) or _are_tokens(values)):
-        raise _bad(name, f"{name} of more than {SMALL} entries is a list of tokens")
+        raise _bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
     elif len(values) > SMALL and not _are_tokens(values):
         raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
 
@@ -174,9 +174,9 @@ def _check_arguments(values: dict[str, Any], name: str) -> None:
     if name == "logit_bias":
         digits = all(key.isdecimal() for key in chain(values) if isinstance(key, str))
         if len(values) > SMALL and not (digits and set(map(type, values.values())) <= {int, float}):
-            raise _bad(name, f"{name} of more than {SMALL} entries names tokens, each with a number")
+            raise _bad(name, f"{name} with more than {SMALL} entries must give a number for each token")
     elif len(values) + inner > SMALL:
-        raise _bad(name, f"{name} holds at most {SMALL} values")
+        raise _bad(name, f"{name} may hold at most {SMALL} values")
 
 
 def _check_uniform(values: list[Any], name: str) -> None:

@@ -16,7 +16,7 @@ from melld.config_server import ServerConfig
 
 
 class Stored(msgspec.Struct, kw_only=True):
-    """An answer, or what there is of it yet."""
+    """An answer, complete or still being made."""
 
     body: bytes
     messages: list[Any]

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 drained (without --wait: started), 1 not drained (the last worker, for example), 2 bad usage, "
         "3 no daemon to talk to."
     )
-    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it")
+    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
     parser.add_argument(
         "--wait", action="store_true", help="return once it is drained (Ctrl-C stops the wait, not the drain)"
     )

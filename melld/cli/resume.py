@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Exit codes: 0 in service (it may still load the model), 1 not, 2 bad usage, 3 no daemon to talk to."
     )
-    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it")
+    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     add_daemon_flags(parser)
 

@@ -70,7 +70,7 @@ class Link(asyncio.Protocol):
             try:
                 frame = next(frames, None)
             except (ValueError, msgspec.MsgspecError) as error:
-                self.end(f"it sent what is no envelope: {error}")
+                self.end(f"it sent no valid envelope: {error}")
                 return
             if frame is None:
                 return

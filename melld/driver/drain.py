@@ -141,7 +141,7 @@ class Drains:
         """Take these workers out of service together, so that no request moves from one of them to another.
 
         Raises:
-            LastWorker: no other worker takes requests; none is drained that was not before.
+            LastWorker: no other worker takes requests; drains begun here are undone.
         """
         begun: list[WorkerId] = []
         try:

@@ -34,7 +34,7 @@ class LandlordSettings(msgspec.Struct, frozen=True):
 
 
 class Tenure:
-    """Loads and unloads instances. `tell` takes the commands."""
+    """Loads and unloads instances.  `tell` takes the commands."""
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ def _make(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/several-models.md", "docs/coming-from.md"])
 def test_a_configuration_that_is_shown_can_be_used(page: str) -> None:
     """A reader who copies the TOML has no key or value to mend."""
     shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)

@@ -69,7 +69,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
 def check_request_id(name: object, param: str) -> None:
     """Refuse an id that is not at most 128 plain characters: it goes into logs, decision logs and headers."""
     if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
-        raise _bad(param, f"{param} is at most 128 characters of A-Z a-z 0-9 . _ : -")
+        raise _bad(param, f"{param} may have at most 128 characters, of A-Z a-z 0-9 . _ : -")
 
 
 def _check_refused(body: dict[str, Any], trust: Trust) -> None:
@@ -99,18 +99,18 @@ def _check_ids(body: dict[str, Any]) -> None:
 
 def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:
     if not isinstance(messages, list):
-        raise _bad("messages", "messages is a list")
+        raise _bad("messages", "messages must be a list")
     if not messages:
         raise _bad("messages", "messages is empty")
     budget.spend(len(messages), "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise _bad(f"messages.{index}", "a message is an object")
+            raise _bad(f"messages.{index}", "each message must be an object")
         role = message.get("role")
         if not isinstance(role, str) or role not in roles:
-            raise _bad(f"messages.{index}.role", f"role is one of {', '.join(sorted(roles))}")
+            raise _bad(f"messages.{index}.role", f"role must be one of {', '.join(sorted(roles))}")
         if not isinstance(message.get("content"), str | list | None):
-            raise _bad(f"messages.{index}.content", "content is a string or a list of parts")
+            raise _bad(f"messages.{index}.content", "content must be a string or a list of parts")
 
 
 def _check_history(entries: object, name: str, limits: ServerConfig) -> None:

@@ -35,9 +35,9 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
     for name in ("stop", "stop_sequences", "bad_words"):
         words = _field(request, name)
         if isinstance(words, list) and len(words) > limits.max_stop_strings:
-            raise _bad(name, f"{name} holds at most {limits.max_stop_strings} strings")
+            raise _bad(name, f"{name} may hold at most {limits.max_stop_strings} strings")
     if sum(map(len, _field(request, "bad_words") or ())) > MAX_BAD_WORDS_CHARACTERS:
-        raise _bad("bad_words", f"bad_words holds at most {MAX_BAD_WORDS_CHARACTERS} characters")
+        raise _bad("bad_words", f"bad_words may hold at most {MAX_BAD_WORDS_CHARACTERS} characters")
     text = _field(request, "prompt")
     if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
         raise _bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
@@ -46,7 +46,7 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
 def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
     choices = _field(request, "n") or 1
     if choices > limits.max_choices:
-        raise _bad("n", f"n is at most {limits.max_choices}")
+        raise _bad("n", f"n must be at most {limits.max_choices}")
     counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *SCORED)}
     prompts = max(1, sum(counts.values()))
     if prompts > limits.max_prompts_per_call:
