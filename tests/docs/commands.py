@@ -12,7 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks are marked.  In the others every block is parsed.
 MARKED = ("install.md", "configuration.md", "scheduling.md", "operating.md", "api.md", "security.md", "coming-from.md")
-BLOCK = re.compile(r"^```sh( parsed)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```sh( parsed)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"&&", "||", "|", ";"}
 
 
@@ -53,8 +53,9 @@ def commands(script: str) -> list[list[str]]:
                 words = []
             else:
                 words.append(word)
-    return [_without_sudo(words) for words in found if words]
+    return [_plain(words) for words in found if words]
 
 
-def _without_sudo(words: list[str]) -> list[str]:
-    return words[1:] if words[0] == "sudo" else words
+def _plain(words: list[str]) -> list[str]:
+    """Leave out `sudo` and the parenthesis of a subshell."""
+    return words[1:] if words[0] == "sudo" else [words[0].lstrip("("), *words[1:]]

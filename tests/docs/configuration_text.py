@@ -37,6 +37,7 @@ as `"128MiB"`; seconds may be `inf`, for never.
 
 `[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
 """
+LARGEST_PORT = 65535
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}
 # The flags that make a key's value out of shorter words.
 SHORT_FLAGS = {
@@ -136,7 +137,7 @@ def _type_text(kind: object, named: bool = True) -> str:
 
 def _bounds(meta: msgspec.Meta) -> str:
     """The limits of a value, but for those that go without saying: nothing below 0, and counts from 1."""
-    if meta.lt is None and meta.le is None and (meta.ge in (0, 1) or meta.gt == 0):
+    if meta.lt is None and meta.le in (None, LARGEST_PORT) and (meta.ge in (0, 1) or meta.gt == 0):
         return ""
     limits = (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt))
     return "".join(

@@ -22,15 +22,19 @@ OTHERS = {
     "cd",
     "cp",
     "curl",
+    "export",
     "git",
     "grep",
     "journalctl",
     "kill",
     "mkdir",
+    "openssl",
     "pip",
     "python3",
+    "ray",
     "systemctl",
     "systemd-analyze",
+    "umask",
 }
 ADDRESS = "http://127.0.0.1:8000"
 PROGRAM = """#!{python} -S
