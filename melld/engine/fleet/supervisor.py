@@ -282,7 +282,8 @@ class Supervisor:
         if place.is_away:
             return
         if place.given_up:
-            place.detail = f"given up after {place.failed_starts} failed starts: {place.detail}"
+            then = f"`melld resume {place.slot.worker}` tries again"
+            place.detail = f"given up after {place.failed_starts} failed starts ({place.detail}); {then}"
             log.error("%s: %s", place.slot.worker, place.detail)
             return
         place.restarts += 1
