@@ -46,7 +46,7 @@ class ClusterFailed(MelldError):
 
 
 class ClusterListener(Protocol):
-    """Hears of machines."""
+    """Receives news of the machines."""
 
     def machine_joined(self, machine: Machine) -> None:
         """Use its devices."""

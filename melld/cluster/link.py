@@ -19,7 +19,7 @@ TICKS = 4
 class Link(asyncio.Protocol):
     """An end.  Calls `received(message, payload)`, and `lost(reason)` once, after which nothing more is received.
 
-    `silence_s`: after so long without a byte it is lost; None: only when the other end closes it.
+    `silence_s`: how long without a byte until it is lost; None: only when the other end closes it.
     """
 
     def __init__(

@@ -108,10 +108,10 @@ def make_slots(
 
 
 def _step_limit(config: Config) -> StepLimit | None:
-    """Return how long a step with prompts may take beside requests that decode; None: as long as it likes.
+    """Return how long a step with prompts may take beside requests that decode; None: no limit.
 
-    `mell-slo` promises a mean over an answer and places prompts by what the answers beside them can bear.  Were each
-    step cut at the target, first tokens would be late and every answer beside a prompt just at the edge.
+    `mell-slo` promises a mean over an answer and places prompts by what the answers beside them can bear.  If each step
+    were cut at the target, first tokens would be late and every answer beside a prompt just at the edge.
     """
     if config.scheduler.policy != MellSlo.name:
         return None if config.targets.itl_s is None else StepLimit(config.targets.itl_s)

@@ -16,7 +16,9 @@ class NothingFits(MelldError):
     """No model fits on any device."""
 
     def __init__(self) -> None:
-        super().__init__("no model fits on any device beside the least KV memory: see its memory in the configuration")
+        super().__init__(
+            "no model fits on any device with the least KV memory: allow more in [devices], or serve smaller models"
+        )
 
 
 class FirstLoads:

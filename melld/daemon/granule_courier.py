@@ -35,7 +35,7 @@ class GranuleCourier:
             tenant.fleet.grant(command.worker, command.granules, command.cause)
 
     async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
-        """Take so many granules from the worker, and report its answer."""
+        """Take granules from the worker, and report its answer."""
         worker = command.worker
         self.takes[tenant.name] += 1
         if not tenant.lends:

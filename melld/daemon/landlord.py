@@ -121,7 +121,7 @@ class LandlordShell:
             self.hear(need)
 
     def tell_offers(self) -> None:
-        """Tell each scheduler that is at rest; one that handles an event is told afterwards, by then perhaps anew."""
+        """Tell each idle scheduler; one that is handling an event is told afterwards, perhaps with newer facts."""
         for worker in list(self._offers):
             tenant = self._by_worker[worker]
             if not tenant.is_busy and (offer := self._offers.pop(worker, None)) is not None:

@@ -94,7 +94,7 @@ class ServedModel:
         self.frontend: Any = None
         """`Frontend`, once the first worker has been ready."""
         self.serving: Any = None
-        """vLLM's serving classes (`init_app_state`), likewise."""
+        """vLLM's serving classes (`init_app_state`), from then on too."""
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Start the workers; return when one is ready and each other is, or has failed once.

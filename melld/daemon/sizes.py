@@ -107,9 +107,9 @@ def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
 
 
 def fewest_devices(weights: int, memory: int, devices: int, heads: int) -> int:
-    """Return how many of so many `devices`, of so much `memory` each, a worker needs: if none leave room, all that may.
+    """Return how many of `devices` of `memory` bytes each a worker needs; if none leaves room, the most allowed.
 
-    `heads`: the model's attention heads.  What is zero is not known, and then nothing is divided.
+    `heads`: the model's attention heads.  Zero means unknown; then nothing is divided.
     """
     known = memory and heads
     may = [size for size in range(1, devices + 1) if not devices % size and known and not heads % size] or [1]

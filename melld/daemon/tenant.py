@@ -103,5 +103,5 @@ class Tenant:
 
     @property
     def is_busy(self) -> bool:
-        """Return True while its scheduler handles an event: what is told now would be handled later."""
+        """Return True while its scheduler handles an event: an event sent now would be handled later."""
         return self.driver.is_busy

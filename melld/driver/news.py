@@ -32,7 +32,7 @@ class News:
         self._paced_s = 0.0
 
     def tell(self) -> None:
-        """Tell of everything that is new."""
+        """Report everything that is new."""
         self._preemptions()
         self._sizes()
         self._paces()

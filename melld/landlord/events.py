@@ -93,7 +93,7 @@ class UnloadAsked(Event, frozen=True, tag=True, gc=False):
 
 
 class KvNeeded(Event, frozen=True, tag=True, gc=False):
-    """The model's scheduler now counts so much on the instance; told after each of its decisions and in each epoch.
+    """What the model's scheduler now counts on the instance; told after each of its decisions and in each epoch.
 
     `ahead_bytes`: growth within one horizon.
     """
@@ -199,7 +199,7 @@ class GrantKv(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class TakeKv(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Take so many granules from the instance, of its choice.  Answered by `KvReturned` or `TakeTimedOut`."""
+    """Take that number of granules from the instance, of its choice.  Answered by `KvReturned` or `TakeTimedOut`."""
 
     granules: int
     deadline_s: float

@@ -65,7 +65,7 @@ class GranuleLedger:
         return self._resident.get(worker, 0)
 
     def has_room(self, worker: WorkerId, resident_bytes: int, kept: int) -> bool:
-        """Return True if so many bytes for the worker's weights leave `kept` granules for KV."""
+        """Return True if weights of this size leave `kept` granules for KV."""
         others_bytes = self._resident_bytes - self.resident(worker)
         return (self.memory_bytes - others_bytes - resident_bytes) // self.granule_bytes - 1 >= kept
 
@@ -81,7 +81,7 @@ class GranuleLedger:
         self._balance()
 
     def grant(self, worker: WorkerId, count: int) -> tuple[int, ...]:
-        """Grant so many free granules to the worker; return them."""
+        """Grant `count` free granules to the worker; return them."""
         assert 0 <= count <= self.free, (worker, count)
         assert not self.debt, worker
         granules = tuple(heapq.heappop(self._free) for _ in range(count))

@@ -18,11 +18,11 @@ from melld.landlord.instance import InstanceState as S
 BUSY_PART = 0.9
 """Part of a device's time that prompts may take."""
 STAY_TIMES = 2.0
-"""A loaded model stays for so many times its load time."""
+"""How many times its load time a loaded model stays at least."""
 QUIET_TIMES = 4.0
-"""An instance idle for so many times the time of its return is not expected to be wanted soon."""
+"""How many times its return time an instance must be idle to be thought unneeded."""
 SLOWDOWN = 6.0
-"""Without a target, a round of steps may take so many times the slowest model's own step."""
+"""Without a target: the longest round of steps, in steps of the slowest model alone."""
 
 
 class Housing:

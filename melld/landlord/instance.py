@@ -19,7 +19,7 @@ from melld.landlord.events import ModelDeclared, Why
 from melld.landlord.granules import GranuleLedger, usable_bytes
 
 REMEMBERED_S = 10.0
-"""Use of KV memory is averaged over so long when several instances are short of it."""
+"""Period over which use of KV memory is averaged when several instances are short of it."""
 
 
 class InstanceState(enum.StrEnum):
@@ -63,7 +63,7 @@ ABSENT = frozenset({S.STOPPED, S.DOZING})
 class DeclaredModel:
     """A model: what was declared, and where it would be loaded next.
 
-    `waiting_since_s`: since when requests of it wait in vain; None: none do.  `first_bytes`: of the first of them.
+    `waiting_since_s`: since when its requests find no room; None: none wait.  `first_bytes`: of the first of them.
     """
 
     __slots__ = ("block_bytes", "choice", "declared", "first_bytes", "instances", "resident_bytes", "waiting_since_s")
@@ -120,7 +120,7 @@ class Instance:
     """A model's worker on one device.
 
     `used_bytes`, `ahead_bytes`, `requests`: as its scheduler counts.  `taking`: granules that it was asked for and has
-    not answered.  `stuck_until_s`: until then it is asked for no more.  `since_s`: of its present state.
+    not answered.  `stuck_until_s`: until then it is asked for nothing.  `since_s`: of its present state.
     `took_s`: its last load.  `idle_since_s`: since when it has no request.  `drained_for`: why it drains.
     """
 

@@ -17,7 +17,7 @@ SERVING = (S.READY, S.DRAINING)
 STUCK_S = 5.0
 """How long an instance that could not return what it was asked for is left alone."""
 SPARE_PART = 8
-"""Least part of a surplus that is taken, as one in so many, for fewer and larger takes."""
+"""At least one part in this many of a surplus is taken, so that takes are fewer and larger."""
 
 
 class Lender:

@@ -56,7 +56,7 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         help="with --poisson: standard deviation of the times between arrivals by their mean; above 1: bursts",
     )
     group.add_argument(
-        "--high-part", metavar="P", type=_probability, help="draw so many of the requests as of high priority, of 1"
+        "--high-part", metavar="P", type=_probability, help="share of the requests that have high priority, from 0 to 1"
     )
     group.add_argument("--seed", metavar="S", type=int, default=0, help="seed of all random choices (default: 0)")
 
@@ -99,7 +99,7 @@ def _add_targets(group: argparse._ArgumentGroup) -> None:
         "--itl-target-ms",
         metavar="T",
         type=_positive,
-        help="mean time between tokens that every request shall get (default: any)",
+        help="longest mean time between tokens for each request (default: no limit)",
     )
     group.add_argument(
         "--ttft-target-s",
