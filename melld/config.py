@@ -180,7 +180,8 @@ class IdleConfig(Table, frozen=True, kw_only=True):
     """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo`: as long as staying awake costs
     less than being woken."""
     stop_after_s: Seconds = 240.0
-    """Seconds asleep after which its process ends; longer if it was needed again soon."""
+    """Seconds asleep after which its process ends; longer if it was needed again soon. Of several models: dozing; 0:
+    none dozes."""
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ STATE_STYLES: dict[str, str] = {
     WorkerState.DRAINED: "dim",
     WorkerState.WAKING: "yellow",
     WorkerState.ASLEEP: "dim",
+    WorkerState.DOZING: "dim",
     WorkerState.STOPPED: "dim",
     WorkerState.FAILED: "bold red",
 }

@@ -33,6 +33,7 @@ class WorkerState(enum.StrEnum):
     READY = "ready"  # runs requests
     DRAINING = "draining"  # its requests end or move away; takes no new ones
     ASLEEP = "asleep"  # its process waits, and can serve at once
+    DOZING = "dozing"  # its process waits without weights, which it reads again when needed
     STOPPING = "stopping"  # its process is ending
     WAKING = "waking"  # its process starts again; requests placed on it wait
     DRAINED = "drained"  # an operator took its device; `melld resume` starts it
@@ -40,12 +41,10 @@ class WorkerState(enum.StrEnum):
     FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
 
-SERVING = frozenset(
-    {WorkerState.READY, WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.WAKING}
-)
-"""States in which a worker runs requests or can be woken for one."""
-RESTING = frozenset({WorkerState.ASLEEP, WorkerState.STOPPING, WorkerState.STOPPED})
+RESTING = frozenset({WorkerState.ASLEEP, WorkerState.DOZING, WorkerState.STOPPING, WorkerState.STOPPED})
 """The serving states in which a worker is not needed now."""
+SERVING = RESTING | {WorkerState.READY, WorkerState.WAKING}
+"""States in which a worker runs requests or can be woken for one."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +207,8 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     worker: str
     state: str
-    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, or `failed`."""
+    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, `dozing` (its
+    process waits without weights), or `failed`."""
     resident_bytes: int = 0
     """Memory for its weights and all else but lent KV memory."""
     granted_bytes: int = 0

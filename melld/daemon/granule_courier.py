@@ -57,9 +57,8 @@ class GranuleCourier:
         self._hear(e.KvReturned(self._clock(), worker, returned.granules, returned.moved_blocks, returned.pinned))
 
     async def scrub(self, tenant: Tenant, worker: WorkerId, device: DeviceName) -> None:
-        """Free the memory of a worker that has ended, and report its end."""
+        """Free the memory of a worker that has ended or dozes."""
         granules, arena = tuple(self._granted.get(worker, ())), self.arenas.get(device)
         if granules and arena is not None and tenant.lends:
             await arena.scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
-        self._hear(e.ModelGone(self._clock(), worker))

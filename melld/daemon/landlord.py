@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from melld.control.status import DeviceStatus
+from melld.control.status import DeviceStatus, WorkerState
 from melld.daemon.first_loads import FirstLoads
 from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
@@ -204,7 +204,7 @@ class LandlordShell:
             tenant.model.failed(str(failure), place.back_off_s)
 
     def worker_gone(self, worker: WorkerId) -> None:
-        """See `WorkerOwner`: its memory can be freed."""
+        """See `WorkerOwner`: its KV memory can be freed."""
         if self.landlord.instances[worker].state is not InstanceState.LOADING:  # else it has no granules
             self._do(self._scrub(worker))
 
@@ -213,7 +213,13 @@ class LandlordShell:
         self.courier.returned(self._by_worker[worker], worker, returned)
 
     async def _scrub(self, worker: WorkerId) -> None:
-        await self.courier.scrub(self._by_worker[worker], worker, self.landlord.instances[worker].house.name)
+        tenant = self._by_worker[worker]
+        await self.courier.scrub(tenant, worker, self.landlord.instances[worker].house.name)
+        dozing_bytes = tenant.fleet.places[worker].dozing_bytes
+        if dozing_bytes is not None and tenant.fleet.places[worker].state is WorkerState.DOZING:
+            self.hear(e.ModelDozed(self._clock(), worker, dozing_bytes))
+        else:
+            self.hear(e.ModelGone(self._clock(), worker))
         if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
             leaving.set_result(None)
 
@@ -244,6 +250,12 @@ class LandlordShell:
                 if command.why is e.Why.TOO_LARGE:
                     self._told_too_large(tenant, worker)
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
+            case e.DozeModel():
+                log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
+                if tenant.lends:
+                    tenant.fleet.doze(worker)
+                else:  # its KV memory would stay
+                    tenant.fleet.stop_worker(worker)
             case e.DrainInstance() | e.ReopenInstance():
                 self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
 
@@ -263,7 +275,8 @@ class LandlordShell:
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
         self._first.begun(worker)
-        log.info("%s: loading %s", worker, tenant.name)
+        dozes = tenant.fleet.places[worker].state is WorkerState.DOZING
+        log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
             self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
@@ -288,7 +301,8 @@ class LandlordShell:
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
             raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
-        loop, there = asyncio.get_running_loop(), [one.id for one in instances if one.state in ON_DEVICE]
+        on_device = ON_DEVICE | {InstanceState.DOZING}
+        loop, there = asyncio.get_running_loop(), [one.id for one in instances if one.state in on_device]
         gone = [self._leaving.setdefault(worker, loop.create_future()) for worker in there]
         for worker in there:
             self.hear(e.UnloadAsked(self._clock(), worker))

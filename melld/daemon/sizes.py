@@ -29,10 +29,12 @@ SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel
 """Options of vLLM with which weights on the devices differ in size from their files."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-LOAD_S, LOAD_BYTES_PER_S = 3.0, 1e9
-"""A first guess at how long a load takes: the start of an engine, and reading its weights."""
+LOAD_S, WAKE_S, LOAD_BYTES_PER_S = 3.0, 0.1, 1e9
+"""A first guess at how long a load takes: the start of an engine, or waking one, and reading its weights."""
 BESIDE_WEIGHTS_BYTES = {"cpu": 192 << 20, "cuda": 1 << 30}
 """A first guess at what a worker takes on its device beside weights and KV: 192 MiB with the demo model on a CPU."""
+DOZING_BYTES = 96 << 20
+"""A first guess at what a worker on a CPU takes while it dozes."""
 UNKNOWN_BLOCK_BYTES = 1 << 18
 
 
@@ -200,10 +202,13 @@ def declarations(
             weights + BESIDE_WEIGHTS_BYTES[kind] + own_bytes[name],
             block_bytes[name],
             load_s=LOAD_S + weights / LOAD_BYTES_PER_S,
+            wake_s=WAKE_S + weights / LOAD_BYTES_PER_S,
             weight=model.weight,
             pinned=model.pinned,
-            dozes=False,
+            dozes=kind == "cpu" and config.idle.stop_after_s > 0,
+            dozing_bytes=DOZING_BYTES,
             keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
+            stop_after_s=config.idle.stop_after_s,
         )
         for slot, device in zip(slots[name], devices, strict=True):
             yield e.InstanceDeclared(now_s, slot.worker, name, device)

@@ -98,7 +98,7 @@ class Explainer:
         match place.state:
             case status.WorkerState.WAKING:
                 return "waking"
-            case status.WorkerState.STOPPING | status.WorkerState.STOPPED:
+            case status.WorkerState.DOZING | status.WorkerState.STOPPING | status.WorkerState.STOPPED:
                 return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when it is needed"
         return "; ".join(filter(None, ("wakes at once", self._idle_workers.outlook(place.slot.worker))))
 

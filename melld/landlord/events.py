@@ -51,6 +51,7 @@ class ModelDeclared(Event, frozen=True, tag=True, gc=False):
     `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
     as `block_bytes` is.  `load_s`, `wake_s`:
     from nothing, and from dozing, to serving.  `weight`: its share when memory is short.  `dozes`: it can.
+    `dozing_bytes`: what a worker keeps while it dozes; corrected each time that one does.
     `keep_alive_s`: idle time until it dozes; `stop_after_s`: dozing time until it stops.
     """
 
@@ -62,6 +63,7 @@ class ModelDeclared(Event, frozen=True, tag=True, gc=False):
     weight: float = 1.0
     pinned: bool = False
     dozes: bool = True
+    dozing_bytes: int = 0
     keep_alive_s: float = 300.0
     stop_after_s: float = NEVER
 
@@ -138,7 +140,10 @@ class LoadFailed(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelDozed(Event, frozen=True, tag=True, gc=False):
-    """The instance's weights are in the machine's memory; its granules are free and zero."""
+    """The instance's process has let go of its weights; its granules are free and zero.
+
+    `resident_bytes`: what it still holds on the device.
+    """
 
     worker: WorkerId
     resident_bytes: int = 0
@@ -218,7 +223,7 @@ class ReopenInstance(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class DozeModel(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Move the instance's weights to the machine's memory.  Answered by `ModelDozed` or `ModelGone`."""
+    """Have the instance's process let go of its weights and wait.  Answered by `ModelDozed` or `ModelGone`."""
 
 
 class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):

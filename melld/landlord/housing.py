@@ -44,8 +44,6 @@ class Housing:
         enough = max(1, -(-model.first_bytes // instance.usable_bytes))
         claims = sum(one.claim(now_s) for one in house.instances if one is not instance)
         granules = house.promised - claims - instance.weights
-        if instance.state is S.DOZING:
-            granules += house.ledger.resident(instance.id) // house.ledger.granule_bytes
         victims: list[Instance] = []
         for victim in self.idle(house, now_s):
             if granules >= enough:

@@ -5,7 +5,7 @@
      │       ▲                          ▼                └─leave─►  LEAVING ─dozed─► DOZING ─leave─► LEAVING
      └─gone──┴──◄─ from any state     FAILED ─recover─► STOPPED
 
-CLEARING: memory for its weights is being taken.  DRAINING: it gets no new requests.  LEAVING: dozing or ending.
+CLEARING: memory for its weights is being taken.  DRAINING: it gets no new requests.  LEAVING: going to doze or ending.
 """
 
 import enum
@@ -66,11 +66,21 @@ class DeclaredModel:
     `waiting_since_s`: since when its requests find no room; None: none wait.  `first_bytes`: of the first of them.
     """
 
-    __slots__ = ("block_bytes", "choice", "declared", "first_bytes", "instances", "resident_bytes", "waiting_since_s")
+    __slots__ = (
+        "block_bytes",
+        "choice",
+        "declared",
+        "dozing_bytes",
+        "first_bytes",
+        "instances",
+        "resident_bytes",
+        "waiting_since_s",
+    )
 
     def __init__(self, declared: ModelDeclared) -> None:
         self.declared = declared
         self.resident_bytes = declared.resident_bytes
+        self.dozing_bytes = declared.dozing_bytes
         self.block_bytes = declared.block_bytes
         self.instances: list[Instance] = []
         self.waiting_since_s: float | None = None
@@ -81,6 +91,11 @@ class DeclaredModel:
     def name(self) -> ModelName:
         """Return its name."""
         return self.declared.model
+
+    @property
+    def dozes(self) -> bool:
+        """Return True if it can doze, and would free at least half of what it holds."""
+        return self.declared.dozes and 2 * self.dozing_bytes <= self.resident_bytes
 
     @property
     def is_served(self) -> bool:
@@ -105,10 +120,21 @@ class House:
 
     @property
     def promised(self) -> int:
-        """Granules for KV once all leaving and loading is done."""
+        """Granules for KV once those that leave have left and those that come are there.
+
+        What dozes counts as gone: it ends as soon as its memory is needed (`is_short`).
+        """
         staying = sum(one.model.resident_bytes for one in self.instances if one.state in PRESENT)
-        staying += sum(self.ledger.resident(one.id) for one in self.instances if one.state is S.DOZING)
         return (self.ledger.memory_bytes - staying) // self.ledger.granule_bytes - 1
+
+    def is_short(self, now_s: float) -> bool:
+        """Return True if more is needed than there is beside what dozes."""
+        ledger = self.ledger
+        lacking = [
+            one.model.resident_bytes - ledger.resident(one.id) for one in self.instances if one.state is S.CLEARING
+        ]
+        claims = sum(one.claim(now_s) for one in self.instances)
+        return claims - (-sum(lacking) // ledger.granule_bytes) > ledger.limit
 
     @property
     def is_awake(self) -> bool:
@@ -185,7 +211,7 @@ class Instance:
     def return_s(self) -> float:
         """Time until it would serve again if it left now."""
         declared = self.model.declared
-        return declared.wake_s if declared.dozes else self.took_s or declared.load_s
+        return declared.wake_s if self.model.dozes else self.took_s or declared.load_s
 
     @property
     def usable_bytes(self) -> int:

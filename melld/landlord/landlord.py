@@ -181,6 +181,7 @@ class Landlord:
     def _dozed(self, event: events.ModelDozed) -> None:
         instance = self.instances[event.worker]
         instance.become("dozed", event.at_s)
+        instance.model.dozing_bytes = event.resident_bytes
         self._left(instance, event.resident_bytes)
 
     def _gone(self, event: events.ModelGone) -> None:
@@ -259,6 +260,8 @@ class Landlord:
         """Move granules, and tell schedulers what instances on the device offer now."""
         now_s = self._now_s
         self.lender.settle(house, now_s)
+        if house.is_short(now_s):
+            self.tenure.end_a_dozing(house, now_s)
         claims = {one.id: one.claim(now_s) for one in house.instances}
         spare = house.promised - sum(claims.values())
         for instance in house.instances:

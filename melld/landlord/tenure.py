@@ -11,8 +11,11 @@ from melld.ids import WorkerId
 from melld.landlord import events
 from melld.landlord.events import NEVER, AnyLandlordCommand, Why
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, DeclaredModel, Instance
+from melld.landlord.instance import ABSENT, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
+
+ENDING = frozenset({Why.TOO_LARGE, Why.OPERATOR})
+"""Reasons to end what could doze."""
 
 
 class LandlordSettings(msgspec.Struct, frozen=True):
@@ -77,18 +80,24 @@ class Tenure:
         self._tell(events.ReopenInstance(instance.id, Why.WANTED))
 
     def leave(self, instance: Instance, why: Why, now_s: float) -> None:
-        """Let the instance without requests doze if it can and there is room for it, else end it."""
+        """Let the instance without requests doze if that is worth it and there is room for it, else end it."""
         if instance.drained_for is None and instance.state is S.READY:
             self.drain(instance, why, now_s)
             return
         dozing = [one for one in self._instances.values() if one.state in (S.DOZING, S.LEAVING) and one is not instance]
         cached_bytes = sum(one.model.resident_bytes for one in dozing) + instance.model.resident_bytes
-        dozes = instance.model.declared.dozes and instance.state is not S.DOZING and why is not Why.TOO_LARGE
+        dozes = instance.model.dozes and instance.state is not S.DOZING and why not in ENDING
         instance.become("leave", now_s)
         if dozes and cached_bytes <= self._settings.host_cache_bytes:
             self._tell(events.DozeModel(instance.id, why))
         else:
             self._tell(events.UnloadModel(instance.id, why))
+
+    def end_a_dozing(self, house: House, now_s: float) -> None:
+        """End what has dozed the longest on the device, unless something leaves it already."""
+        dozing = [one for one in house.instances if one.state is S.DOZING and house.ledger.resident(one.id)]
+        if dozing and not any(one.state is S.LEAVING for one in house.instances):
+            self.leave(min(dozing, key=lambda one: (one.since_s, one.id)), Why.ROOM, now_s)
 
     def swap(self, model: DeclaredModel, now_s: float) -> None:
         """Unload the instance with the least work for a model that fits nowhere."""

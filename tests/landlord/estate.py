@@ -38,6 +38,7 @@ class Town:
         self.told: list[e.AnyLandlordCommand] = []
         self.offers: dict[str, int] = {}
         self.now_s = 0.0
+        self.dozing_bytes = 0
 
     def tell(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
         """Tell the event; return all commands that follow, those after the workers' answers included."""
@@ -60,7 +61,7 @@ class Town:
             return self.tell(e.ModelLoaded(self.now_s, worker))
         elif isinstance(command, e.DozeModel):
             granules.clear()
-            return self.tell(e.ModelDozed(self.now_s, worker))
+            return self.tell(e.ModelDozed(self.now_s, worker, self.dozing_bytes))
         elif isinstance(command, e.UnloadModel):
             granules.clear()
             return self.tell(e.ModelGone(self.now_s, worker))

@@ -29,14 +29,59 @@ def whys(kind: type, commands: list[e.AnyLandlordCommand]) -> list[tuple[str, e.
 
 
 def test_an_operator_unloads_what_runs_only_once_its_requests_have_ended() -> None:
-    """And what dozes at once; both for the operator's reason."""
-    town = both()
+    """And what dozes at once; both for the operator's reason, who wants the process gone."""
+    town = both(keep_alive_s=60.0)
     town.need(CHAT, 3, 1.0)
     commands = town.tell(e.UnloadAsked(2.0, CHAT))
     assert whys(e.DrainInstance, commands) == [(CHAT, e.Why.OPERATOR)]
-    assert of(e.DozeModel, commands) == []
-    assert whys(e.DozeModel, town.need(CHAT, 0, 3.0)) == [(CHAT, e.Why.OPERATOR)]
-    assert whys(e.UnloadModel, town.tell(e.UnloadAsked(4.0, CHAT))) == [(CHAT, e.Why.OPERATOR)]
+    assert of(e.UnloadModel, commands) == []
+    assert whys(e.UnloadModel, town.need(CHAT, 0, 3.0)) == [(CHAT, e.Why.OPERATOR)]
+    assert of(e.DozeModel, town.pass_time(64.0)) == [CODE]
+    assert whys(e.UnloadModel, town.tell(e.UnloadAsked(65.0, CODE))) == [(CODE, e.Why.OPERATOR)]
+
+
+def dozing(keeps: int) -> Town:
+    """Chat dozes, and its process keeps so many granules of memory."""
+    town = both(keep_alive_s=60.0)
+    town.need(CODE, 1, 30.0)
+    town.dozing_bytes = keeps * MIB
+    assert of(e.DozeModel, town.pass_time(61.0)) == [CHAT]
+    return town
+
+
+def test_what_a_dozing_process_keeps_is_accounted_for() -> None:
+    """It is in the ledger, and is offered to others all the same: it ends as soon as they need it."""
+    town = dozing(keeps=6)
+    ledger = town.landlord.instances[CHAT].house.ledger
+    assert ledger.resident(CHAT) == 6 * MIB
+    assert ledger.limit == GRANULES - WEIGHTS - 6
+    assert town.offers[CODE] == GRANULES - WEIGHTS
+    assert of(e.UnloadModel, town.need(CODE, GRANULES - WEIGHTS - 6, 62.0)) == []
+    assert whys(e.UnloadModel, town.need(CODE, GRANULES - WEIGHTS - 5, 63.0)) == [(CHAT, e.Why.ROOM)]
+    assert len(town.granules[CODE]) == GRANULES - WEIGHTS - 5
+
+
+def test_weights_that_come_end_what_dozes_only_if_there_is_no_room_beside() -> None:
+    """A model that wakes needs no other to end while all fit, and ends it where they do not."""
+    town = dozing(keeps=12)
+    commands = town.want(CHAT, 62.0)
+    assert of(e.LoadModel, commands) == [CHAT]
+    assert town.landlord.instances[CHAT].house.ledger.resident(CHAT) == WEIGHTS * MIB
+    town = Town(estate("chat", "code", "third", keep_alive_s=60.0))
+    town.pass_time(0.0)
+    town.dozing_bytes = 15 * MIB
+    for number, model in enumerate(("chat", "code")):
+        town.want(f"{model}@d0", 61.0 * number)
+        assert of(e.DozeModel, town.pass_time(61.0 * (number + 1))) == [f"{model}@d0"]
+    assert of(e.UnloadModel, town.want("third@d0", 123.0)) == []
+    assert of(e.UnloadModel, town.need("third@d0", 41, 124.0)) == ["chat@d0"], "it dozed the longest"
+
+
+def test_a_model_that_would_keep_most_of_its_memory_does_not_doze() -> None:
+    """A small model's process is nearly all that it has: to end it frees more, and costs little."""
+    for keeps, leaves in ((WEIGHTS // 2, e.DozeModel), (WEIGHTS // 2 + 1, e.UnloadModel)):
+        town = both(keep_alive_s=60.0, dozing_bytes=keeps * MIB)
+        assert of(leaves, town.pass_time(61.0)) == [CHAT, CODE]
 
 
 @pytest.mark.parametrize("how", ["a request", "requests that wait"])

@@ -66,6 +66,7 @@ class Fleet:
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
+        self.doze = self.supervisor.doze
         self.wake = self.supervisor.wake
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}

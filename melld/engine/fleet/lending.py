@@ -78,7 +78,8 @@ class Lending:
                 future.set_exception(TakeFailed(worker, "it has ended"))
         for _, readers in self._reading:
             readers.discard(worker)
-        self._reading.append((worker, set(siblings)))
+        if worker not in [ended for ended, _ in self._reading]:  # else it dozed, and has died since
+            self._reading.append((worker, set(siblings)))
         self._tell_gone()
 
     def link_closed(self, worker: WorkerId, peer: WorkerId) -> None:

@@ -3,8 +3,8 @@
 Owns the worker's lifecycle (`status.WorkerState` and the table below, drawn in docs/architecture.md), the offer that
 the scheduler counts on, and the requests that wait for the worker to wake.  Starts and ends no process.
 
-The scheduler keeps a worker whose process was ended on purpose and may place requests on it: they are held here until
-it is ready.  Only a worker that dies, or does not wake, is taken from the scheduler.
+The scheduler keeps a worker whose process was ended or dozes on purpose and may place requests on it: they are held
+here until it is ready.  Only a worker that dies, or does not wake, is taken from the scheduler.
 """
 
 import enum
@@ -45,11 +45,16 @@ TRANSITIONS: Mapping[tuple[WorkerState, str], Step] = {
     (WorkerState.STARTING, "stop"): Step(WorkerState.STOPPING),
     (WorkerState.STARTING, "died"): Step(WorkerState.FAILED),
     (WorkerState.READY, "sleep"): Step(WorkerState.ASLEEP),
+    (WorkerState.READY, "doze"): Step(WorkerState.DOZING),
     (WorkerState.READY, "stop"): Step(WorkerState.STOPPING),
     (WorkerState.READY, "died"): Step(WorkerState.FAILED),
     (WorkerState.ASLEEP, "wake"): Step(WorkerState.READY),
+    (WorkerState.ASLEEP, "doze"): Step(WorkerState.DOZING),
     (WorkerState.ASLEEP, "stop"): Step(WorkerState.STOPPING),
     (WorkerState.ASLEEP, "died"): Step(WorkerState.FAILED),
+    (WorkerState.DOZING, "wake"): Step(WorkerState.WAKING),
+    (WorkerState.DOZING, "stop"): Step(WorkerState.STOPPING),
+    (WorkerState.DOZING, "died"): Step(WorkerState.FAILED),
     (WorkerState.STOPPING, "ended"): Step(WorkerState.STOPPED),
     (WorkerState.STOPPING, "start"): Step(WorkerState.WAKING),
     (WorkerState.STOPPING, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
@@ -117,6 +122,8 @@ class Place:
         """Somebody else decides when it starts and what it offers; it is never given up."""
         self.rested_s = 0.0
         """When it may be started again after its last death."""
+        self.dozing_bytes: int | None = None
+        """What its dozing process holds; None until it dozes."""
         self.is_away = False
         """Its machine is lost: nothing starts it before the machine is back."""
         self.stays_out = False
@@ -138,8 +145,8 @@ class Place:
     @property
     def loading(self) -> str:
         """Return what the worker does while it starts, in words; empty otherwise."""
-        process = self.process
-        return "" if process is None or process.asked_to_end or self.is_ready else process.doing
+        process, waits = self.process, self.is_ready or self.state is WorkerState.DOZING
+        return "" if process is None or process.asked_to_end or waits else process.doing
 
     @property
     def doing(self) -> str:

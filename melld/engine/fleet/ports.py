@@ -63,7 +63,7 @@ class WorkerOwner(Protocol):
         """Note that the process is gone, and that its requests have left it."""
 
     def worker_gone(self, worker: WorkerId) -> None:
-        """Note that the worker has ended, and that no other copies from its memory any longer."""
+        """Note that the worker has ended or dozes, and that no other copies from its memory any longer."""
 
     def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Note granules that a worker gave back when nobody waited for them any longer."""
@@ -76,7 +76,7 @@ class WorkerListener(Protocol):
         """Handle a worker's message."""
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
-        """Note that the process is gone: nothing more comes from it."""
+        """Note that the process is gone, or dozes: nothing more comes from it, unless it becomes ready anew."""
 
     def worker_steadied(self, slot: Slot) -> None:
         """Note that the worker has run long enough since its last death."""

@@ -49,8 +49,8 @@ class WorkerProcess:
         """0 until it is forked."""
         self._stage = ""
         self._progress = ""
-        self.forked_s = 0.0
-        """When it was forked, by the loop's clock."""
+        self.began_s = 0.0
+        """When it was forked or last woken, by the loop's clock."""
         self._host = host
         self._child: Child | None = None
         self._decoder = FrameDecoder(wire.ToDaemon)
@@ -86,6 +86,12 @@ class WorkerProcess:
             self.kill()
             await self._ended.wait()
 
+    def wake(self) -> None:
+        """Have the dozing process read its weights again; `WorkerReady` or `WorkerEnded` follows."""
+        self.began_s = asyncio.get_running_loop().time()
+        self._stage, self._progress = "reading its weights again", ""
+        self.send(wire.Wake())
+
     async def wait_ended(self) -> None:
         """Return when the process is gone and `on_end` has been called."""
         await self._ended.wait()
@@ -107,7 +113,7 @@ class WorkerProcess:
     def forked(self, pid: int) -> None:
         """Note when it was forked."""
         self.pid = pid
-        self.forked_s = asyncio.get_running_loop().time()
+        self.began_s = asyncio.get_running_loop().time()
 
     def received(self, data: bytes) -> None:
         """Hand on the frames that these bytes complete."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
+from melld.engine.fleet.dozing import Dozing
 from melld.engine.fleet.first_start import FirstStart, WorkerStartFailed
 from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.place import Place, Slot
@@ -53,6 +54,7 @@ class Supervisor:
         self.owner = owner
         self._first = FirstStart(self.places.values())
         self._hung = HungWorkers(self.places.values(), health)
+        self._dozing = Dozing(listener, self.stop_worker)
         self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
@@ -132,7 +134,7 @@ class Supervisor:
     def load(self, worker: WorkerId) -> bool:
         """Start a worker for its owner, after a death once it has rested; return False if an operator keeps it out."""
         place = self.places[worker]
-        event = "retry" if place.state is WorkerState.FAILED else "wake"
+        event, dozes = "retry" if place.state is WorkerState.FAILED else "wake", place.state is WorkerState.DOZING
         if self._stopping or not place.may(event):
             return place.state in (WorkerState.STARTING, WorkerState.WAKING)
         if event == "retry":
@@ -140,7 +142,13 @@ class Supervisor:
         place.step(event)
         if place.process is None:
             self._own(self._spawn_rested(place), f"start {worker}")
+        elif dozes:
+            place.process.wake()
         return True
+
+    def doze(self, worker: WorkerId) -> None:
+        """Have a worker doze for its owner."""
+        self._dozing.ask(self.places[worker])
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
@@ -230,13 +238,16 @@ class Supervisor:
         if isinstance(message, wire.Pong):
             self._hung.judge_step(place, message)
             return
+        if isinstance(message, wire.Dozed):
+            self._dozing.answered(place, message)
+            return
         if isinstance(message, wire.WorkerReady):
             if place.process is None or place.process.asked_to_end:
                 return
             place.step("ready")
             place.failed_starts = 0
             place.detail = ""
-            place.wake_s = asyncio.get_running_loop().time() - place.process.forked_s
+            place.wake_s = asyncio.get_running_loop().time() - place.process.began_s
             if place.setbacks:
                 loop, after_s = asyncio.get_running_loop(), self._health.steady_after_s
                 self._steadying[place.slot.worker] = loop.call_later(after_s, self._steadied, place)

@@ -115,6 +115,14 @@ class TakeGranules(Message, frozen=True, tag=True):
     cause: EventId = NO_EVENT
 
 
+class Doze(Message, frozen=True, tag=True):
+    """Give back all granules, and let go of the weights, as soon as nothing runs.  One `Dozed`."""
+
+
+class Wake(Message, frozen=True, tag=True):
+    """Read the weights again, without a link or a granule.  `WorkerReady` answers, and reports begin at 1."""
+
+
 class Ping(Message, frozen=True, tag=True):
     """Ask for the worker's progress.  An I/O thread answers with a `Pong`."""
 
@@ -234,6 +242,16 @@ class GranulesReturned(Message, frozen=True, tag=True, kw_only=True):
     cause: EventId = NO_EVENT
 
 
+class Dozed(Message, frozen=True, tag=True):
+    """The answer to `Doze`: all granules are free and read as zeros, and the process holds `resident_bytes`.
+
+    `failure`: why it cannot doze; it then serves on.
+    """
+
+    resident_bytes: int = 0
+    failure: str = ""
+
+
 class Pong(Message, frozen=True, tag=True):
     """Answer to a `Ping`: `steps` so far, `busy_s` since the start of the running step (0: none), `requests` held."""
 
@@ -275,6 +293,8 @@ ToWorker = (
     | GrantGranules
     | TakeGranules
     | MoveCommand
+    | Doze
+    | Wake
     | Ping
     | StopWorker
 )
@@ -286,6 +306,7 @@ ToDaemon = (
     | LinkClosed
     | GranulesReturned
     | MoveAnswer
+    | Dozed
     | Pong
     | RequestTaken
     | RequestRejected

@@ -141,6 +141,11 @@ class Links:
         """
         self._drop(peer, lambda: self._say(wire.LinkClosed(peer)))
 
+    def close_all(self) -> None:
+        """Close all links: this worker dozes."""
+        for peer in {*self._copies, *self._tries}:
+            self._drop(peer)
+
     def _drop(self, peer: str, then: Callable[[], None] = lambda: None) -> None:
         self._tries.pop(peer, None)
         if (copies := self._copies.pop(peer, None)) is None:

@@ -77,7 +77,8 @@ class EngineLoop:
         with parts.budget.lifted(), parts.lent.borrowed() if parts.lent is not None else contextlib.nullcontext():
             warm_up(self._engine)
         load_s = time.monotonic() - started
-        parts.writer.say(ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s, failure))
+        self._ready = ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s, failure)
+        parts.writer.say(self._ready)
 
     def serve(self) -> None:
         """Step until told to stop, then return once all messages are written."""
@@ -94,7 +95,9 @@ class EngineLoop:
             if is_busy:
                 self._step()
             else:
-                self._parts.reporter.report(None, 0.0)
+                if not self._parts.dozer.dozes:
+                    self._parts.reporter.report(None, 0.0)
+                    self._parts.dozer.go_on()
                 self._handle(self._wait())
         writer.finish()
 
@@ -125,6 +128,8 @@ class EngineLoop:
             wire.CallUtility: self._call,
             wire.GrantGranules: self._parts.borrower.grant,
             wire.TakeGranules: self._parts.borrower.take,
+            wire.Doze: self._parts.dozer.ask,
+            wire.Wake: lambda _: self._parts.dozer.wake(self._ready),
             wire.StopWorker: self._stop,
             wire.MeasurePrefill: self._parts.profiler.measure_prefill,
             wire.MeasureLink: self._parts.profiler.measure_link,
@@ -164,6 +169,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         parts, began_s = self._parts, time.monotonic()
+        assert not parts.dozer.dozes, "a worker that dozes cannot compute"
         parts.pulse.in_step(began_s)
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(model_executed=executed)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.spec import WorkerSpec
+from melld.engine.worker.doze import Dozer
 from melld.engine.worker.grammars import Grammars
 from melld.engine.worker.lending import Borrower
 from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
     moves: Moves
     borrower: Borrower
     lent: LentBlocks | None
+    dozer: Dozer
     requests: Requests
     profiler: Profiler
     reporter: StepReporter
@@ -71,6 +73,7 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
     links = Links(LinkOpener(shared, spec.copy_rules), residency, inbox.put, writer.say)
     blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)
+    reporter = StepReporter(blocks, book, moves, writer.report)
     return Parts(
         inbox=inbox,
         reader=Reader(connection, engine, line, writer.say, lambda: pulse.pong(len(book.leases))),
@@ -82,9 +85,10 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
         moves=moves,
         borrower=Borrower(lent, residency.epochs, writer.say),
         lent=lent,
+        dozer=Dozer(engine, lent, residency.epochs, budget, links, reporter, writer.say),
         requests=Requests(residency, moves, book, writer.say),
         profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
-        reporter=StepReporter(blocks, book, moves, writer.report),
+        reporter=reporter,
         budget=budget,
         block_bytes=block_bytes,
         shared=shared,

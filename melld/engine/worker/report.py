@@ -36,6 +36,10 @@ class StepReporter:
         self._reports = 0
         self._last_sums = (-1, -1, -1)
 
+    def begin_again(self) -> None:
+        """Count reports from 1: the daemon has forgotten what it was told."""
+        self._reports, self._last_sums = 0, (-1, -1, -1)
+
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float, counts: StepCounts = IDLE) -> None:
         """Report the changes of a step that computed `counts`, if there are any."""
         leases, book = {}, self._book

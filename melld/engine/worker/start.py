@@ -20,6 +20,7 @@ from melld.engine.wire.spec import WorkerSpec
 if TYPE_CHECKING:
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
@@ -118,23 +119,26 @@ def _rendezvous(rank: Any) -> str:
     return str(rank.worker.distributed_init_method)
 
 
-def warm_up(engine: "EngineCore") -> None:
-    """Produce a real token: only then is the worker ready."""
+def warm_up(engine: "EngineCore", logprobs: int | None = None) -> "EngineCoreOutput":
+    """Produce a real token and return it: only then is the worker ready."""
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
 
     tasks = engine.get_supported_tasks()
     generates = "generate" in tasks
-    parameters = SamplingParams(max_tokens=1, temperature=0.0) if generates else PoolingParams(task=tasks[0])
+    parameters = (
+        SamplingParams(max_tokens=1, temperature=0.0, logprobs=logprobs) if generates else PoolingParams(task=tasks[0])
+    )
     add_own_request(engine, "warm-up", [1, 2, 3, 4], parameters)
-    finished = False
+    last = None
     while engine.scheduler.has_requests() or engine.batch_queue:
         outputs, executed = engine.step_fn()
         engine.post_step(model_executed=executed)
         for output in outputs[0].outputs if outputs and 0 in outputs else ():
-            finished = finished or output.finish_reason is not None
-    if not finished:
+            last = output if output.finish_reason is not None else last
+    if last is None:
         raise RuntimeError("the engine ran out of work without having produced a token")
+    return last
 
 
 def ready_of(
@@ -154,7 +158,7 @@ def ready_of(
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         arena_failure=arena_failure,
-        resident_bytes=_resident_bytes(engine),
+        resident_bytes=resident_bytes(engine),
         max_requests=config.scheduler_config.max_num_seqs,
         caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
@@ -164,7 +168,7 @@ def ready_of(
     )
 
 
-def _resident_bytes(engine: "EngineCore") -> int:
+def resident_bytes(engine: "EngineCore") -> int:
     """Return the memory that the worker takes beside its KV: on the GPU where it takes most, or on all CPU devices."""
     if engine.vllm_config.device_config.device_type != "cpu":
         return int(max(engine.model_executor.collective_rpc(_weights_bytes)))

@@ -31,6 +31,16 @@ def test_a_worker_goes_to_rest_and_comes_back() -> None:
     assert seen == ["ready", "asleep", "ready", "asleep", "stopping", "stopped", "waking", "ready"]
 
 
+def test_a_worker_dozes_and_wakes_without_another_process() -> None:
+    """What it does while it waits is no start, and nobody counts it as one."""
+    place = place_in(WorkerState.READY)
+    seen = []
+    for event in ("doze", "wake", "ready", "sleep", "doze", "stop"):
+        place.step(event)
+        seen.append(str(place.state))
+    assert seen == ["dozing", "waking", "ready", "asleep", "dozing", "stopping"]
+
+
 def test_an_arrival_turns_a_worker_round_that_is_ending() -> None:
     """It is wanted again before it is gone: the old process ends, and a new one is started in the same breath."""
     place = place_in(WorkerState.STOPPING)
@@ -52,8 +62,13 @@ def test_what_the_table_does_not_have_changes_nothing(state: WorkerState) -> Non
 
 def test_a_process_may_die_in_every_state_that_has_one() -> None:
     """Nothing that the kernel does is a surprise; one without a process may lose its machine."""
-    with_process = {WorkerState.STARTING, WorkerState.READY, WorkerState.ASLEEP, WorkerState.WAKING}
-    assert {state for state, event in TRANSITIONS if event == "died"} == {*with_process, WorkerState.STOPPED}
+    with_process = {*WorkerState} - {
+        WorkerState.DRAINING,
+        WorkerState.DRAINED,
+        WorkerState.STOPPING,
+        WorkerState.FAILED,
+    }
+    assert {state for state, event in TRANSITIONS if event == "died"} == with_process
 
 
 def test_a_place_is_given_up_only_while_it_has_failed() -> None:

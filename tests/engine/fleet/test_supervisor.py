@@ -9,6 +9,7 @@ import pytest
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
+from melld.engine.fleet.dozing import DOZE_DEADLINE_S
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import WorkerEnded
@@ -208,6 +209,77 @@ def test_a_step_may_take_as_long_as_the_operator_says() -> None:
             worker.say(Pong(steps=1, busy_s=busy_s, requests=1))
             await daemon.flush()
             assert (worker.ended is None) == is_alive
+        await daemon.close()
+
+    run_virtually(told)
+
+
+async def dozing(daemon: VirtualDaemon, willing: bool = True) -> Place:
+    """The first worker, asked to doze, when it has answered."""
+    daemon.fleet.doze(W0)
+    daemon.worker(W0).obey(willing)
+    await daemon.flush()
+    return daemon.fleet.places[W0]
+
+
+def test_a_worker_that_dozes_has_ended_for_all_but_its_process() -> None:
+    """Nobody copies from it or sends it anything; woken, it is a new worker, in the time that it took to wake."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        process = daemon.fleet.places[W0].process
+        place = await dozing(daemon)
+        assert (place.state, place.dozing_bytes, place.loading) == (WorkerState.DOZING, 7, "")
+        assert W0 not in daemon.fleet.ready
+        assert not any(W0 in pair for pair in daemon.executor.links)
+        assert daemon.fleet.supervisor.load(W0)
+        assert place.loading
+        await asyncio.sleep(3)
+        daemon.worker(W0).obey()
+        await daemon.flush()
+        assert (place.state, place.process, round(place.wake_s)) == (WorkerState.READY, process, 3)
+        assert W0 in daemon.fleet.ready
+        await daemon.close()
+
+    run_virtually(told)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_cannot_doze_is_stopped(answers: bool) -> None:
+    """Whether it says so or says nothing: its memory is wanted."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        if answers:
+            place = await dozing(daemon, willing=False)
+        else:
+            place = daemon.fleet.places[W0]
+            daemon.fleet.doze(W0)
+            await asyncio.sleep(DOZE_DEADLINE_S)
+        await asyncio.sleep(1)
+        assert place.state is WorkerState.STOPPED
+        assert daemon.worker(W0).ended is not None
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
+    """Its memory was freed when it began to doze, or is about to be."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        gone: list[WorkerId] = []
+        daemon.fleet.lending._owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
+        daemon.fleet.doze(W0)
+        daemon.worker(W0).obey()
+        daemon.worker(W0).deliver()
+        assert gone == [], "the other may still copy from it"
+        daemon.worker(W0).die()
+        assert gone == []
+        daemon.worker(WorkerId("w1")).obey()
+        await daemon.flush()
+        assert gone == [W0]
         await daemon.close()
 
     run_virtually(told)

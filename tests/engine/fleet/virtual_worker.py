@@ -162,6 +162,11 @@ class VirtualWorker:
                 self.report()
             case wire.OpenLink():
                 self.say(wire.LinkOpened(peer=message.peer, transport="memory", bytes_per_s=1e9))
+            case wire.Doze():
+                self.say(wire.Dozed(resident_bytes=7, failure="" if willing else "will not"))
+            case wire.Wake():
+                self.ready, self.reports = False, 0
+                self.become_ready()
             case wire.CloseLink():
                 self.say(wire.LinkClosed(peer=message.peer))
             case say.MoveMessage():

@@ -1,0 +1,98 @@
+"""A worker that dozes: its process waits without KV memory and weights, and serves again sooner than a new one.
+
+Owns whether the worker dozes.  For the engine thread, between two steps; `residency` does the work.
+
+    Doze ──► nothing runs ──► all granules back ──► a token, noted ──► weights gone ──► Dozed
+    Wake ──► weights read again ──► the same token with the same log-probability ──► WorkerReady
+
+To the daemon a worker that dozes has ended, and one that wakes is new: without links, and its reports begin at 1.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from melld.engine.wire import messages as wire
+from melld.engine.worker.links import Links
+from melld.engine.worker.report import StepReporter
+from melld.engine.worker.residency.budget import StepBudget
+from melld.engine.worker.residency.epochs import BlockEpochs
+from melld.engine.worker.residency.lent_blocks import LentBlocks
+from melld.engine.worker.residency.weights import Weights
+from melld.engine.worker.start import resident_bytes, warm_up
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+
+class Dozer:
+    """The dozing of one worker.  `lent` is None without an arena; `say` sends a message to the daemon."""
+
+    def __init__(
+        self,
+        engine: "EngineCore",
+        lent: LentBlocks | None,
+        epochs: BlockEpochs,
+        budget: StepBudget,
+        links: Links,
+        reporter: StepReporter,
+        say: Callable[[msgspec.Struct], None],
+    ) -> None:
+        self._engine = engine
+        self._lent = lent
+        self._epochs = epochs
+        self._budget = budget
+        self._links = links
+        self._reporter = reporter
+        self._say = say
+        self._weights = Weights(engine)
+        self._is_asked = False
+        self._proof: Any = None
+        self.dozes = False
+
+    def ask(self, _doze: wire.Doze) -> None:
+        """Doze as soon as nothing runs."""
+        self._is_asked = True
+
+    def go_on(self) -> None:
+        """Doze now if that was asked and all blocks are free.  Call it when nothing runs."""
+        lent = self._lent
+        if not self._is_asked:
+            return
+        refusal = self._weights.refusal if lent is not None else "its KV memory is its own, and would stay"
+        if refusal or lent is None:
+            self._is_asked = False
+            self._say(wire.Dozed(failure=refusal))
+        elif lent.empty(len(lent.granted), self._epochs, preempts=False) is not None:
+            self._is_asked = False
+            self._proof = self._prove(lent)
+            self._links.close_all()
+            self._weights.drop()
+            ctypes.CDLL(None).malloc_trim(0)
+            self.dozes = True
+            self._say(wire.Dozed(resident_bytes=resident_bytes(self._engine)))
+
+    def wake(self, ready: wire.WorkerReady) -> None:
+        """Read the weights again and say `ready`.
+
+        Raises:
+            RuntimeError: they are not what they were.
+        """
+        began_s = time.monotonic()
+        assert self._lent is not None
+        self._weights.restore()
+        self.dozes = False
+        if (proof := self._prove(self._lent)) != self._proof:
+            raise RuntimeError(f"with its weights read again the model answers {proof}, not {self._proof}")
+        self._reporter.begin_again()
+        self._say(msgspec.structs.replace(ready, load_s=time.monotonic() - began_s))
+
+    def _prove(self, lent: LentBlocks) -> Any:
+        """Return the token that the warm-up makes, and its log-probability."""
+        with self._budget.lifted(), lent.borrowed():
+            output = warm_up(self._engine, logprobs=0)
+        assert output.new_logprobs is not None
+        return output.new_token_ids, output.new_logprobs.logprobs.tolist()

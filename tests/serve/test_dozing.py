@@ -1,0 +1,119 @@
+"""A model that nobody asks lets go of its weights, keeps its process, and answers soon and as before."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from melld import demo_model as demo_model_module
+from tests.api.http_client import COMPLETIONS, request
+from tests.migrate.live import GREEDY, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+from tests.serve.test_serve import is_gone
+from tests.small_model import make_small_model
+
+WIDE = 44_000
+"""So wide are the hidden layers of a model whose weights take more than all else of its process: 270 MB."""
+
+
+@pytest.fixture(scope="module")
+def dozy(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A small model, and a wide one that dozes after a second without requests."""
+    directory = tmp_path_factory.mktemp("dozy")
+    with mock.patch.object(demo_model_module, "INTERMEDIATE", WIDE):
+        make_small_model(directory / "wide", seed=3)
+    config = directory / "melld.toml"
+    config.write_text(f"""
+        models = [
+            {{path = "{demo_model}", name = "demo", pinned = true}},
+            {{path = "{directory}/wide", keep_alive_s = 1}},
+        ]
+        [devices]
+        cpu = {{count = 1, memory_bytes = "1GiB"}}
+    """)
+    with DaemonProcess(None, "--config", str(config), "--log-level", "info") as process:
+        yield process.wait_ready()
+
+
+def tenant(daemon: DaemonProcess) -> dict[str, Any]:
+    """The wide model on its device."""
+    (device,) = daemon.status()["devices"]
+    (wide,) = [one for one in device["models"] if one["model"] == "wide"]
+    return dict(wide)
+
+
+def worker(daemon: DaemonProcess) -> dict[str, Any]:
+    (wide,) = [one for one in daemon.status()["workers"] if one["model"] == "wide"]
+    return dict(wide)
+
+
+def memory_bytes(pid: int) -> int:
+    """Of its process, in physical memory now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def until(daemon: DaemonProcess, state: str) -> dict[str, Any]:
+    """The wide model on its device, once it has that state."""
+    Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state, 60.0)
+    return tenant(daemon)
+
+
+def asked(daemon: DaemonProcess) -> Any:
+    """Its answer, with log-probabilities."""
+    body = {"model": "wide", "prompt": "The workers of", "max_tokens": 16, "temperature": 0, "logprobs": 2}
+    answered = request(daemon.url, "POST", COMPLETIONS, body)
+    assert answered.status == 200, answered.body
+    return answered.json()["choices"][0]
+
+
+def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
+    """Most of its memory is free meanwhile; its process stays, and is back sooner than a new one."""
+    before, there, process = asked(dozy), tenant(dozy), worker(dozy)
+    held_bytes = memory_bytes(process["pid"])
+    dozing = until(dozy, "dozing")
+    assert dozing["resident_bytes"] < there["resident_bytes"] / 2
+    assert dozing["granted_bytes"] == 0
+    asleep = worker(dozy)
+    assert (asleep["state"], asleep["pid"]) == ("dozing", process["pid"])
+    assert memory_bytes(process["pid"]) < held_bytes - WIDE * 4096, "its weights are gone from memory"
+    states = {card["id"]: card["status"] for card in json.loads(dozy.get("/v1/models"))["data"]}
+    assert states["wide"] == "unloaded"
+    assert asked(dozy) == before
+    assert worker(dozy)["pid"] == process["pid"]
+    assert tenant(dozy)["resident_bytes"] == there["resident_bytes"]
+
+
+def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: DaemonProcess) -> None:
+    """And one that comes as it is about to doze waits for it to wake."""
+    asked(dozy)
+    running = Stream(dozy, {**GREEDY, "max_tokens": 60})
+    until(dozy, "dozing")
+    assert running.result().error is None
+    wide = Stream(dozy, {**GREEDY, "model": "wide", "max_tokens": 8})
+    assert wide.result().error is None
+
+
+def test_a_process_that_is_killed_while_it_dozes_is_replaced(dozy: DaemonProcess) -> None:
+    """The next request has the same answer, from a new process."""
+    before = asked(dozy)
+    until(dozy, "dozing")
+    pid = worker(dozy)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(dozy, "stopped")
+    assert asked(dozy) == before
+    assert worker(dozy)["pid"] != pid
+
+
+def test_an_operator_ends_what_dozes(dozy: DaemonProcess) -> None:
+    """`melld unload` frees all of its memory."""
+    asked(dozy)
+    until(dozy, "dozing")
+    pid = worker(dozy)["pid"]
+    assert dozy.melld("unload", "wide").stdout == "wide: unloaded\n"
+    assert tenant(dozy)["resident_bytes"] == 0
+    assert is_gone(pid)
