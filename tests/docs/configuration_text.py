@@ -27,13 +27,11 @@ One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the ser
 key or a wrong value refuses to start and says where.
 
 ```sh
-melld check-config --model .demo-model
-melld check-config --model .demo-model --set server.drain_s=5 --json --quick
+melld check-config --model .demo-model --set server.drain_s=5
 ```
 
-The first asks vLLM too and shows what is in force; the second, for programs, leaves vLLM out. Keys that *reload*
-change on SIGHUP (`systemctl reload melld`), the others at the next start. A size is a number of bytes or a string such
-as `"128MiB"`; seconds may be `inf`, for never.
+shows what is in force. Keys that *reload* change on SIGHUP (`systemctl reload melld`), the others at the next start. A
+size is a number of bytes or a string such as `"128MiB"`; seconds may be `inf`, for never.
 
 `[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
 """
