@@ -12,12 +12,20 @@ from typing import TypeVar
 import msgspec
 
 from melld.cli import BAD_USAGE, DONE, FAILED, NO_DAEMON
-from melld.cli.config_flags import daemon_directories
+from melld.cli.config_flags import add_daemon_flags, daemon_directories
 from melld.control.client import ControlClient, ControlRefused, NoDaemon
 from melld.errors import ConfigError
 
 Reply = TypeVar("Reply")
 NO_ANSWER = (ConfigError, NoDaemon, ControlRefused, msgspec.MsgspecError)
+
+
+def describe(parser: argparse.ArgumentParser, does: str, done: str, failed: str, as_json: str) -> None:
+    """Tell `parser` what the command does, its exit codes 0 and 1, what `--json` prints, and the daemon's flags."""
+    parser.description = does
+    parser.epilog = f"Exit codes: 0 {done}, 1 {failed}, 2 bad usage, 3 no daemon to talk to."
+    parser.add_argument("--json", action="store_true", help=f"print {as_json}")
+    add_daemon_flags(parser)
 
 
 def ask(

@@ -6,8 +6,7 @@ Owns the request and the wording.
 import argparse
 import math
 
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.control.messages import Drain, Drained, DrainOutcome
 
 PATIENCE_S = 7 * 86_400.0
@@ -16,14 +15,6 @@ PATIENCE_S = 7 * 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = (
-        "Take a worker out of service: it gets no new requests, its running requests move to other workers while their "
-        "streams go on, and once it is empty its process ends and its device is free, until `melld resume`."
-    )
-    parser.epilog = (
-        "Exit codes: 0 drained (without --wait: started), 1 not drained (the last worker, for example), 2 bad usage, "
-        "3 no daemon to talk to."
-    )
     parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
     parser.add_argument(
         "--wait", action="store_true", help="return once it is drained (Ctrl-C stops the wait, not the drain)"
@@ -35,8 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after S seconds, recompute the remaining requests elsewhere from their tokens; they queue if there "
         "is no room (default: no deadline)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    add_daemon_flags(parser)
+    describe(
+        parser,
+        "Take a worker out of service: it gets no new requests, its running requests move to other workers while their "
+        "streams go on, and once it is empty its process ends and its device is free, until `melld resume`.",
+        "drained (without --wait: started)",
+        "not drained (the last worker, for example)",
+        "the report as JSON",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

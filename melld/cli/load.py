@@ -5,8 +5,7 @@ Owns the request and the wording.
 
 import argparse
 
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.control.messages import Load
 from melld.control.status import ModelState, ModelStatus
 
@@ -16,16 +15,13 @@ PATIENCE_S = 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Load one of several models, and return once it can be asked."
-    add_common(parser)
+    takes_model(parser, "Load one of several models, and return once it can be asked.")
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add what loading and unloading have in common."""
-    parser.epilog = "Exit codes: 0 done, 1 not done (the daemon says why), 2 bad usage, 3 no daemon to talk to."
+def takes_model(parser: argparse.ArgumentParser, does: str) -> None:
+    """Describe a command that does something with one model."""
     parser.add_argument("model", metavar="NAME", help="as `melld models` lists it")
-    parser.add_argument("--json", action="store_true", help="print the model's status as JSON")
-    add_daemon_flags(parser)
+    describe(parser, does, "done", "not done (the daemon says why)", "the model's status as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,8 +6,7 @@ Owns the request and the wording.
 import argparse
 from typing import Any
 
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
 
@@ -17,11 +16,6 @@ _HELD = "it stays there until the worker is drained or ends, or until it is migr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = (
-        "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
-        "is drained or ends, or until it is migrated again; naming its present worker keeps it there."
-    )
-    parser.epilog = "Exit codes: 0 moved, or there already; 1 not moved, 2 bad usage, 3 no daemon to talk to."
     parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
     parser.add_argument("worker", metavar="WORKER", help="the worker to move it to")
     way = parser.add_mutually_exclusive_group()
@@ -31,8 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="copy its KV while its prompt is computed, and hand it over after its first token",
     )
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    add_daemon_flags(parser)
+    describe(
+        parser,
+        "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
+        "is drained or ends, or until it is migrated again; naming its present worker keeps it there.",
+        "moved or there already",
+        "not moved",
+        "the whole report as JSON",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

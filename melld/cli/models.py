@@ -9,18 +9,16 @@ import os
 import msgspec
 
 from melld.cli import DONE
-from melld.cli.asking import NO_ANSWER, failed
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import NO_ANSWER, describe, failed
+from melld.cli.config_flags import daemon_directories
 from melld.control.client import ControlClient
 from melld.control.status import DaemonStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "List the served models: loaded ones answer at once, unloaded ones are loaded by a request."
-    parser.epilog = "Exit codes: 0 shown, 1 the daemon gave no status, 2 bad usage, 3 no daemon to talk to."
-    parser.add_argument("--json", action="store_true", help="print `served` of docs/status-schema.md")
-    add_daemon_flags(parser)
+    does = "List the served models: loaded ones answer at once, unloaded ones are loaded by a request."
+    describe(parser, does, "shown", "the daemon gave no status", "`served` of docs/status-schema.md")
 
 
 def run(arguments: argparse.Namespace) -> int:

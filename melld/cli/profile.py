@@ -5,8 +5,7 @@ Owns the request and the wording.
 
 import argparse
 
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.cli.render import size_text
 from melld.control.messages import Profile, Profiled
 
@@ -15,32 +14,22 @@ DEADLINE_S = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = (
+    does = (
         "Measure on the running, idle daemon how many bytes each link carries in an epoch, and how many tokens each "
         "worker can compute for moves without slowing its own requests. This takes at most a minute. The figures are "
         "saved, and used from then on."
-    )
-    parser.epilog = (
-        "Exit codes: 0 measured or shown, 1 not measured (while requests run, for example), 2 bad usage, "
-        "3 no daemon to talk to."
     )
     parser.add_argument("--show", action="store_true", help="print the figures in use, without measuring")
     parser.add_argument(
         "--model", default="", metavar="NAME", help="the model whose workers are meant (default: the first)"
     )
-    parser.add_argument("--json", action="store_true", help="print them as JSON")
-    add_daemon_flags(parser)
+    describe(parser, does, "measured or shown", "not measured (while requests run, for example)", "them as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon, wait, and print the figures; return the exit code."""
-    return ask(
-        "profile",
-        arguments,
-        (Profile(measure=not arguments.show, model=arguments.model), DEADLINE_S),
-        Profiled,
-        in_words,
-    )
+    question = Profile(measure=not arguments.show, model=arguments.model), DEADLINE_S
+    return ask("profile", arguments, question, Profiled, in_words)
 
 
 def in_words(profiled: Profiled) -> str:

@@ -5,8 +5,7 @@ Owns the request and the wording.
 
 import argparse
 
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.control.messages import Resume, Resumed
 
 DEADLINE_S = 60.0
@@ -15,13 +14,9 @@ DEADLINE_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Take a worker into service again that was drained, is being drained, or was given up."
-    parser.epilog = (
-        "Exit codes: 0 in service (it may still load the model), 1 not, 2 bad usage, 3 no daemon to talk to."
-    )
     parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    add_daemon_flags(parser)
+    does = "Take a worker into service again that was drained, is being drained, or was given up."
+    describe(parser, does, "in service (it may still load the model)", "not", "the answer as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from melld.cli import DONE
-from melld.cli.asking import NO_ANSWER, failed
-from melld.cli.config_flags import add_daemon_flags, daemon_directories
+from melld.cli.asking import NO_ANSWER, describe, failed
+from melld.cli.config_flags import daemon_directories
 from melld.control.client import ControlClient
 from melld.control.status import SCHEMA, DaemonStatus
 
@@ -22,15 +22,11 @@ WATCH_INTERVAL_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Show the daemon's workers and requests."
-    parser.epilog = "Exit codes: 0 shown, 1 the daemon gave no status, 2 bad usage, 3 no daemon to talk to."
-    parser.add_argument(
-        "--json", action="store_true", help="print docs/status-schema.md's JSON; with --watch, one line per update"
-    )
     parser.add_argument(
         "--watch", action="store_true", help="keep updating until Ctrl-C, or until the daemon ends (code 3)"
     )
-    add_daemon_flags(parser)
+    as_json = "docs/status-schema.md's JSON; with --watch, one line per update"
+    describe(parser, "Show the daemon's workers and requests.", "shown", "the daemon gave no status", as_json)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,16 +6,15 @@ Owns the request.
 import argparse
 
 from melld.cli.asking import ask
-from melld.cli.load import PATIENCE_S, add_common, in_words
+from melld.cli.load import PATIENCE_S, in_words, takes_model
 from melld.control.messages import Unload
 from melld.control.status import ModelStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Unload one of several models once its running requests have ended; the next one loads it."
     parser.add_argument("--now", action="store_true", help="end its running requests with an error")
-    add_common(parser)
+    takes_model(parser, "Unload one of several models once its running requests have ended; the next one loads it.")
 
 
 def run(arguments: argparse.Namespace) -> int:

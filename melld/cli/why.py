@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from melld.cli import DONE, FAILED
-from melld.cli.asking import ask
-from melld.cli.config_flags import add_daemon_flags
+from melld.cli.asking import ask, describe
 from melld.control.messages import AskStory
 from melld.decisions.records import Record
 from melld.decisions.stories import Happened, Line, Story, stories_of
@@ -22,15 +21,13 @@ _REASONS = frozenset(Reason)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = (
+    parser.add_argument("request", metavar="REQUEST", help="its id or a part of it; it may have ended recently")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of asking the daemon")
+    does = (
         "Print what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
         "seconds since it arrived; #N is the event on which it happened, `step` in the decision log."
     )
-    parser.epilog = "Exit codes: 0 done, 1 unknown request or unreadable log, 2 bad usage, 3 no daemon to talk to."
-    parser.add_argument("request", metavar="REQUEST", help="its id or a part of it; it may have ended recently")
-    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of asking the daemon")
-    parser.add_argument("--json", action="store_true", help="print the story as JSON")
-    add_daemon_flags(parser)
+    describe(parser, does, "done", "unknown request or unreadable log", "the story as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
