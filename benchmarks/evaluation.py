@@ -22,7 +22,7 @@ from tables import record
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from melld.simulator.service import bound_gpu_s
 
 POLICIES_SHOWN = ("best-fit", "worst-fit", "load-balance", "mell", "mell-plus")

@@ -26,10 +26,9 @@ from tables import RESULTS, record
 from melld.scheduler.events import AnyCommand, AnyEvent, EpochStarted, RequestArrived
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.targets import Targets
-from melld.simulator.experiment import SchedulerChoices, make_scheduler
+from melld.simulator.experiment import ALL_POLICIES, SchedulerChoices, make_scheduler
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Report
-from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.service import WARM_UP_S
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.simulation import Simulation

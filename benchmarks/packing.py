@@ -19,9 +19,9 @@ from cells import source_of
 from packing_cells import Cell, Result, compute
 from tables import record
 
+from melld.simulator.experiment import ALL_POLICIES
 from melld.simulator.measures import Report
 from melld.simulator.plots import draw_batching, draw_groups, draw_over_time
-from melld.simulator.policies import ALL_POLICIES
 
 LOADS = {
     "conv": "Azure 2023 conversation",

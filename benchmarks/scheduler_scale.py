@@ -16,7 +16,7 @@ import time
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 
 CAPACITY = 10_000_000
 PER_WORKER = 10

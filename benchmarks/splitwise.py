@@ -3,7 +3,7 @@
     python benchmarks/splitwise.py ../shared/traces --write benchmarks/results
 
 Splitwise's comparison (its Figs. 16 to 18) on one GPU per worker, and on its coding and conversation loads: arrivals at
-random, lengths from the Azure traces.  Kept are its nine SLOs (`melld.simulator.service`), or `mell-slo`'s own promise
+random, lengths from the Azure traces.  Kept are its nine SLOs (`slowdowns`), or `mell-slo`'s own promise
 for 99 % of the requests, with a pace of so many steps of a lone request.
 
     mixed        every worker computes prompts and decodes: `roles = "off"`
@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from cells import GIB, ROOT, kept, machine_settings, source_of
 from slo_cells import MACHINES
+from slowdowns import Slowdowns, slowdowns
 from tables import record
 
 from melld.ids import WorkerId
@@ -39,7 +40,7 @@ from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.experiment import SchedulerChoices, make_scheduler
 from melld.simulator.links import LinkSettings
-from melld.simulator.service import WARM_UP_S, Slowdowns
+from melld.simulator.service import WARM_UP_S
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
@@ -160,7 +161,7 @@ def result_of(cell: Cell, traces: pathlib.Path) -> Result:
         measures = Simulation(settings, load_of(cell, traces), scheduler).run()
         report = measures.report(cell.kind)
         assert report.attainment is not None
-        return Result(measures.slowdowns(), report.attainment, report.gpu_seconds, report.migrations_per_request)
+        return Result(slowdowns(measures), report.attainment, report.gpu_seconds, report.migrations_per_request)
 
     name = f"{hashlib.sha256(repr(cell).encode()).hexdigest()[:16]}-{source_of(MellSlo.name)}.json"
     return kept(OUT / name, Result, simulated)

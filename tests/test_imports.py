@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  printable  config_values  config_reading  config_server  config_cluster  config  config_text
+P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
 P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  landlord.*
@@ -36,7 +36,7 @@ W  migrate.transports.*
 W  engine.arena_file  engine.pin  engine.option_kinds  engine.vllm_options  engine.arguments  engine.first_look
 W  engine.worker.*
 D  decisions.file
-D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd  daemon.units
+D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd
 D  engine.host.*
 P  cluster.envelopes
 R  cluster.actor  cluster.launcher

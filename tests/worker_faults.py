@@ -116,7 +116,9 @@ def inject(directory: Path) -> None:
     from melld.engine.worker.links import LinkOpener
     from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
+    from melld.engine.worker.residency.arrival import Arrivals
     from melld.engine.worker.residency.residency import Residency
+    from melld.engine.worker.residency.warm import Warmers
     from melld.engine.worker.writer import Writer
     from melld.migrate import messages as say
 
@@ -152,11 +154,11 @@ def inject(directory: Path) -> None:
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
     _wrap(Moves, "after_report", after=lambda _: reach("step"))
     _wrap(EngineCore, "step", before=lambda engine: known[0].in_step(len(engine.scheduler.running)))
-    _wrap(Residency, "take_warmed", after=lambda warmed: reach("warmed") if warmed else None)
-    _wrap(Residency, "copy_began", before=lambda *_: reach("copying"))
-    _wrap(Residency, "copy_ended", after=lambda _: reach("copied"))
+    _wrap(Warmers, "take", after=lambda warmed: reach("warmed") if warmed else None)
+    _wrap(Arrivals, "copy_began", before=lambda *_: reach("copying"))
+    _wrap(Arrivals, "copy_ended", after=lambda _: reach("copied"))
     _wrap(Residency, "abort", after=lambda _: reach("aborted"))
-    _wrap(Residency, "attach", before=lambda *_: reach("attaching"))
+    _wrap(Arrivals, "attach", before=lambda *_: reach("attaching"))
     _wrap(Residency, "attach_unreserved", after=lambda _: reach("resumed"))
 
     puller = LinkOpener.puller

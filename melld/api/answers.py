@@ -39,6 +39,11 @@ class Refusal(MelldError):
         self.answer = Answer(status, message, code=code, param=param, headers=dict(headers or {}))
 
 
+def bad(param: str, message: str) -> Refusal:
+    """Return the refusal of a field's value."""
+    return Refusal(400, message, code="invalid_value", param=param)
+
+
 class Answer(msgspec.Struct, frozen=True):
     """An error as a client sees it."""
 

@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
@@ -38,25 +37,22 @@ from melld.api.calls import (
 )
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
-from melld.api.exchange import Exchange
+from melld.api.exchange import Exchange, HttpMetrics
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
 from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
-from melld.api.http_metrics import HttpMetrics
 from melld.api.keeping import Keeping, store_responses
-from melld.api.keys import Keys
 from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
-from melld.api.pages import PAGES, WITHOUT_KEY
+from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
 from melld.api.reach import client_of
 from melld.api.routes import check_method, route_of
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head
-from melld.config_server import ServerConfig
-from melld.control.status import DaemonStatus, tier_of
+from melld.control.status import tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
 
@@ -65,24 +61,6 @@ log = logging.getLogger("melld.api")
 SETTLE_S = 2.0
 LOADING_HEAD_AFTER_S = 5.0
 """How long a stream for a model that is being loaded can still be answered with a status."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ApiContext:
-    """The daemon, as the API sees it."""
-
-    models: Sequence[AskedModel]
-    """All models; the first answers calls that name none."""
-    config: Callable[[], ServerConfig]
-    """The present configuration: a reload may change it."""
-    keys: Callable[[], Keys]
-    why_not_ready: Callable[[], str | None]
-    """Says in a few words why no request would be served now; None if it would."""
-    why_closed: Callable[[], str | None]
-    """Says why no call is admitted, not even to wait; None if calls are."""
-    status: Callable[[], DaemonStatus]
-    registry: CollectorRegistry
-    """The metrics of /metrics, to which the API adds its own."""
 
 
 @contextlib.asynccontextmanager

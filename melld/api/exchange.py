@@ -1,6 +1,7 @@
-"""One HTTP request while it is answered: its client, and how far its answer has come.
+"""One HTTP request while it is answered: its client, how far its answer has come, and how it is counted.
 
-Owns the head of every answer.  Decides nothing: `app` does.
+Owns the head of every answer, and the metrics `melld_http_*`: one series per route and status; unknown paths never
+become labels.  Decides nothing: `app` does.
 """
 
 import uuid
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 from multidict import CIMultiDict
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from melld.api.answers import JSON, Dialect
 from melld.api.keys import Client
@@ -46,3 +48,26 @@ class Exchange:
         if leaves_body and not self.request.content.is_eof():
             response.force_close()
         return response
+
+
+class HttpMetrics:
+    """The counters of one daemon's API."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._answers = Counter(
+            "melld_http_answers", "Requests answered, by route and status", ["route", "status"], registry=registry
+        )
+        self.in_flight = Gauge("melld_http_calls_in_flight", "Calls that wait for an engine", registry=registry)
+        self.disconnects = Counter(
+            "melld_http_disconnects", "Clients that left before their answer was complete", registry=registry
+        )
+        self.slow_readers = Counter(
+            "melld_http_slow_readers", "Streams ended because their client read nothing", registry=registry
+        )
+        self.failed_streams = Counter(
+            "melld_http_failed_streams", "Streams that ended in an error event", registry=registry
+        )
+
+    def answered(self, route: str, status: int) -> None:
+        """Count one answer."""
+        self._answers.labels(route, str(status)).inc()

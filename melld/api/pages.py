@@ -1,38 +1,41 @@
 """The endpoints that need no engine: health, readiness, versions, metrics, models, status and the overview page."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import JSON, Refusal
+from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import openapi_document
 from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
+from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus
 
 
-class Facts(Protocol):
-    """Facts that the pages show."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApiContext:
+    """The daemon, as the API sees it."""
 
-    @property
-    def models(self) -> Sequence[AskedModel]:
-        """Return all models."""
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """Return the metrics."""
-
-    def status(self) -> DaemonStatus:
-        """Return the daemon's present status."""
-
-    def why_not_ready(self) -> str | None:
-        """Say in a few words why no call would be served now; None if it would."""
+    models: Sequence[AskedModel]
+    """All models; the first answers calls that name none."""
+    config: Callable[[], ServerConfig]
+    """The present configuration: a reload may change it."""
+    keys: Callable[[], Keys]
+    why_not_ready: Callable[[], str | None]
+    """Says in a few words why no request would be served now; None if it would."""
+    why_closed: Callable[[], str | None]
+    """Says why no call is admitted, not even to wait; None if calls are."""
+    status: Callable[[], DaemonStatus]
+    registry: CollectorRegistry
+    """The metrics of /metrics, to which the API adds its own."""
 
 
 class PageResponse(msgspec.Struct, frozen=True):
@@ -44,32 +47,32 @@ class PageResponse(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-async def health(_facts: Facts, _rest: str) -> PageResponse:
+async def health(_daemon: ApiContext, _rest: str) -> PageResponse:
     """Answer while the daemon's event loop runs."""
     return _json({"status": "ok"})
 
 
-async def ready(facts: Facts, _rest: str) -> PageResponse:
+async def ready(daemon: ApiContext, _rest: str) -> PageResponse:
     """Answer 200 if requests are served, else 503 with the reason."""
-    reason = facts.why_not_ready()
+    reason = daemon.why_not_ready()
     if reason is None:
         return _json({"status": "ready"})
     return _json({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
 
 
-async def versions(_facts: Facts, _rest: str) -> PageResponse:
+async def versions(_daemon: ApiContext, _rest: str) -> PageResponse:
     """Return the versions of melld and vLLM."""
     return _json({"version": version("melld"), "vllm": vllm_version})
 
 
-async def metrics(facts: Facts, _rest: str) -> PageResponse:
+async def metrics(daemon: ApiContext, _rest: str) -> PageResponse:
     """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format."""
-    return PageResponse(generate_latest(facts.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return PageResponse(generate_latest(daemon.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def models(facts: Facts, name: str) -> PageResponse:
+async def models(daemon: ApiContext, name: str) -> PageResponse:
     """Return the list of models, or the one called `name`."""
-    found = await cards(facts.models)
+    found = await cards(daemon.models)
     if not name:
         return PageResponse(msgspec.json.encode({"object": "list", "data": found}))
     for card in found:
@@ -78,22 +81,22 @@ async def models(facts: Facts, name: str) -> PageResponse:
     raise Refusal(404, f"The model `{name[:200]}` does not exist.", code="model_not_found", param="model")
 
 
-async def overview(_facts: Facts, _rest: str) -> PageResponse:
+async def overview(_daemon: ApiContext, _rest: str) -> PageResponse:
     """Return the page for people."""
     return PageResponse(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
 
 
-async def status(facts: Facts, _rest: str) -> PageResponse:
+async def status(daemon: ApiContext, _rest: str) -> PageResponse:
     """Return what `melld status --json` prints."""
-    return PageResponse(msgspec.json.encode(facts.status()), headers=NO_STORE)
+    return PageResponse(msgspec.json.encode(daemon.status()), headers=NO_STORE)
 
 
-async def openapi(_facts: Facts, _rest: str) -> PageResponse:
+async def openapi(_daemon: ApiContext, _rest: str) -> PageResponse:
     """Return the description of this API.  It is made once, in a thread, because that takes most of a second."""
     return PageResponse(await asyncio.to_thread(openapi_document))
 
 
-PAGES: dict[str, Callable[[Facts, str], Any]] = {
+PAGES: dict[str, Callable[[ApiContext, str], Any]] = {
     "/": overview,
     "/status": status,
     "/openapi.json": openapi,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, WrapValidator, create_model
 from pydantic_core import PydanticCustomError, ValidationError
 from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
-from melld.api.answers import Refusal
+from melld.api.answers import bad
 
 MAX_INNER_VALUES = 512
 """Objects and lists in one message or similar entry, which is validated in one go."""
@@ -73,11 +73,11 @@ def _check_tried(value: Any, name: str) -> None:
     """Refuse what several models would take long to validate."""
     values = value if isinstance(value, list) else []
     if name in SCORED and len(values) > SMALL:
-        raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
+        raise bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
     if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
-        raise _bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")
+        raise bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")
     if _holds_more_than(value, 4 * MAX_TRIED_OBJECTS):
-        raise _bad(name, f"{name} may hold at most {4 * MAX_TRIED_OBJECTS} objects and lists")
+        raise bad(name, f"{name} may hold at most {4 * MAX_TRIED_OBJECTS} objects and lists")
 
 
 def _begins_with_object(value: Any) -> bool:
@@ -119,7 +119,7 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
     if info.context.get("wrong"):
         raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
     if _holds_more_than(item, MAX_INNER_VALUES):
-        raise _bad(info.field_name or "body", f"an entry may hold at most {MAX_INNER_VALUES} objects and lists")
+        raise bad(info.field_name or "body", f"an entry may hold at most {MAX_INNER_VALUES} objects and lists")
     try:
         return validate(item)
     except ValidationError:
@@ -149,16 +149,16 @@ def _check_tokens(values: list[Any], name: str) -> None:
     """Refuse a long list that is not of tokens or lists of tokens; messages are validated item by item."""
     if values and isinstance(values[0], dict):
         if len(values) > SMALL and name != "input":
-            raise _bad(name, f"{name} must be a list of objects")
+            raise bad(name, f"{name} must be a list of objects")
         return
     if values and isinstance(values[0], list) and len(values) <= SMALL:
         inner = [one for one in values if isinstance(one, list)]
         if sum(map(len, inner)) > SMALL and not all(map(_are_tokens, inner)):
-            raise _bad(name, f"{name} holds something other than lists of tokens")
+            raise bad(name, f"{name} holds something other than lists of tokens")
     elif len(values) > SMALL and not (_are_words(values) or _are_tokens(values)):
-        raise _bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
+        raise bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
     elif len(values) > SMALL and not _are_tokens(values):
-        raise _bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
+        raise bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
 
 
 def _are_tokens(values: list[Any]) -> bool:
@@ -174,15 +174,11 @@ def _check_arguments(values: dict[str, Any], name: str) -> None:
     if name == "logit_bias":
         digits = all(key.isdecimal() for key in chain(values) if isinstance(key, str))
         if len(values) > SMALL and not (digits and set(map(type, values.values())) <= {int, float}):
-            raise _bad(name, f"{name} with more than {SMALL} entries must give a number for each token")
+            raise bad(name, f"{name} with more than {SMALL} entries must give a number for each token")
     elif len(values) + inner > SMALL:
-        raise _bad(name, f"{name} may hold at most {SMALL} values")
+        raise bad(name, f"{name} may hold at most {SMALL} values")
 
 
 def _check_uniform(values: list[Any], name: str) -> None:
     if len(set(map(type, values))) > 1:
-        raise _bad(name, f"{name} holds values of several types")
-
-
-def _bad(param: str, message: str) -> Refusal:
-    return Refusal(400, message, code="invalid_value", param=param)
+        raise bad(name, f"{name} holds values of several types")

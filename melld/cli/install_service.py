@@ -1,7 +1,7 @@
 """`melld install-service`: write or remove melld's systemd units, without enabling or starting them.
 
 Owns the files' places and the rule that only files written by this command are replaced or removed.  Prints each
-action; with `--dry-run` it prints them only.  `melld.daemon.units` owns the texts.
+action; with `--dry-run` it prints them only.  `melld.daemon.systemd` owns the texts.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from melld.cli import DONE, FAILED
-from melld.daemon.units import CONFIG, is_ours, remark_on_key_file, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, is_ours, remark_on_key_file, signed, system_unit, user_unit
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")

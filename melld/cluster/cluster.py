@@ -34,7 +34,7 @@ from melld.cluster.gate import Gate
 from melld.cluster.launcher_process import run_launcher
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
-from melld.config_cluster import ClusterConfig
+from melld.config import ClusterConfig
 from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger("melld.cluster")

@@ -14,7 +14,7 @@ from typing import Any
 
 from melld.cluster.envelopes import FromLauncher
 from melld.cluster.link import Link
-from melld.config_cluster import ClusterConfig
+from melld.config import ClusterConfig
 from melld.engine.host.lines import OutputLines
 
 log = logging.getLogger("melld.cluster")

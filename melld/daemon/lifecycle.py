@@ -22,11 +22,10 @@ from melld.control.runtime_directory import ControlSocket, open_control_socket, 
 from melld.control.server import Operation, serve_control
 from melld.control.status import SERVING, DaemonState, workers_ready
 from melld.daemon.hub import check_hub
-from melld.daemon.loop_probe import LoopProbe
+from melld.daemon.metrics import LoopProbe
 from melld.daemon.model import ServedModel
 from melld.daemon.operations import operations_of
-from melld.daemon.preflight import check_model, check_policy, example_of, ready_text, url_of
-from melld.daemon.progress import StartProgress
+from melld.daemon.preflight import StartProgress, check_model, check_policy, example_of, ready_text, url_of
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
@@ -163,8 +162,9 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        from melld.api.app import ApiContext, prepare_serving, start_api
+        from melld.api.app import prepare_serving, start_api
         from melld.api.guards.media import media_from_public_addresses
+        from melld.api.pages import ApiContext
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         registry = prometheus_client.REGISTRY

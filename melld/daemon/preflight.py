@@ -1,16 +1,19 @@
-"""The quick checks before the daemon starts anything slow, and its message when it is ready."""
+"""What the start of the daemon checks before anything slow, and what it says of its progress."""
 
+import asyncio
 import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from melld.config import Config
-from melld.control.status import WorkerStatus
+from melld.control.status import WorkerState, WorkerStatus
+from melld.engine.fleet.place import Place
 from melld.errors import ConfigError, MelldError
 from melld.ids import WorkerId
 from melld.nearest import did_you_mean, nearest
@@ -28,6 +31,7 @@ WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safet
 
 NEVER_S = 1e9
 """Longer than any daemon runs: a decision log, being JSON, has no infinity."""
+INTERVAL_S = 5.0
 
 
 class CannotListen(MelldError):
@@ -166,3 +170,37 @@ def ready_text(
             -d '{{"model": "{model}", {question}}}'
   status  {program} status --watch{where}
 """
+
+
+class StartProgress:
+    """The progress of one start of the daemon."""
+
+    def __init__(self, places: Callable[[], Collection[Place]], say: Callable[[str], None]) -> None:
+        self._places = places
+        self._say = say
+        self._began_s = time.monotonic()
+
+    def became_ready(self, place: Place) -> None:
+        """Say that this worker is ready."""
+        self._say(f"melld: {place.slot.worker} is ready on {place.slot.device} ({self._elapsed_s:.1f} s)")
+
+    async def run(self) -> None:
+        """Say every `INTERVAL_S` what the other workers do."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self._say(f"melld: {self._elapsed_s:.0f} s: {self.line()}")
+
+    def line(self) -> str:
+        """Say what the workers do that are not ready, grouped by what they do."""
+        by_doing: dict[str, list[str]] = {}
+        for place in self._places():
+            if not place.is_ready and place.state is not WorkerState.STOPPED:
+                by_doing.setdefault(place.doing, []).append(place.slot.worker)
+        if not self._places():
+            return "waiting for machines to join"
+        parts = [f"{', '.join(workers)} {doing}" for doing, workers in by_doing.items()]
+        return "; ".join(parts) or "preparing the API"
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s

@@ -13,7 +13,7 @@ import msgspec
 
 from melld import __version__
 from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus, tier_of
-from melld.daemon.attainment import Attainment
+from melld.daemon.history import Attainment
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel

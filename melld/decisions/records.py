@@ -39,7 +39,7 @@ a fact is the beginning of an epoch, and an epoch without decisions leaves no re
 record.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -50,7 +50,30 @@ from melld.scheduler.events import AnyCommand, AnyEvent
 
 Record = dict[str, Any]
 _encoder = msgspec.json.Encoder()
-DECISIONS = frozenset({"place", "queue", "promise", "suspend", "move", "activate", "retire", "role"})
+Form = tuple[str, tuple[str, ...]]
+"""Kind of a record, and the fields that it takes as they are."""
+DECIDED: Mapping[type, Form] = {
+    events.PlaceRequest: ("place", ("request", "worker")),
+    events.QueueRequest: ("queue", ("request",)),
+    events.PromiseRoom: ("promise", ("request", "worker", "kv_bytes")),
+    events.SuspendRequest: ("suspend", ("request", "worker")),
+    events.MoveRequest: ("move", ("request", "source", "destination", "kv_bytes")),
+    events.RefuseRequest: ("finish", ("request", "kv_bytes", "capacity_bytes")),
+    events.ShedRequest: ("finish", ("request",)),
+    events.ActivateWorker: ("activate", ("worker",)),
+    events.RetireWorker: ("retire", ("worker",)),
+    events.SetRole: ("role", ("worker", "role")),
+}
+DECISIONS = frozenset(kind for kind, _ in DECIDED.values()) - {"finish"}
+PLAIN_FACTS: Mapping[type, Form] = {
+    events.WorkerSteadied: ("steady", ("worker",)),
+    events.WorkerSharingChanged: ("share", ("worker", "shared_bytes")),
+    events.WorkerWakeTimeChanged: ("wake", ("worker", "wake_s")),
+    events.WorkerDraining: ("drain", ("worker",)),
+    events.WorkerResumed: ("resume", ("worker",)),
+    events.MoveAsked: ("ask", ("request", "destination")),
+}
+"""Events that are one record with the same fields."""
 
 
 def encode(record: Record) -> bytes:
@@ -63,46 +86,19 @@ def fact_records(event: AnyEvent) -> list[Record]:
 
     Preemptions and changes of slots have separate functions: their events lack some of the facts.
     """
-    write = _FACTS.get(type(event))
-    if write is None:
-        return []
-    return [_fact(event, kind, rest) for kind, rest in write(event)]
+    return [_fact(event, kind, rest) for kind, rest in _told(event)]
 
 
 def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> Record:
     """Return the record of a decision.  `kv_bytes`: the request's size (for a placement); `via`: the way of a move."""
-    rest: Record
-    match command:
-        case events.PlaceRequest():
-            kind, rest = "place", {"request": command.request, "worker": command.worker, "kv_bytes": kv_bytes}
-        case events.QueueRequest():
-            kind, rest = "queue", {"request": command.request}
-        case events.PromiseRoom():
-            kind = "promise"
-            rest = {"request": command.request, "worker": command.worker, "kv_bytes": command.kv_bytes}
-        case events.SuspendRequest():
-            kind, rest = "suspend", {"request": command.request, "worker": command.worker}
-        case events.MoveRequest():
-            kind = "move"
-            rest = {
-                "request": command.request,
-                "source": command.source,
-                "destination": command.destination,
-                "kv_bytes": command.kv_bytes,
-                "via": via,
-            }
-        case events.RefuseRequest():
-            refused = {"kv_bytes": command.kv_bytes, "capacity_bytes": command.capacity_bytes, "cause": "refused"}
-            return _stamped(at_s, "finish", {"request": command.request, **refused}, command.cause)
-        case events.ShedRequest():
-            kind, rest = "finish", {"request": command.request}
-        case events.ActivateWorker():
-            kind, rest = "activate", {"worker": command.worker}
-        case events.RetireWorker():
-            kind, rest = "retire", {"worker": command.worker}
-        case events.SetRole():
-            kind, rest = "role", {"worker": command.worker, "role": command.role}
-    return _stamped(at_s, kind, {**rest, "cause": command.reason}, command.cause)
+    kind, names = DECIDED[type(command)]
+    rest: Record = _fields(command, *names)
+    if isinstance(command, events.PlaceRequest):
+        rest["kv_bytes"] = kv_bytes
+    elif isinstance(command, events.MoveRequest):
+        rest["via"] = via
+    rest["cause"] = "refused" if isinstance(command, events.RefuseRequest) else command.reason
+    return _stamped(at_s, kind, rest, command.cause)
 
 
 def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:
@@ -113,8 +109,7 @@ def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: fl
 
 def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int) -> Record:
     """Return the record of a worker's new slots; it repeats the capacity."""
-    rest = {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots}
-    return _fact(event, "worker", rest)
+    return _fact(event, "worker", {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots})
 
 
 def epoch_record(event: events.EpochStarted) -> Record:
@@ -149,64 +144,36 @@ def _stamped(at_s: float, kind: str, rest: Record, step: EventId) -> Record:
     return record
 
 
-def _arrived(event: events.RequestArrived) -> list[tuple[str, Record]]:
-    client = {"client": event.client} if event.client else {}
-    cached = {"cached_tokens": dict(event.cached_tokens)} if event.cached_tokens else {}
-    return [
-        (
-            "arrive",
-            {
-                "request": event.request,
-                "kv_bytes": event.kv_bytes,
-                "prompt_tokens": event.prompt_tokens,
-                "priority": event.priority,
-                **client,
-                **cached,
-            },
-        )
-    ]
+def _fields(message: msgspec.Struct, *names: str) -> Record:
+    return {name: getattr(message, name) for name in names}
 
 
-def _finished(event: events.RequestFinished) -> list[tuple[str, Record]]:
-    tokens = {"output_tokens": event.output_tokens, "first_token_s": event.first_token_s} if event.output_tokens else {}
-    return [("finish", {"request": event.request, **tokens})]
-
-
-def _moved(event: events.MoveCommitted | events.MoveAborted) -> list[tuple[str, Record]]:
-    if isinstance(event, events.MoveAborted):
-        return [("moved", {"request": event.request, "outcome": "aborted", "cause": event.reason})]
-    via = {"via": event.via} if event.via else {}
-    return [("moved", {"request": event.request, "outcome": "committed", "cause": "", **via})]
-
-
-def _worker(event: events.WorkerUp) -> list[tuple[str, Record]]:
-    rest = {"worker": event.worker, "capacity_bytes": event.capacity_bytes, "slots": event.slots}
-    unsteady = {} if event.steady else {"steady": False}
-    return [("worker", {**rest, "machine": event.machine, "block_bytes": event.block_bytes, **unsteady})]
-
-
-_FACTS: Mapping[type, Callable[[Any], list[tuple[str, Record]]]] = {
-    events.RequestArrived: _arrived,
-    events.RequestsGrew: lambda event: [
-        ("grow", {"request": request, "kv_bytes": kv_bytes}) for request, kv_bytes in event.kv_bytes.items()
-    ],
-    events.RequestFinished: _finished,
-    events.WorkerUp: _worker,
-    events.WorkerSteadied: lambda event: [("steady", {"worker": event.worker})],
-    events.WorkerDown: lambda event: [("worker", {"worker": one, "capacity_bytes": 0}) for one in event.workers],
-    events.WorkerCapacityChanged: lambda event: [
-        ("worker", {"worker": event.worker, "capacity_bytes": event.capacity_bytes})
-    ],
-    events.WorkerSharingChanged: lambda event: [
-        ("share", {"worker": event.worker, "shared_bytes": event.shared_bytes})
-    ],
-    events.MoveCommitted: _moved,
-    events.MoveAborted: _moved,
-    events.MoveAsked: lambda event: [("ask", {"request": event.request, "destination": event.destination})],
-    events.WorkerWakeTimeChanged: lambda event: [("wake", {"worker": event.worker, "wake_s": event.wake_s})],
-    events.WorkersPaced: lambda event: [
-        ("pace", {"worker": worker, **msgspec.structs.asdict(pace)}) for worker, pace in event.paces.items()
-    ],
-    events.WorkerDraining: lambda event: [("drain", {"worker": event.worker})],
-    events.WorkerResumed: lambda event: [("resume", {"worker": event.worker})],
-}
+def _told(event: AnyEvent) -> Iterator[tuple[str, Record]]:
+    """Yield the kind and the fields of each record of the event."""
+    match event:
+        case events.RequestArrived():
+            rest = _fields(event, "request", "kv_bytes", "prompt_tokens", "priority")
+            known = _fields(event, "client", "cached_tokens")
+            yield "arrive", rest | {name: value for name, value in known.items() if value}
+        case events.RequestsGrew():
+            for request, kv_bytes in event.kv_bytes.items():
+                yield "grow", {"request": request, "kv_bytes": kv_bytes}
+        case events.RequestFinished():
+            yield "finish", _fields(event, "request", *(("output_tokens", "first_token_s") * bool(event.output_tokens)))
+        case events.MoveCommitted():
+            via = {"via": event.via} if event.via else {}
+            yield "moved", {"request": event.request, "outcome": "committed", "cause": "", **via}
+        case events.MoveAborted():
+            yield "moved", {"request": event.request, "outcome": "aborted", "cause": event.reason}
+        case events.WorkerUp():
+            rest = _fields(event, "worker", "capacity_bytes", "slots", "machine", "block_bytes")
+            yield "worker", rest if event.steady else {**rest, "steady": False}
+        case events.WorkerDown():
+            yield from (("worker", {"worker": one, "capacity_bytes": 0}) for one in event.workers)
+        case events.WorkerCapacityChanged():
+            yield "worker", _fields(event, "worker", "capacity_bytes")
+        case events.WorkersPaced():
+            yield from (("pace", {"worker": one, **msgspec.structs.asdict(pace)}) for one, pace in event.paces.items())
+        case _ if type(event) in PLAIN_FACTS:
+            kind, names = PLAIN_FACTS[type(event)]
+            yield kind, _fields(event, *names)

@@ -7,14 +7,14 @@ the caller gives policy and settings, and a step without facts is the beginning 
 length.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, groupby
 from typing import Any
 
 import msgspec
 
 from melld.decisions.recorder import Recorder
-from melld.decisions.records import Record, is_decision
+from melld.decisions.records import PLAIN_FACTS, Record, is_decision
 from melld.errors import IllegalTransition, MelldError
 from melld.ids import NO_EVENT, EventId, WorkerId
 from melld.scheduler import events
@@ -110,7 +110,7 @@ def as_event(facts: list[Record]) -> AnyEvent:
 
 def _event_of(facts: list[Record]) -> AnyEvent:
     fact: dict[str, Any] = facts[0]
-    at_s, request, worker = fact["at"], fact.get("request", ""), fact.get("worker", "")
+    at_s, request = fact["at"], fact.get("request", "")
     match fact["kind"]:
         case "epoch":
             return events.EpochStarted(at_s)
@@ -132,21 +132,18 @@ def _event_of(facts: list[Record]) -> AnyEvent:
             return events.MoveAborted(at_s, request, reason=fact["cause"])
         case "worker":
             return _worker_event(fact, tuple(one["worker"] for one in facts[1:]))
-        case "steady":
-            return events.WorkerSteadied(at_s, worker)
-        case "share":
-            return events.WorkerSharingChanged(at_s, worker, fact["shared_bytes"])
-        case "wake":
-            return events.WorkerWakeTimeChanged(at_s, worker, fact["wake_s"])
         case "pace":
             return events.WorkersPaced(at_s, {one["worker"]: _pace(one) for one in facts})
-        case "drain":
-            return events.WorkerDraining(at_s, worker)
-        case "resume":
-            return events.WorkerResumed(at_s, worker)
-        case "ask":
-            return events.MoveAsked(at_s, request, fact["destination"])
+        case kind if kind in _PLAIN:
+            make, names = _PLAIN[kind]
+            event: AnyEvent = make(at_s, **{name: fact[name] for name in names})
+            return event
     raise ValueError(f"unknown kind of record {fact['kind']!r}")
+
+
+_PLAIN: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    kind: (event, names) for event, (kind, names) in PLAIN_FACTS.items()
+}
 
 
 def _pace(fact: Record) -> events.WorkerPace:

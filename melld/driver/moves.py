@@ -16,7 +16,7 @@ from melld.driver.executor import Executor, Move
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
-from melld.kvstore.ledger_page import Holding
+from melld.kvstore.ledger import Holding
 from melld.migrate.migration import MovePace
 from melld.migrate.planner import Deferred, Planner, Start, Wanted
 from melld.migrate.snapshot import Phase, Via

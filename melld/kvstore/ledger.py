@@ -3,8 +3,10 @@
 Owns the sums of the workers' block tables, as last reported.  Never counts text, never decides what fits, and does not
 know who owns a request: during a migration a request holds blocks on two workers, and both count.
 
-    one worker:   the laws of its page (`ledger_page`)
-    one request:  kv_bytes = sum over the workers that hold blocks of it
+    free + used = total
+    used <= held by its requests + reserved      (a shared block is used once, and held by each)
+    held by its requests <= used + shared        (shared: blocks saved by sharing, reserved blocks included)
+    held by any one request <= used
 
 Blocks that only vLLM's prefix cache holds are free: vLLM evicts them when a request needs them.
 
@@ -15,48 +17,73 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
-from melld.kvstore.ledger_page import Holding, Page, WorkerBlocks
 
 BlockFacts = tuple[int, int, int, int, str]
 """(blocks, computed tokens, prompt tokens, output tokens, phase) of one request, as its worker sees them."""
 
 
-class LedgerBroken(MelldError):
-    """The ledger's sums contradict each other: a message was lost, or melld has a bug."""
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that one request holds on one worker."""
 
-    code = "ledger_broken"
+    request: RequestId
+    worker: WorkerId
+    blocks: int
+    kv_bytes: int
+    computed_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    phase: str
 
-    def __init__(self, faults: tuple[str, ...]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
+
+class WorkerBlocks(msgspec.Struct):
+    """One worker's page: holdings, reservations and sums.  `used_blocks` counts a shared block once."""
+
+    worker: WorkerId
+    geometry: KvGeometry
+    total_blocks: int
+    used_blocks: int = 0
+    shared_blocks: int = 0
+    holdings: dict[RequestId, Holding] = {}
+    reserved: dict[RequestId, int] = {}
+    released_blocks: int = 0
+    """Reservations released since the worker's last report; they may still be counted in `used_blocks`."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return the bytes of all the blocks."""
+        return self.geometry.bytes_for_blocks(self.total_blocks)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes of the blocks in use."""
+        return self.geometry.bytes_for_blocks(self.used_blocks)
+
+    @property
+    def reserved_blocks(self) -> int:
+        """Return how many blocks are reserved for requests on their way here."""
+        return sum(self.reserved.values())
 
 
 class Ledger:
     """The fleet's KV blocks.  The methods of the first half change them; those of the second half only read."""
 
     def __init__(self) -> None:
-        self._pages: dict[WorkerId, Page] = {}
-        self._homes: dict[RequestId, set[WorkerId]] = {}
+        self._pages: dict[WorkerId, WorkerBlocks] = {}
         self._grown: dict[tuple[RequestId, WorkerId], int] = {}
         self._emptied: list[tuple[RequestId, WorkerId]] = []
 
     def open_worker(self, worker: WorkerId, geometry: KvGeometry, total_blocks: int) -> None:
         """Open an empty page for a started worker; drop the page of an earlier process of that name."""
         self.close_worker(worker)
-        self._pages[worker] = Page(worker, geometry, total_blocks)
+        self._pages[worker] = WorkerBlocks(worker, geometry, total_blocks)
 
-    def close_worker(self, worker: WorkerId) -> tuple[RequestId, ...]:
-        """Drop the page of a worker that has ended; return the requests that held blocks there."""
-        page = self._pages.pop(worker, None)
-        if page is None:
-            return ()
-        lost = tuple(page.holdings)
-        for request in lost:
-            self._leave(request, worker)
-        return lost
+    def close_worker(self, worker: WorkerId) -> None:
+        """Drop the page of a worker that has ended, and what its requests held there."""
+        if (page := self._pages.pop(worker, None)) is not None:
+            for request in page.holdings:
+                self._grown.pop((request, worker), None)
 
     def blocks_changed(
         self,
@@ -76,7 +103,7 @@ class Ledger:
             self._set_holding(page, request, facts)
         for request in gone:
             if page.holdings.pop(request, None) is not None:
-                self._leave(request, worker)
+                self._grown.pop((request, worker), None)
         page.released_blocks = 0
         page.used_blocks, page.total_blocks, page.shared_blocks = blocks
 
@@ -115,36 +142,23 @@ class Ledger:
         emptied, self._emptied = self._emptied, []
         return emptied
 
-    def _set_holding(self, page: Page, request: RequestId, facts: BlockFacts) -> None:
+    def _set_holding(self, page: WorkerBlocks, request: RequestId, facts: BlockFacts) -> None:
         worker, held = page.worker, page.holdings.get(request)
         blocks, computed_tokens, prompt_tokens, output_tokens, phase = facts
         kv_bytes = page.geometry.bytes_for_blocks(blocks)
         page.holdings[request] = Holding(
             request, worker, blocks, kv_bytes, computed_tokens, prompt_tokens, output_tokens, phase
         )
-        self._homes.setdefault(request, set()).add(worker)
         if held is None or blocks > held.blocks or (request, worker) in self._grown:
             self._grown[request, worker] = kv_bytes
         if held is not None and held.blocks and not blocks:
             self._emptied.append((request, worker))
 
-    def _leave(self, request: RequestId, worker: WorkerId) -> None:
-        homes = self._homes[request]
-        homes.discard(worker)
-        if not homes:
-            del self._homes[request]
-        self._grown.pop((request, worker), None)
-
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def workers(self) -> list[WorkerBlocks]:
-        """Return the sums of every open worker, in the order of opening."""
-        return [page.sums() for page in self._pages.values()]
-
     def worker(self, worker: WorkerId) -> WorkerBlocks | None:
-        """Return one worker's sums, or None if it is not open."""
-        page = self._pages.get(worker)
-        return page.sums() if page is not None else None
+        """Return one worker's page, or None if it is not open."""
+        return self._pages.get(worker)
 
     def holding(self, request: RequestId, worker: WorkerId) -> Holding | None:
         """Return what the request holds on the worker, or None."""
@@ -156,14 +170,6 @@ class Ledger:
         page = self._pages.get(worker)
         return list(page.holdings.values()) if page is not None else []
 
-    def holdings_of(self, request: RequestId) -> list[Holding]:
-        """Return what the request holds on all workers: two rows during a migration."""
-        return [self._pages[worker].holdings[request] for worker in sorted(self._homes.get(request, ()))]
-
-    def kv_bytes(self, request: RequestId) -> int:
-        """Return the bytes of the request's blocks on all workers; 0 if it holds none."""
-        return sum(held.kv_bytes for held in self.holdings_of(request))
-
     def shared_bytes(self, worker: WorkerId, counts: Callable[[RequestId], bool]) -> int:
         """Return a lower bound of the bytes that sharing saves among the requests for which `counts` is true.
 
@@ -174,19 +180,3 @@ class Ledger:
             return 0
         others_blocks = sum(held.blocks for held in page.holdings.values() if not counts(held.request))
         return page.geometry.bytes_for_blocks(max(page.shared_blocks - others_blocks, 0))
-
-    def check(self) -> None:
-        """Check every sum against the laws at the top of this file and of `ledger_page`.
-
-        Raises:
-            LedgerBroken: a law does not hold; the error names all of them.  Nothing is changed.
-        """
-        faults = [fault for page in self._pages.values() for fault in page.broken_laws()]
-        homes: dict[RequestId, set[WorkerId]] = {}
-        for worker, page in self._pages.items():
-            for request in page.holdings:
-                homes.setdefault(request, set()).add(worker)
-        if homes != self._homes:
-            faults.append("the index of requests differs from the workers' pages")
-        if faults:
-            raise LedgerBroken(tuple(faults))

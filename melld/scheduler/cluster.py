@@ -21,7 +21,6 @@ import msgspec
 
 from melld.errors import IllegalTransition
 from melld.ids import NO_EVENT, RequestId, WorkerId
-from melld.scheduler.distances import Distances
 from melld.scheduler.events import (
     ActivateWorker,
     AnyCommand,
@@ -33,12 +32,11 @@ from melld.scheduler.events import (
     WorkerUp,
 )
 from melld.scheduler.growth import GrowthRate
-from melld.scheduler.law import check_requests, check_workers
 from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import RoleSettings
-from melld.scheduler.roster import Roster
+from melld.scheduler.roster import Distances, Roster
 from melld.scheduler.state import Duty, Request, Worker
 from melld.scheduler.targets import Targets
 
@@ -310,10 +308,3 @@ class Cluster(Occupancy):
         assert destination is not None, request.id
         self._end_move(request, source, destination)
         return destination
-
-    # ---- the law
-
-    def check(self) -> None:
-        """Check every sum and state against the records.  For tests and the simulator."""
-        check_workers(self.workers, self.active, self.draining, self._empty)
-        check_requests(self.requests, self.workers, self.waiting)

@@ -1,6 +1,7 @@
-"""The rule for idle workers: when they sleep, when their processes end, and when to keep them longer.
+"""The rules for idle workers: when they sleep, when their processes end, and when to keep them longer.
 
-Owns since when each worker is not needed.  Pure: time is an argument.  Never touches a worker.
+Owns since when each worker is not needed, and how soon so many workers were needed again.  Pure: time is an argument.
+Never touches a worker.
 
     in use ──► not needed ──sleep_after_s──► asleep ──stop_after_s, or longer──► stopped
 
@@ -8,17 +9,45 @@ Longer: stopping a process costs a start when it is needed again.  If that many 
 again within `BREAK_EVEN` starts, the last of them is kept that long.
 """
 
+import collections
 from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
 
 from melld.ids import WorkerId
-from melld.scheduler.gaps import Gaps
 
 BREAK_EVEN = 4.0
 """Stopping a worker is not worth it if it is needed again within this many times its wake time."""
 SLEEP_AFTER_S, STOP_AFTER_S = 60.0, 240.0
+GAPS = 32
+"""Number of latest gaps that count."""
+
+
+class Gaps:
+    """Gaps between two needs of so many workers."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._fell_s: dict[int, float] = {}  # by number of workers: since when fewer are needed
+        self._gaps_s: dict[int, collections.deque[float]] = {}
+
+    def needed(self, count: int, now_s: float) -> None:
+        """Record how many workers are needed now."""
+        for level in range(self._count + 1, count + 1):
+            if (fell_s := self._fell_s.pop(level, None)) is not None:
+                self._gaps_s.setdefault(level, collections.deque(maxlen=GAPS)).append(now_s - fell_s)
+        for level in range(count + 1, self._count + 1):
+            self._fell_s[level] = now_s
+        self._count = count
+
+    def since_s(self, level: int, now_s: float) -> float:
+        """Return for how long fewer than `level` workers have been needed."""
+        return now_s - self._fell_s.get(level, now_s)
+
+    def of(self, level: int) -> Sequence[float]:
+        """Return the gaps until `level` workers were needed again, in seconds; the latest is last."""
+        return self._gaps_s.get(level, ())
 
 
 class IdleSettings(msgspec.Struct, frozen=True):
@@ -89,3 +118,18 @@ class Idle:
         if not gaps_s or fmean(gaps_s) >= worth_s:
             return self.settings.stop_after_s
         return max(self.settings.stop_after_s, worth_s)
+
+
+def kept_s(gaps_s: Sequence[float], price_s: float) -> float:
+    """Return how long to keep the worker: least of its cost while kept and of waking it again.
+
+    `price_s`: what waking costs, in seconds of a worker.  Without history as long as that.
+    """
+    if not gaps_s:
+        return price_s
+    best_s, best = float("inf"), 0.0
+    for stay_s in (0.0, *sorted(gaps_s)):
+        cost_s = sum(min(gap_s, stay_s) + price_s * (gap_s > stay_s) for gap_s in gaps_s)
+        if cost_s < best_s:
+            best_s, best = cost_s, stay_s
+    return best

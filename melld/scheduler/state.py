@@ -12,6 +12,8 @@ Never decides anything.  Only `cluster.Cluster` changes these records.
 import enum
 from collections.abc import Mapping
 
+import msgspec
+
 from melld.errors import IllegalTransition
 from melld.ids import RequestId, WorkerId
 
@@ -60,10 +62,7 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, str], RequestState] = {
 }
 
 
-NOTHING_CACHED: Mapping[WorkerId, int] = {}
-
-
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
@@ -71,54 +70,27 @@ class Request:
     `promises`: how often room was promised to it.
     """
 
-    __slots__ = (
-        "arrived_s",
-        "cached_tokens",
-        "client",
-        "destination",
-        "id",
-        "kv_bytes",
-        "moved_s",
-        "pinned",
-        "placed_s",
-        "priority",
-        "promises",
-        "prompt_tokens",
-        "sequence",
-        "state",
-        "suspended_s",
-        "suspensions",
-        "waits_since_s",
-        "worker",
-    )
+    id: RequestId
+    kv_bytes: int
+    priority: int
+    sequence: int
+    arrived_s: float = 0.0
+    client: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: Mapping[WorkerId, int] = {}
+    waits_since_s: float = 0.0
+    placed_s: float = 0.0
+    moved_s: float = 0.0
+    suspended_s: float = 0.0
+    promises: int = 0
+    suspensions: int = 0
+    pinned: bool = False
+    state: RequestState = RequestState.WAITING
+    worker: "Worker | None" = None
+    destination: "Worker | None" = None
 
-    worker: "Worker | None"
-    destination: "Worker | None"
-
-    def __init__(
-        self,
-        request: RequestId,
-        kv_bytes: int,
-        priority: int,
-        sequence: int,
-        arrived_s: float = 0.0,
-        client: str = "",
-        prompt_tokens: int = 0,
-        cached_tokens: Mapping[WorkerId, int] = NOTHING_CACHED,
-    ) -> None:
-        self.id = request
-        self.kv_bytes = kv_bytes
-        self.priority = priority
-        self.sequence = sequence
-        self.arrived_s = self.waits_since_s = arrived_s
-        self.client = client
-        self.prompt_tokens = prompt_tokens
-        self.cached_tokens = cached_tokens
-        self.placed_s = self.moved_s = self.suspended_s = 0.0
-        self.promises = self.suspensions = 0
-        self.pinned = False
-        self.state = WAITING
-        self.worker = self.destination = None
+    def __post_init__(self) -> None:
+        self.waits_since_s = self.arrived_s
 
     @property
     def urgent(self) -> bool:
@@ -138,7 +110,7 @@ class Request:
             raise IllegalTransition("request", self.id, self.state, event) from None
 
 
-class Worker:
+class Worker(msgspec.Struct, eq=False):
     """A worker: a bin of the packing problem.
 
     `requests` run here (leaving ones included); `arriving` are the reservations of moves to this worker.
@@ -153,60 +125,36 @@ class Worker:
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
 
-    __slots__ = (
-        "arriving",
-        "capacity_bytes",
-        "count",
-        "empty_since_s",
-        "growing",
-        "grown_bytes",
-        "growth_bytes_s",
-        "id",
-        "key",
-        "largest_capacity_bytes",
-        "leaving",
-        "leaving_bytes",
-        "machine",
-        "offered_slots",
-        "order",
-        "promised_bytes",
-        "rank",
-        "ready_s",
-        "requests",
-        "shared_bytes",
-        "slots",
-        "state",
-        "steady",
-        "urgent",
-        "used_bytes",
-        "wake_s",
-    )
+    id: WorkerId
+    capacity_bytes: int
+    slots: int
+    machine: int
+    rank: int
+    largest_capacity_bytes: int = 0
+    offered_slots: int = 0
+    steady: bool = True
+    order: int = -1
+    state: Duty = Duty.ASLEEP
+    requests: dict[RequestId, Request] = {}
+    arriving: dict[RequestId, Request] = {}
+    count: int = 0
+    urgent: int = 0
+    used_bytes: int = 0
+    shared_bytes: int = 0
+    promised_bytes: int = 0
+    leaving: int = 0
+    leaving_bytes: int = 0
+    empty_since_s: float = 0.0
+    growing: int = 0
+    grown_bytes: int = 0
+    growth_bytes_s: float = 0.0
+    key: int | None = None
+    """Its place in `RoomIndex`."""
+    wake_s: float = 0.0
+    ready_s: float = 0.0
 
-    def __init__(self, worker: WorkerId, capacity_bytes: int, slots: int, machine: int, rank: int) -> None:
-        self.id = worker
-        self.capacity_bytes = capacity_bytes
-        self.largest_capacity_bytes = capacity_bytes
-        self.slots = self.offered_slots = slots
-        self.steady = True
-        self.machine = machine
-        self.rank = rank
-        self.order = -1
-        self.state = Duty.ASLEEP
-        self.requests: dict[RequestId, Request] = {}
-        self.arriving: dict[RequestId, Request] = {}
-        self.count = self.urgent = 0
-        self.used_bytes = 0
-        self.shared_bytes = 0
-        self.promised_bytes = 0
-        self.leaving = 0
-        self.leaving_bytes = 0
-        self.empty_since_s = 0.0
-        self.growing = 0
-        self.grown_bytes = 0
-        self.growth_bytes_s = 0.0
-        self.key: int | None = None
-        self.wake_s = 0.0
-        self.ready_s = 0.0
+    def __post_init__(self) -> None:
+        self.largest_capacity_bytes, self.offered_slots = self.capacity_bytes, self.slots
 
     @property
     def free_bytes(self) -> int:

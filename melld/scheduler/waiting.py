@@ -3,7 +3,7 @@
     by class and age                 each `age_s` of waiting lifts a priority by a class (`priorities`)
     those that lost their worker     first come: their clients have seen tokens
     then by priority                 lower first, as in vLLM
-    then by client                   least served first (`share.FairShare`)
+    then by client                   least served first (`FairShare`)
     then first come                  within one client
 
 Requests of one priority age together, as the oldest of them has: age turns no order round among equals, least of all
@@ -15,14 +15,51 @@ Owns the order and the share of each client; never decides which request fits or
 
 import bisect
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from melld.ids import RequestId
 from melld.scheduler.priorities import Priorities
-from melld.scheduler.share import FairShare
 from melld.scheduler.state import Request
 
 Line = OrderedDict[RequestId, Request]
+
+
+class FairShare:
+    """Service of every client: the KV bytes of all its requests so far, prompts and growth.
+
+    Source: the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024), with KV
+    bytes instead of tokens.  Absence earns no credit: a returning client's number is lifted to that of the client
+    served last.  A client is a short name, empty without keys; there are as many as keys.
+    """
+
+    def __init__(self) -> None:
+        self._served_bytes: dict[str, int] = {}
+        self._floor_bytes = 0
+        """Service of the client served last, before that: a newcomer begins here, and so goes first."""
+
+    def served_bytes(self, client: str) -> int:
+        """Return the client's service so far, in KV bytes."""
+        return self._served_bytes.get(client, 0)
+
+    def returns(self, client: str, waiting: Iterable[str]) -> None:
+        """Lift the number of a client that begins to wait; `waiting`: the clients that already wait."""
+        least_bytes = min((self._floor_bytes, *map(self.served_bytes, waiting)))
+        self._served_bytes[client] = max(self.served_bytes(client), least_bytes)
+
+    def begin(self, client: str, kv_bytes: int) -> None:
+        """Count the prompt of a client's request that begins to be served."""
+        had_bytes = self.served_bytes(client)
+        self._floor_bytes = max(self._floor_bytes, had_bytes)
+        self._served_bytes[client] = had_bytes + kv_bytes
+
+    def begin_alone(self, client: str, kv_bytes: int) -> None:
+        """Do `returns` and `begin` in one call, for an empty queue."""
+        self._floor_bytes = had_bytes = max(self._served_bytes.get(client, 0), self._floor_bytes)
+        self._served_bytes[client] = had_bytes + kv_bytes
+
+    def grow(self, client: str, kv_bytes: int) -> None:
+        """Count the growth of a client's request."""
+        self._served_bytes[client] = self.served_bytes(client) + kv_bytes
 
 
 class Equals:

@@ -1,7 +1,8 @@
 """Runs of several policies on one workload, for `melld simulate` and the benchmarks.
 
-Makes a scheduler from a policy's name and pairs reports with their samples.  Every policy gets the same arrivals on
-the same machines with the same seed.
+Owns the names of the variants that only simulations compare; one joins the policies' tests by being named here.  Makes
+a scheduler from a policy's name and pairs reports with their samples.  Every policy gets the same arrivals on the same
+machines with the same seed.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,26 @@ import msgspec
 import numpy as np
 
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies.balance import LARGE_TRIGGER, LoadBalance
+from melld.scheduler.policies.mell.plan import MellSettings
+from melld.scheduler.policies.mell.policy import mell
+from melld.scheduler.policies.names import POLICIES, Policies
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.roles import RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
-from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
+
+ALL_POLICIES: Policies = {
+    **POLICIES,
+    "mell-unbatched": mell(MellSettings(batching=False)),
+    "mell-literal": mell(MellSettings(literal=True)),
+    "mell-literal-unbatched": mell(MellSettings(literal=True, batching=False)),
+    "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
+}
 
 
 class SchedulerChoices(msgspec.Struct, frozen=True):

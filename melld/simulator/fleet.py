@@ -266,7 +266,7 @@ class SimulatedFleet:
         """Bring every request in memory up to now."""
         running = self.running
         self._rows = running.held_rows()
-        self._need_bytes = running.all_told()
+        self._need_bytes = running.all_told_bytes[: running.rows].copy()
         self._need_bytes[self._rows] = running.advance(self._rows, now_s)
 
     def overflowing(self) -> Iterator[Run]:
@@ -275,9 +275,9 @@ class SimulatedFleet:
         rows = running.held_rows()
         used_bytes = self._used_bytes(rows)
         for worker in (used_bytes > capacity_bytes).nonzero()[0].tolist():
-            here = rows[running.workers_of(rows) == worker]
+            here = rows[running.workers[rows] == worker]
             over_bytes = int(used_bytes[worker]) - capacity_bytes
-            for row in here[np.argsort(-running.orders_of(here))].tolist()[:-1]:
+            for row in here[np.argsort(-running.orders[here])].tolist()[:-1]:
                 if over_bytes <= 0:
                     break
                 over_bytes -= int(self._need_bytes[row])
@@ -321,7 +321,7 @@ class SimulatedFleet:
         """Return the sizes that changed since the last report, of requests in memory."""
         running, rows = self.running, self._rows
         sizes = self._need_bytes[rows]
-        grown = (sizes != running.told_of(rows)) & running.is_held(rows)
+        grown = (sizes != running.all_told_bytes[rows]) & running.all_held[rows]
         return running.tell(rows[grown], sizes[grown])
 
     def take_paces(self, now_s: float) -> dict[WorkerId, WorkerPace]:
@@ -331,27 +331,22 @@ class SimulatedFleet:
 
     def settle_sizes(self) -> None:
         """Take the reported sizes as the present need, including requests placed since the epoch began."""
-        self._need_bytes = self.running.all_told()
+        self._need_bytes = self.running.all_told_bytes[: self.running.rows].copy()
 
     def replan(self, now_s: float, epoch_s: float) -> list[Ending]:
         """Set the paces for the epoch that begins; return the runs that end within it, the last first."""
         running = self.running
         rows, ends_s = running.replan(now_s, epoch_s)
-        last_first = np.lexsort((running.indexes_of(rows), ends_s))[::-1]
+        last_first = np.lexsort((running.indexes[rows], ends_s))[::-1]
         runs = list(map(running.runs.__getitem__, rows[last_first].tolist()))
         return list(zip(ends_s[last_first].tolist(), runs, [run.version for run in runs], strict=True))
-
-    def check(self) -> None:
-        """Assert that no worker holds more than its capacity.  For tests."""
-        self.settle_sizes()
-        assert (self._used_bytes(self.running.held_rows()) <= self.settings.capacity_bytes).all()
 
     # ---- shared helpers
 
     def _used_bytes(self, rows: Integers) -> Integers:
         """Return the bytes in use per worker, reservations for moves included."""
         need_bytes, count = self._need_bytes, len(self.names)
-        used: Integers = np.bincount(self.running.workers_of(rows), weights=need_bytes[rows], minlength=count)
+        used: Integers = np.bincount(self.running.workers[rows], weights=need_bytes[rows], minlength=count)
         used = used.astype(np.int64)
         for run in self._moving.values():
             assert run.move is not None

@@ -16,7 +16,7 @@ from melld.simulator.bounds import lower_bound
 from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.run import Run
 from melld.simulator.running import Floats
-from melld.simulator.service import Slowdowns, attainment, bound_gpu_s, slowdowns
+from melld.simulator.service import attainment, bound_gpu_s
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -116,7 +116,7 @@ class Measures:
 
     def __init__(self, settings: SimulatorSettings, workload: Workload) -> None:
         self.settings = settings
-        self._workload = workload
+        self.workload = workload
         self.samples = Samples()
         self.preemptions = 0
         self.aborted = 0
@@ -140,14 +140,14 @@ class Measures:
         self._lost_s: dict[RequestId, float] = {}  # when, of requests that have not resumed
         self._displaced_s = array("d")
         nothing = array("d", [float("nan")]) * len(workload)
-        self._placed_s, self._first_token_s, self._end_s = nothing[:], nothing[:], nothing
+        self.placed_s, self.first_token_s, self.end_times_s = nothing[:], nothing[:], nothing
 
     def finished(self, run: Run, now_s: float) -> None:
         """Record the times of a request that has ended."""
         index = run.index
-        self._placed_s[index] = run.placed_s
-        self._first_token_s[index] = run.first_token_s
-        self._end_s[index] = now_s
+        self.placed_s[index] = run.placed_s
+        self.first_token_s[index] = run.first_token_s
+        self.end_times_s[index] = now_s
         self.gpu_seconds = self.awake_gpu_s + self._gpus * (now_s - self._gpus_since_s)
 
     def moved(self, via: Via, kv_bytes: int, between_machines: bool) -> None:
@@ -184,7 +184,7 @@ class Measures:
         self._next_sample_s = now_s + SAMPLE_EVERY_S * (1 - 1e-9)
         running, samples = fleet.running, self.samples
         rows = running.held_rows()  # preempted requests need no worker now; they are counted apart
-        sizes = running.told_of(rows)
+        sizes = running.all_told_bytes[rows]
         bound = max(lower_bound(sizes, self.settings.capacity_bytes), -(-rows.size // self.settings.slots))
         samples.at_s.append(now_s)
         samples.gpus.append(self._gpus)
@@ -204,19 +204,15 @@ class Measures:
         self._count_gpus(now_s, self._gpus)
         self.end_s = now_s
 
-    def slowdowns(self) -> Slowdowns:
-        """Return how much slower than alone the requests were served; call `end` first."""
-        return slowdowns(self.settings, self._workload, np.array(self._first_token_s), np.array(self._end_s))
-
     def report(self, policy: str) -> Report:
         """Return the report; call `end` first."""
         samples = self.samples
         inside = np.array(samples.at_s) <= self.window_s
         gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))
         window_s = max(self.window_s, 1e-9)
-        load = self._workload
+        load = self.workload
         arrived, outputs = np.array(load.arrival_s), np.array(load.output_tokens)
-        placed, first, ended = map(np.array, (self._placed_s, self._first_token_s, self._end_s))
+        placed, first, ended = map(np.array, (self.placed_s, self.first_token_s, self.end_times_s))
         more = outputs > 1
         requests = len(load)
         met = attainment(self.settings, load, first, ended)
@@ -259,13 +255,8 @@ class Measures:
             by_class=self._by_class(placed, first, ended) if load.priority else {},
         )
 
-    def waits_s(self) -> Floats:
-        """Return how long each request waited for its last placement, shape [requests]; NaN: it never ended."""
-        waits_s: Floats = np.array(self._placed_s) - np.array(self._workload.arrival_s)
-        return waits_s
-
     def _by_class(self, placed: Floats, first: Floats, ended: Floats) -> dict[str, ClassReport]:
-        load, found = self._workload, {}
+        load, found = self.workload, {}
         classes = np.array([class_of(priority) for priority in load.priority])
         arrived, outputs = np.array(load.arrival_s), np.array(load.output_tokens)
         for name, number in CLASSES.items():

@@ -7,7 +7,7 @@ epoch (`replan`) from the batch and context of each worker; arrivals within an e
 next one.  A request that is still being prefilled has its `since_s` in the future.
 
 The numbers of one request lie together, so that one call writes them.  Each column is a `memoryview`, fast for single
-values, and a numpy view of the same memory, fast in bulk.
+values, and a numpy view of the same memory, fast in bulk: `worker` and `workers`, `told_bytes` and `all_told_bytes`.
 """
 
 import struct
@@ -43,7 +43,7 @@ class Running:
         self.block_tokens = block_tokens
         self.block_bytes = block_bytes
         self.rows = 0
-        self.orders = 0
+        self._settled = 0
         self.ids: list[RequestId] = []
         self.runs: list[Run] = []
         self.pace: list[float] = []
@@ -83,9 +83,11 @@ class Running:
             self.runs.append(run)
             if row == len(self.held):
                 self._make_room(2 * row, self._table, self.held)
-        self.orders += 1
+        self._settled += 1
         at, first = row * ROW_BYTES, 1.0  # prefill emits the first token
-        write(self._table, at, run.index, worker, self.orders, run.prompt, run.output, run.prompt_bytes, first, since_s)
+        write(
+            self._table, at, run.index, worker, self._settled, run.prompt, run.output, run.prompt_bytes, first, since_s
+        )
         self.held[row] = 1
         return row
 
@@ -96,53 +98,29 @@ class Running:
 
     def settle(self, row: int, worker: int) -> None:
         """Assign the request to that worker, as its latest."""
-        self.orders += 1
+        self._settled += 1
         self.worker[row] = worker
-        self.order[row] = self.orders
+        self.order[row] = self._settled
 
     def held_rows(self) -> Integers:
         """Return the rows whose blocks are in memory, shape [held]."""
-        rows: Integers = self._held[: self.rows].nonzero()[0]
+        rows: Integers = self.all_held[: self.rows].nonzero()[0]
         return rows
 
     def prefilling(self, worker: int, now_s: float) -> list[Run]:
         """Return the worker's requests that emit nothing yet: their prompts wait, or are being computed."""
-        rows = ((self._worker == worker) & (self._since_s > now_s))[: self.rows] & self._held[: self.rows]
+        rows = ((self.workers == worker) & (self._since_s > now_s))[: self.rows] & self.all_held[: self.rows]
         return [self.runs[row] for row in rows.nonzero()[0].tolist()]
-
-    def workers_of(self, rows: Integers) -> Integers:
-        """Return the worker of each row."""
-        return self._worker[rows]
-
-    def indexes_of(self, rows: Integers) -> Integers:
-        """Return the request index of each row."""
-        return self._index[rows]
-
-    def orders_of(self, rows: Integers) -> Integers:
-        """Return each row's place in the order in which requests came to their workers."""
-        return self._order[rows]
-
-    def told_of(self, rows: Integers) -> Integers:
-        """Return the last reported sizes of the rows."""
-        return self._told_bytes[rows]
-
-    def is_held(self, rows: Integers) -> npt.NDArray[np.bool_]:
-        """Return True for each row whose blocks are in memory."""
-        return self._held[rows]
-
-    def all_told(self) -> Integers:
-        """Return a copy of the last reported sizes of all rows."""
-        return self._told_bytes[: self.rows].copy()
 
     def tell(self, rows: Integers, sizes: Integers) -> dict[RequestId, int]:
         """Store these sizes as reported now; return the report."""
-        self._told_bytes[rows] = sizes
+        self.all_told_bytes[rows] = sizes
         return dict(zip(map(self.ids.__getitem__, rows.tolist()), sizes.tolist(), strict=True))
 
     def advance(self, rows: Integers, now_s: float) -> Integers:
         """Bring the rows up to now; return the bytes that each needs, shape [rows]."""
         since = self._since_s[rows]
-        emitted = np.maximum(now_s - since, 0.0) * self._paces[self._worker[rows]]
+        emitted = np.maximum(now_s - since, 0.0) * self._paces[self.workers[rows]]
         generated = np.minimum(self._generated[rows] + emitted, self._output[rows])
         self._generated[rows] = generated
         self._since_s[rows] = np.maximum(since, now_s)
@@ -177,7 +155,7 @@ class Running:
         Returns the rows that will end within it and their end times, both of shape [ending].
         """
         rows = self.held_rows()
-        worker, since, generated = self._worker[rows], self._since_s[rows], self._generated[rows]
+        worker, since, generated = self.workers[rows], self._since_s[rows], self._generated[rows]
         decoding = since <= now_s
         count, decodes = len(self.pace), worker[decoding]
         batch: Floats = np.bincount(decodes, minlength=count).astype(np.float64, copy=False)
@@ -219,10 +197,10 @@ class Running:
             integers[column::COLUMNS] for column in range(1, 6)
         )
         self.generated, self.since_s = floats[6::COLUMNS], floats[7::COLUMNS]
-        self._index, self._worker, self._order, self._prompt, self._output, self._told_bytes = (
+        self.indexes, self.workers, self.orders, self._prompt, self._output, self.all_told_bytes = (
             np.frombuffer(self._table, dtype=np.int64)[column::COLUMNS] for column in range(6)
         )
         self._generated, self._since_s = (
             np.frombuffer(self._table, dtype=np.float64)[column::COLUMNS] for column in (6, 7)
         )
-        self._held = np.frombuffer(self.held, dtype=np.bool_)
+        self.all_held = np.frombuffer(self.held, dtype=np.bool_)

@@ -55,6 +55,7 @@ class Simulation:
         self._runs = self.fleet.runs
         self.measures = Measures(settings, self.workload)
         self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
+        self._forget = (lambda _: None) if self._planning is None else self._planning.forget
         self.now_s = 0.0
         self._journal = None if log is None else Journal(log, self.fleet, self._planning)
         self._plain = self._planning is None and self._journal is None
@@ -147,8 +148,7 @@ class Simulation:
         now_s = self._last_progress_s = self.now_s
         self.measures.finished(run, now_s)
         self.fleet.drop(run)
-        if self._planning is not None:
-            self._planning.forget(run.id)
+        self._forget(run.id)
         self._handle(RequestFinished(now_s, run.id, run.output, run.first_token_s))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
@@ -202,8 +202,7 @@ class Simulation:
     def _lose_machine(self, _subject: None, machine: int) -> None:
         workers, displaced, unmoved = lose_machine(self.fleet, machine, self.now_s)
         for run in unmoved:
-            if self._planning is not None:
-                self._planning.forget(run.id)
+            self._forget(run.id)
         self.measures.lost(self.now_s, displaced, len(self.fleet.awake))
         self._handle(events.WorkerDown(self.now_s, workers[0], tuple(workers[1:])))
 
@@ -222,8 +221,7 @@ class Simulation:
         cause = run.move.cause
         self.fleet.abort(run)
         self.measures.aborted += 1
-        if self._planning is not None:
-            self._planning.forget(run.id)
+        self._forget(run.id)
         self._handle(events.MoveAborted(self.now_s, run.id, reason=reason, cause=cause))
 
     def _commit(self, run: Run) -> None:
@@ -231,12 +229,9 @@ class Simulation:
         machine_of = self.fleet.machine_of
         is_far = machine_of(run.worker) != machine_of(run.move.destination)
         self.measures.moved(run.move.via, self.fleet.kv_bytes(run), is_far)
-        if self._planning is not None:
-            self._planning.forget(run.id)
+        self._forget(run.id)
         self.fleet.commit(run, self.now_s)
-        end_s = self.fleet.end_s(run)
-        if end_s <= self._next_epoch_s:
-            self._push(end_s, self._finish, run, run.version)
+        self._expect_end(run)
 
     # ---- decisions: what the scheduler wants
 
@@ -272,16 +267,14 @@ class Simulation:
         if run.row >= 0:
             self.fleet.resume_suspended(run, command.worker, now_s)
             self.measures.resumed(run, self.fleet.emits_from_s(run))
-            if (end_s := self.fleet.end_s(run)) <= self._next_epoch_s:
-                self._push(end_s, self._finish, run, run.version)
+            self._expect_end(run)
             return
         run.become(RUNNING)
         run.placed_s = now_s
         end_s = self.fleet.place(run, command.worker, now_s)
         if run.urgent and (delayed := self.fleet.hurry(run, now_s)):
             for one in (run, *delayed):
-                if (end_s := self.fleet.end_s(one)) <= self._next_epoch_s:
-                    self._push(end_s, self._finish, one, one.version)
+                self._expect_end(one)
             return
         if end_s <= self._next_epoch_s:  # no later replan would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
@@ -366,6 +359,11 @@ class Simulation:
             self._handle_watched(events.WorkerUp(self.now_s, worker, *offered, machine, settings.block_bytes))
             if settings.wake_s:
                 self._handle_watched(events.WorkerWakeTimeChanged(self.now_s, worker, settings.wake_s))
+
+    def _expect_end(self, run: Run) -> None:
+        """Let the run end in this epoch if it does: no later replan would notice it."""
+        if (end_s := self.fleet.end_s(run)) <= self._next_epoch_s:
+            self._push(end_s, self._finish, run, run.version)
 
     def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))

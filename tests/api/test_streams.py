@@ -15,7 +15,7 @@ import pytest
 
 from melld.api.admission import Admission, Door
 from melld.api.answers import Answer, Dialect, Refusal
-from melld.daemon.loop_probe import LoopProbe
+from melld.daemon.metrics import LoopProbe
 from tests.api.http_client import API_KEY, CHAT, chat, connect, head, post, request
 from tests.serve.daemon_process import DaemonProcess
 

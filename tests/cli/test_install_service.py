@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from melld.daemon.units import is_ours
+from melld.daemon.systemd import is_ours
 from tests.forked import run_melld
 
 UNITS = ("melld.service", "melld.socket")
@@ -121,7 +121,7 @@ def test_a_key_file_that_the_service_cannot_read_is_told(
 
 def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
     """An upgrade brings its units."""
-    from melld.daemon.units import signed
+    from melld.daemon.systemd import signed
 
     machine.system.mkdir(parents=True)
     (machine.system / "melld.service").write_text(signed("[Service]\nExecStart=/old/melld\n"))

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from melld.cli import main
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.decisions.audit import Auditor
 from tests.effort import is_long
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from melld.cluster.cluster import Cluster
 from melld.cluster.machine import Machine
-from melld.config_cluster import ClusterConfig
+from melld.config import ClusterConfig
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
 from tests.cluster.plain_agent import News, until_gone

@@ -1,6 +1,6 @@
 """Who was served as promised: what the status and the metrics say of it."""
 
-from melld.daemon.attainment import Attainment
+from melld.daemon.history import Attainment
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.reasons import Reason

@@ -1,6 +1,6 @@
 """What is said while the workers load."""
 
-from melld.daemon.progress import StartProgress
+from melld.daemon.preflight import StartProgress
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.wire import messages as wire

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.daemon.units import CONFIG, PROGRAM, is_ours, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, PROGRAM, is_ours, signed, system_unit, user_unit
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = (UNITS / "melld.service").read_text()

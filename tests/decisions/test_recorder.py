@@ -13,7 +13,7 @@ from melld.decisions.replay import Replayed, ReplaySettings, UnusableLog, as_eve
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.scheduler.driving import scheduler_with
 from tests.scheduler.machine import PolicyMachine, machine_of
 

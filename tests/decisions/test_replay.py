@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from melld.decisions.records import decision_record, encode, is_decision
 from melld.decisions.replay import ReplaySettings, UnusableLog, replay
 from melld.scheduler import events
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from tests.decisions.audit import Auditor

@@ -11,7 +11,7 @@ from melld.decisions.recorder import Recorder
 from melld.decisions.stories import MOST_LINES, Happened, Stories, Story, stories_of
 from melld.errors import UnknownRequest
 from melld.scheduler import events as e
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.decisions.test_replay import log_of
 from tests.scheduler.driving import scheduler_with
 from tests.simulator.setups import MACHINES

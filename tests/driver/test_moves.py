@@ -13,6 +13,7 @@ from melld.ids import RequestId
 from melld.migrate.planner import Cause
 from melld.migrate.snapshot import Via
 from melld.scheduler.state import RequestState
+from tests.scheduler.law import check_cluster
 from tests.serve.offline_daemon import TIGHT, W0, W1, OfflineDaemon
 
 
@@ -21,7 +22,7 @@ async def daemon() -> Iterator[OfflineDaemon]:
     """Two requests of four blocks on one worker: its link to another carries one of them in an epoch."""
     daemon = OfflineDaemon()
     yield daemon
-    daemon.scheduler.cluster.check()
+    check_cluster(daemon.scheduler.cluster)
 
 
 async def two_on_w0(daemon: OfflineDaemon) -> tuple[RequestId, RequestId]:

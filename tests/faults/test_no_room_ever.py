@@ -26,6 +26,7 @@ from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.engine.fleet.test_order import READY, SLOT, Asked, PlainCodec
 from tests.engine.fleet.virtual_worker import VirtualHost
 from tests.forked import run_python
+from tests.scheduler.law import check_cluster
 
 # As it comes out of vLLM's serving classes, in a process that may import them.
 ANSWER = """
@@ -73,7 +74,7 @@ def world() -> Iterator[World]:
     """After each test the books agree."""
     world = World()
     yield world
-    world.scheduler.cluster.check()
+    check_cluster(world.scheduler.cluster)
     assert set(world.fleet.live) == set(world.scheduler.cluster.requests)
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from melld.engine.worker.migration_order import CommandOrder
+from melld.engine.worker.migration_book import CommandOrder
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish

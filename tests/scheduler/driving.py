@@ -5,7 +5,7 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 
 CAPACITY = 1000
 

@@ -17,8 +17,9 @@ from melld.scheduler.priorities import Priorities, class_of
 from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.targets import promised
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.effort import examples
+from tests.scheduler.law import check_cluster
 
 CAPACITY = 2400  # divisible by 2, 3, 4 and 8: the limits of the paper's classes
 LIMITS = [CAPACITY // parts for parts in (1, 2, 3, 4, 8)]
@@ -506,7 +507,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if not self.history:
             return
         cluster = self.scheduler.cluster
-        cluster.check()
+        check_cluster(cluster)
         assert all(self.books.holds(name) for name in self.books.capacity), "what one frees is given out twice"
         shared = {name: worker.shared_bytes for name, worker in cluster.workers.items()}
         assert {name: self.books.shared.get(name, 0) for name in cluster.workers} == shared

@@ -8,7 +8,7 @@ from melld.scheduler.cluster import Cluster, ClusterSettings
 from melld.scheduler.occupancy import Occupancy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.scheduler.driving import CAPACITY, arrive, finish, of_kind, placed, scheduler_with
 
 CAUSE = EventId(7)

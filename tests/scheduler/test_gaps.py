@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.gaps import GAPS, Gaps
+from melld.scheduler.idle import GAPS, Gaps
 
 
 def test_a_worker_is_not_needed_since_fewer_are() -> None:

@@ -5,7 +5,8 @@ import pytest
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
+from tests.scheduler.law import check_cluster
 
 A, B = WorkerId("a"), WorkerId("b")
 
@@ -40,11 +41,11 @@ def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int,
     assert (home_of(scheduler, "r0") == there) is committed
     for at_s in (3.0, 4.0):
         scheduler.handle(events.EpochStarted(at_s))
-        scheduler.cluster.check()
+        check_cluster(scheduler.cluster)
     for request in ("r0", "r1"):
         scheduler.handle(events.RequestFinished(5.0, request=RequestId(request)))
     scheduler.handle(events.EpochStarted(6.0))
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
 
 
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
@@ -54,7 +55,7 @@ def test_what_has_no_room_is_left_undone(policy: str) -> None:
     there = B if home_of(scheduler, "r0") == A else A
     asked = scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
     assert not [command for command in asked if isinstance(command, events.MoveRequest)]
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
 
 
 def live_on(scheduler: Scheduler, from_s: int) -> None:

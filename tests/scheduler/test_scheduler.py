@@ -6,6 +6,7 @@ from melld.errors import IllegalTransition
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, of_kind, placed, scheduler_with
+from tests.scheduler.law import check_cluster
 
 
 def test_a_request_that_can_never_fit_is_refused_and_forgotten() -> None:
@@ -74,7 +75,7 @@ def test_a_dead_source_or_destination_ends_the_move() -> None:
         arrive(scheduler, "a", 400)
         assert moved(scheduler.handle(e.WorkerDraining(0.0, "w0"))) == {"a": "w1"}
         assert expected == placed(scheduler.handle(e.WorkerDown(1.0, dead)))
-        scheduler.cluster.check()
+        check_cluster(scheduler.cluster)
 
 
 def test_the_late_answer_to_an_old_move_is_not_taken_for_the_new_one() -> None:
@@ -200,7 +201,7 @@ def test_an_event_that_cannot_be_raises_and_changes_nothing(event: e.AnyEvent) -
     arrive(scheduler, "a", 400)
     with pytest.raises(IllegalTransition):
         scheduler.handle(event)
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
     assert placed(arrive(scheduler, "b", 100, 0.5)) == {"b": "w0"}
 
 
@@ -220,7 +221,7 @@ def test_impossible_times_and_sizes_raise_and_change_nothing(event: e.AnyEvent) 
     arrive(scheduler, "a", 400, at_s=1.0)
     with pytest.raises(ValueError, match=r"backwards|bytes"):
         scheduler.handle(event)
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
     assert placed(arrive(scheduler, "b", 100, 1.0)) == {"b": "w0"}
 
 
@@ -242,5 +243,5 @@ def test_a_late_or_repeated_message_is_no_news(event: e.AnyEvent) -> None:
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
     assert scheduler.handle(event) == []
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
     assert scheduler.cluster.requests["a"].kv_bytes == 400

@@ -8,7 +8,7 @@ from melld.decisions.recorder import Recorder
 from melld.decisions.records import encode, header_record
 from melld.scheduler import events as e
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.decisions.audit import Auditor
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 

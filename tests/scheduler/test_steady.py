@@ -4,7 +4,7 @@ import pytest
 
 from melld.scheduler import events as e
 from melld.scheduler.scheduler import Scheduler
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.scheduler.driving import CAPACITY, arrive, finish, moved, placed, scheduler_with
 
 

@@ -15,6 +15,7 @@ from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
 from tests.effort import examples
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
+from tests.scheduler.law import check_cluster
 from tests.scheduler.machine import PolicyMachine
 
 
@@ -52,7 +53,7 @@ def test_the_smallest_that_suffices_gives_its_room(policy: str, kv_bytes: int, l
     assert suspended(commands) == {loser: worker}
     assert placed(commands) == {"high": worker}
     assert [c.request for c in of_kind(commands, e.QueueRequest)] == [loser]
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
     arrive(scheduler, "newcomer", 100, 1.0, 1)
     assert next(iter(placed(finish(scheduler, "high", 2.0)).items())) == (loser, worker)
 
@@ -114,7 +115,7 @@ def test_twice_at_most_and_ten_seconds_apart() -> None:
         return bool(found)
 
     assert [again(at_s) for at_s in (1.0, 10.9, 11.1, 40.0)] == [True, False, True, False]
-    scheduler.cluster.check()
+    check_cluster(scheduler.cluster)
 
 
 def test_the_log_and_why_tell_of_it() -> None:

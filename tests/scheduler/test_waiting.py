@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.scheduler.priorities import Priorities, class_of
-from melld.scheduler.share import FairShare
 from melld.scheduler.state import Request
-from melld.scheduler.waiting import WaitingQueue
+from melld.scheduler.waiting import FairShare, WaitingQueue
 
 STEPS = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-1, 1), st.integers(0, 30)), max_size=60)
 

@@ -1,14 +1,17 @@
 """Attainment, goodput and the common bound mean what the page says."""
 
 import json
+from array import array
 
 import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.slowdowns import slowdowns
 from melld.cli import main
 from melld.scheduler.targets import Targets
-from melld.simulator.service import attainment, bound_gpu_s, slowdowns, union_s
+from melld.simulator.measures import Measures
+from melld.simulator.service import attainment, bound_gpu_s, union_s
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 from tests.simulator.setups import SMALL, one_by_one
@@ -89,9 +92,11 @@ def test_the_json_has_the_figures_of_the_targets(capsys: pytest.CaptureFixture[s
 def test_slow_downs_are_against_the_request_alone() -> None:
     """Prompts of 0.1 s and steps of 0.02 s; one second too late, and one refused, are the slowest of each."""
     load = one_by_one(*((100.0, 1000, 101),) * 11)
-    first_s = np.array([100.1] * 9 + [101.1, np.nan])
-    end_s = first_s + np.array([2.0] * 8 + [4.0, 4.0, np.nan])
-    found = slowdowns(PROMISED, load, first_s, end_s)
+    measures = Measures(PROMISED, load)
+    measures.first_token_s[:] = array("d", [100.1] * 9 + [101.1, np.nan])
+    lasted_s = [2.0] * 8 + [4.0, 4.0, np.nan]
+    measures.end_times_s[:] = array("d", map(sum, zip(measures.first_token_s, lasted_s, strict=True)))
+    found = slowdowns(measures)
     assert found.ttft == pytest.approx((1.0, 11.0, np.inf))
     assert found.tbt == pytest.approx((1.0, 2.0, np.inf))
     assert found.e2e == pytest.approx((1.0, 5.1 / 2.1, np.inf))

@@ -8,14 +8,15 @@ import pytest
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
-from melld.simulator.experiment import SchedulerChoices, run_policy
+from melld.simulator.experiment import ALL_POLICIES, SchedulerChoices, run_policy
+from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.links import LinkSettings
 from melld.simulator.measures import Measures, Report
-from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.run import SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.simulation import Simulation
 from melld.simulator.workload import Workload
+from tests.scheduler.law import check_cluster
 from tests.simulator.setups import BLOCK_BYTES, BLOCKS, FEW_GPUS, MACHINES, SMALL, one_by_one, scheduler, small_load
 
 
@@ -197,7 +198,7 @@ def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machine
     brain = scheduler(policy, settings)
     simulation = Simulation(settings, load, brain)
     measures = simulation.run()
-    brain.cluster.check()
+    check_cluster(brain.cluster)
     assert not simulation.fleet.runs
     assert not brain.cluster.requests
     assert not brain.cluster.active
@@ -205,6 +206,12 @@ def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machine
     report = measures.report(policy)
     assert report.requests == len(load)
     assert report.ratio >= 1.0 or report.mean_gpus == 0
+
+
+def check_fleet(fleet: SimulatedFleet) -> None:
+    """No worker holds more than its capacity."""
+    fleet.settle_sizes()
+    assert (fleet._used_bytes(fleet.running.held_rows()) <= fleet.settings.capacity_bytes).all()
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
@@ -216,9 +223,9 @@ def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
     inner = brain.handle
 
     def checking(event: AnyEvent) -> list[AnyCommand]:
-        brain.cluster.check()
+        check_cluster(brain.cluster)
         if type(event) is events.RequestFinished:
-            simulation.fleet.check()
+            check_fleet(simulation.fleet)
         return inner(event)
 
     simulation._decide = checking

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from melld.api.answers import Refusal
+from melld.api.answers import bad
 from melld.api.parsing import SCORED
 from melld.config_server import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
@@ -69,27 +69,27 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
 def check_request_id(name: object, param: str) -> None:
     """Refuse an id that is not at most 128 plain characters: it goes into logs, decision logs and headers."""
     if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
-        raise _bad(param, f"{param} may have at most 128 characters, of A-Z a-z 0-9 . _ : -")
+        raise bad(param, f"{param} may have at most 128 characters, of A-Z a-z 0-9 . _ : -")
 
 
 def _check_refused(body: dict[str, Any], trust: Trust) -> None:
     for name, why in REFUSED.items():
         if body.get(name) is not None:
-            raise _bad(name, why)
+            raise bad(name, why)
     extra = body.get("vllm_xargs")
     if isinstance(extra, dict):
         for name in extra.keys() & REFUSED.keys():
-            raise _bad(f"vllm_xargs.{name}", REFUSED[name])
+            raise bad(f"vllm_xargs.{name}", REFUSED[name])
     if not trust.chat_template:
         if body.get("chat_template") is not None:
-            raise _bad("chat_template", "this server uses its own chat template")
+            raise bad("chat_template", "this server uses its own chat template")
         overrides = body.get("chat_template_kwargs")
         if isinstance(overrides, dict) and any(overrides.get(key) is not None for key in _TEMPLATE_KEYS):
-            raise _bad("chat_template_kwargs", "this server uses its own chat template")
+            raise bad("chat_template_kwargs", "this server uses its own chat template")
     if not trust.multimodal_kwargs:
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if body.get(name):
-                raise _bad(name, f"{name} is not for clients of this server")
+                raise bad(name, f"{name} is not for clients of this server")
 
 
 def _check_ids(body: dict[str, Any]) -> None:
@@ -99,18 +99,18 @@ def _check_ids(body: dict[str, Any]) -> None:
 
 def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:
     if not isinstance(messages, list):
-        raise _bad("messages", "messages must be a list")
+        raise bad("messages", "messages must be a list")
     if not messages:
-        raise _bad("messages", "messages is empty")
+        raise bad("messages", "messages is empty")
     budget.spend(len(messages), "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise _bad(f"messages.{index}", "each message must be an object")
+            raise bad(f"messages.{index}", "each message must be an object")
         role = message.get("role")
         if not isinstance(role, str) or role not in roles:
-            raise _bad(f"messages.{index}.role", f"role must be one of {', '.join(sorted(roles))}")
+            raise bad(f"messages.{index}.role", f"role must be one of {', '.join(sorted(roles))}")
         if not isinstance(message.get("content"), str | list | None):
-            raise _bad(f"messages.{index}.content", "content must be a string or a list of parts")
+            raise bad(f"messages.{index}.content", "content must be a string or a list of parts")
 
 
 def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
@@ -121,11 +121,11 @@ def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
     calls = [call for one in objects for call in _listed(one.get("tool_calls"))]
     count = len(objects) + len(calls) + sum(len(_listed(one.get("content"))) for one in objects)
     if count > limits.max_message_parts:
-        raise _bad(name, f"{name} holds at most {limits.max_message_parts} messages, parts and tool calls, not {count}")
+        raise bad(name, f"{name} holds at most {limits.max_message_parts} messages, parts and tool calls, not {count}")
     arguments = [_inside(call, "arguments") for call in (*objects, *(_inside(call, "function") for call in calls))]
     characters = sum(len(one) for one in arguments if isinstance(one, str))
     if characters > limits.max_tool_arguments:
-        raise _bad(name, f"the arguments of tool calls have at most {limits.max_tool_arguments} characters together")
+        raise bad(name, f"the arguments of tool calls have at most {limits.max_tool_arguments} characters together")
 
 
 def _listed(value: object) -> list[Any]:
@@ -146,7 +146,7 @@ def _check_media(messages: object, name: str, budget: Budget) -> None:
             budget.spend(1 + len(part), name)
             inner = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and _names_files(part):
-                raise _bad(f"{name}.{index}.content", "files of the server are not for clients")
+                raise bad(f"{name}.{index}.content", "files of the server are not for clients")
             waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
@@ -159,7 +159,7 @@ def _check_tool_choice(body: dict[str, Any]) -> None:
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in (None, "none", "auto") and not body.get("tools"):
-        raise _bad("tool_choice", "tool_choice needs tools to choose from")
+        raise bad("tool_choice", "tool_choice needs tools to choose from")
 
 
 def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
@@ -167,7 +167,7 @@ def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
     for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
         for name in names:
             if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
-                raise _bad(name, f"{name} has at most {most} bytes")
+                raise bad(name, f"{name} has at most {most} bytes")
 
 
 def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:
@@ -182,7 +182,3 @@ def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:
 
 def _inside(holder: object, name: str) -> object:
     return holder.get(name) if isinstance(holder, dict) else None
-
-
-def _bad(param: str, message: str) -> Refusal:
-    return Refusal(400, message, code="invalid_value", param=param)

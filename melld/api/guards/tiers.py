@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from melld.api.answers import Refusal
+from melld.api.answers import bad
 from melld.api.keys import Client
 from melld.config_values import MOST_PRIORITY
 
@@ -56,7 +56,7 @@ def priority_of(body: dict[str, Any], rights: Rights) -> int:
     """
     tier = body.get("service_tier")
     if tier is not None and not (isinstance(tier, str) and tier in TIERS):
-        raise _bad("service_tier", f"service_tier must be one of {', '.join(map(str, TIERS))}")
+        raise bad("service_tier", f"service_tier must be one of {', '.join(map(str, TIERS))}")
     if "priority" not in body:
         wanted = TIERS.get(tier)
         return wanted if wanted is not None and rights.may(wanted) else rights.priority
@@ -64,11 +64,7 @@ def priority_of(body: dict[str, Any], rights: Rights) -> int:
         priority = _PRIORITY.validate_python(body["priority"])
     except ValidationError:
         message = f"priority must be a whole number from {-MOST_PRIORITY} to {MOST_PRIORITY}: lower goes first"
-        raise _bad("priority", message) from None
+        raise bad("priority", message) from None
     if not rights.may(priority):
-        raise _bad("priority", f"priority must be {rights.least} or more here: lower goes first")
+        raise bad("priority", f"priority must be {rights.least} or more here: lower goes first")
     return priority
-
-
-def _bad(param: str, message: str) -> Refusal:
-    return Refusal(400, message, code="invalid_value", param=param)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from melld.api.answers import Refusal
+from melld.api.answers import bad
 from melld.api.parsing import SCORED
 from melld.config_server import ServerConfig
 
@@ -31,32 +31,32 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
     for name, (least, most) in _RANGES.items():
         value = _field(request, name)
         if value is not None and not least <= value <= most:
-            raise _bad(name, f"{name} must be from {least:g} to {most:g}")
+            raise bad(name, f"{name} must be from {least:g} to {most:g}")
     for name in ("stop", "stop_sequences", "bad_words"):
         words = _field(request, name)
         if isinstance(words, list) and len(words) > limits.max_stop_strings:
-            raise _bad(name, f"{name} may hold at most {limits.max_stop_strings} strings")
+            raise bad(name, f"{name} may hold at most {limits.max_stop_strings} strings")
     if sum(map(len, _field(request, "bad_words") or ())) > MAX_BAD_WORDS_CHARACTERS:
-        raise _bad("bad_words", f"bad_words may hold at most {MAX_BAD_WORDS_CHARACTERS} characters")
+        raise bad("bad_words", f"bad_words may hold at most {MAX_BAD_WORDS_CHARACTERS} characters")
     text = _field(request, "prompt")
     if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
-        raise _bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
+        raise bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
 
 
 def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
     choices = _field(request, "n") or 1
     if choices > limits.max_choices:
-        raise _bad("n", f"n must be at most {limits.max_choices}")
+        raise bad("n", f"n must be at most {limits.max_choices}")
     counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *SCORED)}
     prompts = max(1, sum(counts.values()))
     if prompts > limits.max_prompts_per_call:
         name = max(counts, key=counts.__getitem__)
-        raise _bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
+        raise bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
     if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
-        raise _bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
+        raise bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
     for name, most in _FOR_EACH_PROMPT.items():
         if len(_field(request, name) or ()) * prompts > most:
-            raise _bad(name, f"{name} has at most {most} entries in one call, counted for each of its prompts")
+            raise bad(name, f"{name} has at most {most} entries in one call, counted for each of its prompts")
 
 
 def _count_prompts(value: Any) -> int:
@@ -69,7 +69,3 @@ def _count_prompts(value: Any) -> int:
 def _field(request: BaseModel, name: str) -> Any:
     """Return a field that the model has, or None.  Unknown fields have no effect and may hold anything."""
     return getattr(request, name) if name in type(request).model_fields else None
-
-
-def _bad(param: str, message: str) -> Refusal:
-    return Refusal(400, message, code="invalid_value", param=param)

@@ -25,10 +25,9 @@ from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
-from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, make_scheduler, run_policy
+from melld.simulator.experiment import ALL_POLICIES, PolicyOutcome, SchedulerChoices, make_scheduler, run_policy
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
-from melld.simulator.policies import ALL_POLICIES
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
 

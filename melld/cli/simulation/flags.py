@@ -9,7 +9,7 @@ import pathlib
 
 from melld.config import SchedulerConfig
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.paces import PaceMeter
+from melld.engine.fleet.paces import Pace, PaceMeter
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import Ledger
 from melld.scheduler.events import WorkerPace
-from melld.scheduler.pace import Pace
 from melld.scheduler.steptimes import StepCosts, StepTimes
 
 

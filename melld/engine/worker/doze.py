@@ -18,8 +18,8 @@ import msgspec
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
 from melld.engine.worker.report import StepReporter
+from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.budget import StepBudget
-from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.weights import Weights
 from melld.engine.worker.start import resident_bytes, warm_up

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.residency.epochs import BlockEpochs
+from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.lent_blocks import Emptied, LentBlocks
 
 

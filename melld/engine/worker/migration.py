@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.worker.descriptions import Descriptions
 from melld.engine.worker.links import Links
-from melld.engine.worker.migration_book import Attaching, Book, Expected, Job, names_of
-from melld.engine.worker.migration_order import CommandOrder
+from melld.engine.worker.migration_book import Attaching, Book, CommandOrder, Expected, Job, names_of
 from melld.engine.worker.residency.residency import Residency, Stillness
 from melld.errors import MelldError
 from melld.migrate import messages as say

@@ -1,8 +1,10 @@
-"""A worker's records of its migrations: commands with their payloads, pulls, and leases.
+"""A worker's records of its migrations: commands with their payloads, their order, pulls, and leases.
 
-Owns the shapes, and the book of leases.  Never carries anything out: `worker/migration.py` does.
+Owns the shapes, the book of leases, and the newest command of each request.  Never carries anything out:
+`worker/migration.py` does.
 """
 
+import collections
 from typing import Any
 
 import msgspec
@@ -10,6 +12,9 @@ import msgspec
 from melld.engine.worker.residency.residency import Arrival
 from melld.migrate import messages as say
 from melld.migrate.snapshot import RequestSnapshot
+
+REMEMBERED = 4096
+"""Limit of requests; above it, those with the oldest commands are forgotten."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -58,3 +63,24 @@ class Book(msgspec.Struct):
 def names_of(command: Any) -> dict[str, Any]:
     """Return what an answer repeats of its command."""
     return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}
+
+
+class CommandOrder:
+    """The newest command of each request: lets each through once, and none after a later one.
+
+    Moves have consecutive numbers, and so have the commands of one move: so a command that arrives twice or too late is
+    recognised, and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._newest: collections.OrderedDict[str, tuple[int, int]] = collections.OrderedDict()
+
+    def is_next(self, request: str, move: int, number: int) -> bool:
+        """Return True, and record the command, if it is newer than all earlier ones of this request."""
+        if (move, number) <= self._newest.get(request, (0, 0)):
+            return False
+        self._newest[request] = move, number
+        self._newest.move_to_end(request)
+        if len(self._newest) > REMEMBERED:
+            self._newest.popitem(last=False)
+        return True

@@ -21,10 +21,9 @@ from melld.engine.worker.profile import Profiler
 from melld.engine.worker.reader import Pulse, Reader, Received
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
-from melld.engine.worker.residency.ages import Ages
 from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.block_tables import BlockReporter
-from melld.engine.worker.residency.budget import StepBudget
+from melld.engine.worker.residency.budget import Ages, StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.start import block_bytes_of

@@ -1,6 +1,6 @@
 """The policies that a daemon can run, by name, each as a factory `cluster -> Policy`.
 
-Owns the names that `[scheduler] policy` accepts.  `melld simulate` has more: `melld.simulator.policies`.
+Owns the names that `[scheduler] policy` accepts.  `melld simulate` has more: `melld.simulator.experiment`.
 """
 
 from collections.abc import Callable, Mapping

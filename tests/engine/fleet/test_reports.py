@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
+from melld.engine.fleet.paces import STEPS
 from melld.engine.fleet.reports import Reported, Reports
 from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
-from melld.scheduler.pace import STEPS
 from tests.engine.fleet.test_order import READY, Output, Outputs
 
 R, W0, W1 = RequestId("r"), WorkerId("w0"), WorkerId("w1")
@@ -135,7 +135,7 @@ def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
     ledger = desk.reports._ledger
     sums = ledger.worker(W0)
     assert sums is not None
-    assert sums.free_blocks == READY.total_blocks
+    assert sums.used_blocks == 0
     for blocks, gone, held in (({R: (2, 20, 20, 0, "decoding")}, [], 1), ({}, [R], 0)):
         done = wire.StepDone(step=1, step_s=0.1, used_blocks=2, total_blocks=8, blocks=blocks, leases={}, gone=gone)
         assert desk.reports.take(W0, done, None, 0.0) == Reported()

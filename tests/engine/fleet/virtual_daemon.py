@@ -39,6 +39,8 @@ from melld.scheduler.state import RequestState
 from tests.decisions.audit import Auditor
 from tests.engine.fleet.virtual_loop import VirtualLoop
 from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualHost, VirtualWorker, Words, core_request
+from tests.kvstore.laws import check_ledger, pages
+from tests.scheduler.law import check_cluster
 
 REST = IdleSettings(sleep_after_s=2.0, stop_after_s=4.0)
 SOON_STEADY = HealthConfig(steady_after_s=1.0)
@@ -276,8 +278,8 @@ class VirtualDaemon:
                 yield f"{request} has {len(tokens)} of {self.lengths[request]} tokens: {error}"
         if self.fleet.live or self.executor.moves or self.driver.wanted.planner.waiting:
             yield f"left over: {self.fleet.live}, {self.executor.moves}"
-        held = self.fleet.ledger.workers()
-        if any(one.requests or one.used_blocks or one.reserved_blocks for one in held):
+        held = pages(self.fleet.ledger)
+        if any(one.holdings or one.used_blocks or one.reserved_blocks for one in held):
             yield f"the ledger has {held}"
         yield from (f"{one.name} has {one.copies} {one.rooms}" for one in self.workers() if one.used_blocks)
 
@@ -290,8 +292,8 @@ class VirtualDaemon:
 
     def disagreements(self) -> list[str]:
         """Every pair of records of one fact that differ.  Between two events there is none."""
-        self.cluster.check()
-        self.fleet.ledger.check()
+        check_cluster(self.cluster)
+        check_ledger(self.fleet.ledger)
         found = [*self._of_requests(), *self._of_moves(), *self._of_notes(), *self._of_workers(), *self._of_drains()]
         found += self._of_stories()
         return found + self.auditor.faults
@@ -403,9 +405,9 @@ class VirtualDaemon:
                 yield f"{name} is {place.state}, and nobody will ever start it"
             if known is not None and place.state in (WorkerState.STARTING, WorkerState.FAILED):
                 yield f"{name} is {place.state}, and the scheduler counts on it"
-        pages = {sums.worker for sums in self.fleet.ledger.workers()}
-        if pages != self.fleet.workers.keys():
-            yield f"the ledger has pages of {sorted(pages)}, reports come from {sorted(self.fleet.workers)}"
+        open_pages = {page.worker for page in pages(self.fleet.ledger)}
+        if open_pages != self.fleet.workers.keys():
+            yield f"the ledger has pages of {sorted(open_pages)}, reports come from {sorted(self.fleet.workers)}"
 
     def _of_drains(self) -> Iterator[str]:
         for name, drain in self.drains.by_worker.items():

@@ -20,7 +20,7 @@ from melld.engine.host.ports import Ear
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
-from melld.engine.worker.migration_order import CommandOrder
+from melld.engine.worker.migration_book import CommandOrder
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestSnapshot, Via
 

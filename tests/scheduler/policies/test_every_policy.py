@@ -1,9 +1,9 @@
 """Promises that every policy keeps, whatever happens in whatever order: see `machine`.
 
-A policy joins by being registered in `melld.scheduler.policies.names`, or as a variant in `melld.simulator.policies`.
+A policy joins by being registered in `melld.scheduler.policies.names`, or as a variant in `melld.simulator.experiment`.
 """
 
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.scheduler.machine import machine_of
 
 EXAMPLES = 40

@@ -10,6 +10,7 @@ report: the daemon counts them in the outputs.
 """
 
 import bisect
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
 
 # (blocks, num_computed_tokens, num_prompt_tokens, num_output_tokens, phase)
 RequestBlocks = tuple[int, int, int, int, Phase]
+
+
+class BlockEpochs:
+    """The block epochs of one engine's requests: copies of blocks are worth nothing once a request has others.
+
+    Counts the moves within this worker; vLLM counts the preemptions.
+    """
+
+    def __init__(self) -> None:
+        self._moves: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
+
+    def of(self, request: "Request") -> int:
+        """Return a number that rises whenever blocks of the request are freed or moved while it is here."""
+        return int(request.num_preemptions + self._moves.get(request, 0))
+
+    def moved(self, request: "Request") -> None:
+        """Note that blocks of the request have moved."""
+        self._moves[request] = self._moves.get(request, 0) + 1
 
 
 class BlockReport(msgspec.Struct, frozen=True, array_like=True):

@@ -19,12 +19,45 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.spec import StepLimit
-from melld.engine.worker.residency.ages import Ages
 from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
+
+FIRST = -1_000
+"""More urgent than any client may be."""
+LOOK_S = 1.0
+
+
+class Ages:
+    """The requests that wait on one engine; after `age_s` they go before all others, first come first.
+
+    vLLM's line goes by priority alone, so a request that it has preempted, or not begun, would wait for as long as more
+    urgent ones come.  Counts anew once it has run.
+    """
+
+    def __init__(self, scheduler: "Scheduler", age_s: float, clock: Callable[[], float]) -> None:
+        self._scheduler: Any = scheduler
+        self._age_s = age_s
+        self._clock = clock
+        self._since_s: dict[str, float] = {}
+        self._next_look_s = 0.0
+
+    def look(self) -> None:
+        """Put those first that have waited for too long; call it before each step."""
+        line, now_s = self._scheduler.waiting, self._clock()
+        if now_s < self._next_look_s or not (line or self._since_s):
+            return
+        self._next_look_s = now_s + LOOK_S
+        before, self._since_s = self._since_s, {}
+        for request in list(line):
+            since_s = self._since_s[request.request_id] = before.get(request.request_id, now_s)
+            if now_s - since_s >= self._age_s and request.priority != FIRST:
+                line.remove_request(request)
+                request.priority = FIRST
+                line.add_request(request)
 
 
 class StepCounts(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.epochs import BlockEpochs
+from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestSnapshot
 

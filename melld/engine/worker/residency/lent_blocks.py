@@ -19,7 +19,7 @@ import msgspec
 
 from melld.engine.arena_file import punch
 from melld.engine.worker.residency.arena import ArenaMemory
-from melld.engine.worker.residency.epochs import BlockEpochs
+from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.runner import runner_of
 from melld.landlord.blocks import BlockMap, choose_granules

@@ -15,15 +15,15 @@ scheduling a step of it may still be in flight when it is frozen; `stillness` sa
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
-from melld.engine.worker.residency.adapters import adapter_refusal
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
-from melld.engine.worker.residency.block_tables import NO_BLOCK, phase_of
+from melld.engine.worker.residency.block_tables import NO_BLOCK, BlockEpochs, phase_of
 from melld.engine.worker.residency.departure import Departures, Stillness
-from melld.engine.worker.residency.epochs import BlockEpochs
 from melld.engine.worker.residency.rules import (
+    adapter_refusal,
     check_engine,
     engine_name,
     engine_refusal,
@@ -35,7 +35,6 @@ from melld.engine.worker.residency.warm import Warmers
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, RequestSnapshot, Reservation, Via
 
 if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -43,7 +42,7 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 
 
 class Residency:
-    """The requests that leave one engine, and those that arrive on it."""
+    """The requests that leave one engine (`Departures`), and those that arrive on it (`Arrivals`, `Warmers`)."""
 
     def __init__(self, engine: "EngineCore", block_bytes: int, scratch: Sequence[int] = ()) -> None:
         """Take an engine whose scheduler is in this process.  `block_bytes`: one block of all layers.
@@ -66,9 +65,15 @@ class Residency:
         runner = runner_of(engine)
         self._scratch = scratch
         self.epochs = BlockEpochs()
-        self._departures = Departures(self._scheduler, runner, self.name, self.epochs)
-        self._arrivals = Arrivals(engine, runner, self.name)
-        self._warmers = Warmers(engine)
+        self._departures = leaving = Departures(self._scheduler, runner, self.name, self.epochs)
+        self._arrivals = coming = Arrivals(engine, runner, self.name)
+        self._warmers = warmers = Warmers(engine)
+        self.stillness, self.snapshot = leaving.stillness, leaving.snapshot
+        self.thaw, self.release = leaving.thaw, leaving.release
+        self.warm, self.warm_on, self.take_warmed = warmers.begin, warmers.go_on, warmers.take
+        self.prepare = partial(prepare_arrival, engine)
+        self.grow, self.attach, self.cancel = coming.grow, coming.attach, coming.cancel
+        self.copy_began, self.copy_ended = coming.copy_began, coming.copy_ended
 
     # -- both sides -------------------------------------------------------------------------------------------------
 
@@ -155,47 +160,7 @@ class Residency:
         self._departures.freeze(self._scheduler.requests[request_id])
         return self._departures.stillness(request_id)
 
-    def stillness(self, request_id: str) -> Stillness:
-        """Return the frozen request's state; ask after each step.  An ended request is no longer frozen."""
-        return self._departures.stillness(request_id)
-
-    def snapshot(self, request_id: str) -> RequestSnapshot:
-        """Return the complete state of the settled request."""
-        return self._departures.snapshot(request_id)
-
-    def thaw(self, request_id: str) -> None:
-        """Put the settled request back, after a cancelled move."""
-        self._departures.thaw(request_id)
-
-    def release(self, request_id: str) -> None:
-        """Drop the frozen request and free its blocks: the destination has it.  Emits no output."""
-        self._departures.release(request_id)
-
     # -- the destination --------------------------------------------------------------------------------------------
-
-    def warm(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
-        """Start to compute a request's blocks ahead of a move by tokens, in slices, while it decodes at its source.
-
-        `tokens_per_s`: the limit while others run here; 0: none.  Returns False if there is nothing to gain: reserve
-        at once.
-        """
-        return self._warmers.begin(core_request, output_token_ids, tokens_per_s)
-
-    def warm_on(self) -> None:
-        """Continue warming; call it before each step, and before the engine goes idle."""
-        self._warmers.go_on()
-
-    def take_warmed(self, outputs: "EngineCoreOutputs | None") -> list[str]:
-        """Remove warming from a step's outputs, and return the requests to reserve for now; call it after each step."""
-        return self._warmers.take(outputs)
-
-    def prepare(self, core_request: bytes, output_token_ids: list[int]) -> Arrival:
-        """Build a request for `reserve`.  Slow (hashes, grammar), and the only thread-safe method here.
-
-        Raises:
-            MoveRefused: its grammar cannot be built here.
-        """
-        return prepare_arrival(self._engine, core_request, output_token_ids)
 
     def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int = 0) -> Reservation:
         """Reserve blocks for a request that will arrive, of which so many tokens' KV will be copied.
@@ -207,23 +172,6 @@ class Residency:
         self._admissible(arrival)
         return self._arrivals.reserve(arrival, token_capacity, computed_tokens)
 
-    def grow(self, request_id: str, token_capacity: int) -> Reservation:
-        """Grow the reservation, as the request grows at the source.
-
-        Raises:
-            NoRoom: too few free blocks; the reservation stays as it was.
-        """
-        return self._arrivals.grow(request_id, token_capacity)
-
-    def attach(self, snapshot: RequestSnapshot, via: Via) -> None:
-        """Let the request continue here, in its reserved blocks; with `Via.KV`, their bytes have been copied.
-
-        Raises:
-            MoveRefused: the snapshot does not fit the reservation or this engine.
-            NoRoom: it has outgrown its room.  In both cases the reservation stands: `cancel` it.
-        """
-        self._arrivals.attach(snapshot, via)
-
     def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
         """Let the request continue here from its tokens, once the scheduler has room for it.
 
@@ -232,18 +180,6 @@ class Residency:
         """
         self._admissible(arrival)
         self._arrivals.attach_unreserved(arrival, snapshot)
-
-    def copy_began(self, request_id: str) -> None:
-        """Record that another thread will write into the reserved blocks: they stay reserved until `copy_ended`."""
-        self._arrivals.copy_began(request_id)
-
-    def copy_ended(self, request_id: str) -> None:
-        """Record that that thread has ended, successful or not.  Call it once for each `copy_began`."""
-        self._arrivals.copy_ended(request_id)
-
-    def cancel(self, request_id: str) -> None:
-        """Free a reservation's blocks as soon as no copy writes into them."""
-        self._arrivals.cancel(request_id)
 
     def borrow_scratch(self, blocks: int) -> list[int]:
         """Take free blocks for the trial of a link (`transports.choose.open_best`), fewer if fewer are free."""

@@ -1,9 +1,10 @@
-"""Preconditions of moves: the requests that can move, and the engines that can give or take them.
+"""Preconditions: what can move and what can run here, the engines that can give or take requests, and LoRA adapters.
 
-Owns the refusals.  Never changes anything.
+Owns the refusals.  Changes nothing but the adapters that are loaded.
 """
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import VLLM_VERSION
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
 
 
 class UnsupportedEngine(MelldError):
@@ -112,3 +115,24 @@ def _drafting(speculative: Any) -> tuple[Any, ...]:
     if speculative is None:
         return ()
     return speculative.method, speculative.model, speculative.revision, speculative.num_speculative_tokens
+
+
+def adapter_refusal(engine: "EngineCore", request: Any) -> MoveRefusal | None:
+    """Load the request's adapter if it is not loaded yet; return why the request cannot run here, or None.
+
+    For the engine thread, between two steps, before the scheduler has the request: a step that fails ends the worker.
+    `request`: vLLM's `Request` or `EngineCoreRequest`.
+    """
+    wanted = request.lora_request
+    if wanted is None:
+        return None
+    if engine.vllm_config.lora_config is None:
+        return MoveRefusal.LORA_ABSENT
+    if wanted.lora_int_id in engine.list_loras():
+        return None
+    try:
+        engine.add_lora(wanted)
+    except Exception as error:  # noqa: BLE001  whatever is wrong with its files, only its requests fail
+        log.warning("cannot load the adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, error)
+        return MoveRefusal.LORA_ABSENT
+    return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.adapters import adapter_refusal
+from melld.engine.worker.residency.rules import adapter_refusal
 from melld.migrate.pacing import SlicePace
 from melld.migrate.snapshot import WARM_SUFFIX
 

@@ -8,27 +8,26 @@ A group of at most C/8 is open: tiny arrivals join it.  A group above C/4 is spl
 outgrows C/8 becomes a separate item there, so a group is always worth one T.
 """
 
+import msgspec
+
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, Limits, M, S, SizeClass, T
 from melld.scheduler.state import Request, Worker
 
 
-class Item:
+class Item(msgspec.Struct, eq=False):
     """Requests that are packed and moved together, all planned for `bin`.
 
     `projected_bytes`: their size one horizon ahead; `sizes`: the share of each.  `moving` counts requests whose move is
     in flight.  A pinned request is a separate item.
     """
 
-    __slots__ = ("bin", "grouped", "klass", "moving", "order", "projected_bytes", "sizes")
-
-    def __init__(self, order: int, grouped: bool) -> None:
-        self.order = order
-        self.grouped = grouped
-        self.klass = T
-        self.sizes: dict[Request, int] = {}
-        self.projected_bytes = 0
-        self.moving = 0
-        self.bin: Bin | None = None
+    order: int
+    grouped: bool
+    klass: SizeClass = T
+    sizes: dict[Request, int] = {}
+    projected_bytes: int = 0
+    moving: int = 0
+    bin: "Bin | None" = None
 
     @property
     def is_fixed(self) -> bool:
@@ -55,7 +54,7 @@ class Item:
         self.sizes[request] = projected_bytes
 
 
-class Bin:
+class Bin(msgspec.Struct, eq=False):
     """A worker and the items planned for it.
 
     `planned_bytes` and `planned_count`: what the plan adds to the worker's sums (negative: removes).  `order`: unique,
@@ -63,36 +62,19 @@ class Bin:
     items.
     """
 
-    __slots__ = (
-        "has_partner",
-        "items",
-        "klass",
-        "large",
-        "lives",
-        "open_group",
-        "order",
-        "planned_bytes",
-        "planned_count",
-        "smallest_bytes",
-        "t_bytes",
-        "weight_sixths",
-        "worker",
-    )
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.items: dict[Item, None] = {}
-        self.planned_bytes = 0
-        self.planned_count = 0
-        self.order = 0
-        self.lives = 0  # how often it was emptied: holes noted before that no longer count
-        self.klass: SizeClass = TINY  # the class of an empty bin
-        self.large: Item | None = None
-        self.has_partner = False  # an S or M beside the L
-        self.weight_sixths = 0
-        self.t_bytes = 0  # of T items that may be moved
-        self.smallest_bytes: int | None = None  # of S and M items that may be moved
-        self.open_group: Item | None = None
+    worker: Worker
+    items: dict[Item, None] = {}
+    planned_bytes: int = 0
+    planned_count: int = 0
+    order: int = 0
+    lives: int = 0  # how often it was emptied: holes noted before that no longer count
+    klass: SizeClass = TINY  # the class of an empty bin
+    large: Item | None = None
+    has_partner: bool = False  # an S or M beside the L
+    weight_sixths: int = 0
+    t_bytes: int = 0  # of T items that may be moved
+    smallest_bytes: int | None = None  # of S and M items that may be moved
+    open_group: Item | None = None
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,6 @@ import math
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
-from melld.scheduler.policies.slo.rates import PromptRate
 
 MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 1.0
 STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
@@ -24,6 +23,51 @@ STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
 MEAN_S, SUDDEN_S, GROWTH_S, CALM_S = 60.0, 2.0, 16.0, 15.0
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
+SURE = 2.0
+"""Standard deviations by which a rate that prompts may show by chance alone is discounted."""
+
+
+class PromptRate:
+    """Seconds of prompts accepted per second.  `memory_s`: the time in which a prompt's weight falls to 1/e."""
+
+    __slots__ = ("_at_s", "_begun_s", "_memory_s", "_squares", "_sum")
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._sum = self._squares = self._at_s = 0.0
+        self._begun_s: float | None = None
+
+    def accept(self, prefill_s: float, now_s: float) -> None:
+        """Note a prompt that takes so long."""
+        self._fade(now_s)
+        self._sum += prefill_s / self._memory_s
+        self._squares += prefill_s * prefill_s / self._memory_s
+        if self._begun_s is None and prefill_s > 0.0:
+            self._begun_s = now_s
+
+    def mean(self, now_s: float, least_seen: float) -> float:
+        """Return the rate; soon after the first prompt over the time since, but over `least_seen` of the memory."""
+        if self._begun_s is None:
+            return 0.0
+        self._fade(now_s)
+        seen = 1.0 - math.exp((self._begun_s - now_s) / self._memory_s)
+        return self._sum / max(seen, least_seen)
+
+    def surely(self, now_s: float) -> float:
+        """Return the rate that prompts which come at random surely have: the seen one, less what chance may add."""
+        self._fade(now_s)
+        return self._sum - SURE * math.sqrt(self._squares / (2.0 * self._memory_s))
+
+    @property
+    def burst_s(self) -> float:
+        """Return the mean of the prompts, the long ones counting for more: of the squares by that of the seconds."""
+        return self._squares / self._sum if self._sum > 0.0 else 0.0
+
+    def _fade(self, now_s: float) -> None:
+        kept = math.exp((self._at_s - now_s) / self._memory_s)
+        self._sum *= kept
+        self._squares *= kept
+        self._at_s = now_s
 
 
 class Demand:

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
-from melld.scheduler.gaps import Gaps
+from melld.scheduler.idle import Gaps, kept_s
 from melld.scheduler.policies.plus.holes import HolePlan
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
-from melld.scheduler.policies.slo.rental import kept_s
 from melld.scheduler.policies.slo.roles import Roles
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason

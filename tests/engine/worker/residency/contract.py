@@ -213,7 +213,7 @@ def an_adapter_that_is_not_loaded_is_refused(engine: Any) -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from melld.engine.worker.residency.adapters import adapter_refusal
+    from melld.engine.worker.residency.rules import adapter_refusal
     from melld.migrate.snapshot import MoveRefusal
 
     adapter = LoRARequest("adapter", 1, "/nowhere")

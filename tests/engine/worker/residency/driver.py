@@ -180,9 +180,8 @@ class Worker:
 
         from melld.engine.worker.lending import Borrower
         from melld.engine.worker.links import share_memory
-        from melld.engine.worker.residency.ages import Ages
         from melld.engine.worker.residency.block_tables import BlockReporter
-        from melld.engine.worker.residency.budget import StepBudget
+        from melld.engine.worker.residency.budget import Ages, StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
 

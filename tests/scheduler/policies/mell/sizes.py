@@ -8,6 +8,7 @@ from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXT
 from melld.scheduler.policies.mell.plan import MellSettings
 from melld.scheduler.policies.mell.policy import Mell, mell
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
+from tests.scheduler.law import check_cluster
 
 CAPACITY = 2400
 LIMITS = Limits.of(CAPACITY)
@@ -41,7 +42,7 @@ class Packing:
         commands = self.scheduler.handle(event)
         self.moves += [command for command in commands if isinstance(command, e.MoveRequest)]
         self.queued += [command.request for command in commands if isinstance(command, e.QueueRequest)]
-        self.scheduler.cluster.check()
+        check_cluster(self.scheduler.cluster)
         return commands
 
     def keep_asleep(self, count: int) -> None:

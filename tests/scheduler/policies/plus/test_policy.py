@@ -4,7 +4,7 @@ from melld.ids import WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.policies import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES
 from tests.scheduler.driving import arrive, finish, moved, of_kind, placed, scheduler_with
 
 RATE = 1  # bytes per second that each request grows

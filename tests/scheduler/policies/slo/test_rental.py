@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld.scheduler.policies.slo.rental import kept_s
+from melld.scheduler.idle import kept_s
 
 PRICE_S = 20.0
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.pace import ROOM, STEPS, Pace
+from melld.engine.fleet.paces import ROOM, STEPS, Pace
 
 
 def run(pace: Pace, seconds_per_request: float, offered: int, steps: int) -> int:
