@@ -1,11 +1,8 @@
-"""The simulated workers: where requests are, what fits, what is preempted, how long a migration takes.
+"""The simulated workers: where requests are, when their prompts are computed, how long a migration takes.
 
-Owns the physical state (as opposed to the scheduler's view of it).  Never decides: it does what commands say, and what
-vLLM does when blocks run out: preempt the worker's youngest request and recompute it later.  A moving request counts
-and grows on both sides; if it no longer fits, its move is cancelled.
+Owns the physical state (as opposed to the scheduler's view of it), of which `memory` has what fits.  Never decides: it
+does what commands say.
 """
-
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,9 +10,10 @@ from melld.ids import EventId, RequestId, WorkerId
 from melld.migrate.snapshot import Via
 from melld.scheduler.events import WorkerPace
 from melld.simulator.links import SimulatedLinks
+from melld.simulator.memory import SimulatedMemory
 from melld.simulator.prompts import Prompts
 from melld.simulator.run import Run, RunState, SimulatedMove
-from melld.simulator.running import PREFILL_CHUNK_TOKENS, Integers, Running
+from melld.simulator.running import PREFILL_CHUNK_TOKENS, Running
 from melld.simulator.settings import SimulatorSettings
 
 SPARE_WORKERS = 16
@@ -33,18 +31,16 @@ class SimulatedFleet:
         self.runs: dict[RequestId, Run] = {}
         self.awake: set[int] = set()
         self.names: list[WorkerId] = []
-        self._indexes: dict[WorkerId, int] = {}
+        self.indexes: dict[WorkerId, int] = {}
         self._prefill_free_s: list[float] = []
         self._computes_s: list[float] = []  # from when on
         self._counts: list[int] = []
         self._urgent_free_s: list[float] = []  # when the urgent prompts are done
-        self._preempted: dict[int, list[Run]] = {}
-        self._moving: dict[RequestId, Run] = {}
+        self.memory = SimulatedMemory(self.running, settings.capacity_bytes)
+        self._moving = self.memory.moving
         self._prefill_s = settings.latency.prefill_s
         self._prompts = None if settings.targets is None else Prompts(settings.bytes_per_token)
         self._links = None if settings.link is None else SimulatedLinks(settings.link)
-        self._rows = np.zeros(0, dtype=np.int64)  # rows in memory when the epoch began
-        self._need_bytes = np.zeros(0, dtype=np.int64)  # need of every row at that time
 
     # ---- workers
 
@@ -60,13 +56,12 @@ class SimulatedFleet:
         added = []
         for index in range(len(self.names), len(self.names) + count):
             name = WorkerId(f"w{index}")
-            self._indexes[name] = index
+            self.indexes[name] = index
             self.names.append(name)
-            self._prefill_free_s.append(0.0)
-            self._computes_s.append(0.0)
-            self._counts.append(0)
-            self._urgent_free_s.append(0.0)
             added.append((name, self.machine_of(index)))
+        for times_s in (self._prefill_free_s, self._computes_s, self._urgent_free_s):
+            times_s.extend([0.0] * count)
+        self._counts += [0] * count
         self.running.add_workers(count)
         return added
 
@@ -76,22 +71,18 @@ class SimulatedFleet:
 
     def wake(self, worker: WorkerId, now_s: float) -> None:
         """Wake the worker; it computes after its wake time."""
-        index = self._indexes[worker]
+        index = self.indexes[worker]
         self.awake.add(index)
         self._prefill_free_s[index] = self._computes_s[index] = now_s + self.settings.wake_s
 
-    def index_of(self, worker: WorkerId) -> int:
-        """Return the worker's index."""
-        return self._indexes[worker]
-
     def computes(self, worker: WorkerId, now_s: float) -> bool:
         """Return True if the worker is awake and its wake time is over."""
-        index = self._indexes[worker]
+        index = self.indexes[worker]
         return index in self.awake and self._computes_s[index] <= now_s
 
     def sleep(self, worker: WorkerId) -> None:
         """Put the worker to sleep."""
-        self.awake.remove(self._indexes[worker])
+        self.awake.remove(self.indexes[worker])
 
     # ---- requests
 
@@ -101,7 +92,7 @@ class SimulatedFleet:
         Runs once per request, so it inlines `_settle` and `_prefill` for a new row.
         """
         running, counts, free_s, prefill_s = self.running, self._counts, self._prefill_free_s, self._prefill_s
-        index = run.worker = self._indexes[worker]
+        index = run.worker = self.indexes[worker]
         seconds, first_s = prefill_s(run.prompt), free_s[index]
         if first_s < now_s:
             first_s = now_s
@@ -142,7 +133,7 @@ class SimulatedFleet:
     def suspend(self, run: Run, now_s: float) -> None:
         """Take the request from its worker; it keeps the tokens that it has emitted."""
         if run.state is RunState.PREEMPTED:
-            self._preempted[run.worker].remove(run)
+            self.memory.preempted[run.worker].remove(run)
         else:
             self.running.advance_one(run.row, now_s)
             self.running.held[run.row] = 0
@@ -154,14 +145,10 @@ class SimulatedFleet:
 
     def resume_suspended(self, run: Run, worker: WorkerId, now_s: float) -> None:
         """Compute the suspended request's tokens again on the worker, and let it go on there."""
-        run.worker = self._indexes[worker]
+        run.worker = self.indexes[worker]
         self._counts[run.worker] += 1
         self.running.settle(run.row, run.worker)
         self._readmit(run, now_s)
-
-    def emits_from_s(self, run: Run) -> float:
-        """Return from when on the placed request emits tokens."""
-        return self.running.since_s[run.row]
 
     def drop(self, run: Run) -> None:
         """Remove an ended request and its move."""
@@ -180,7 +167,7 @@ class SimulatedFleet:
         More tokens than an epoch allows are computed beside the destination's own prompts.
         """
         assert self._links is not None
-        target, link = self._indexes[destination], self._links.settings
+        target, link = self.indexes[destination], self._links.settings
         if via is Via.KV:
             for end in (run.worker, target):
                 self.running.debt_s[end] += link.copy_cost_s
@@ -233,7 +220,7 @@ class SimulatedFleet:
     def expect(self, run: Run, destination: WorkerId, via: Via, cause: EventId) -> SimulatedMove:
         """Announce a move: the request counts on its destination too from now on.  `via` may still change."""
         run.moves += 1
-        run.move = SimulatedMove(self._indexes[destination], via, run.moves, cause)
+        run.move = SimulatedMove(self.indexes[destination], via, run.moves, cause)
         self._moving[run.id] = run
         return run.move
 
@@ -242,7 +229,7 @@ class SimulatedFleet:
         assert run.move is not None
         was_preempted, via = run.state is RunState.PREEMPTED, run.move.via
         if was_preempted:
-            self._preempted[run.worker].remove(run)
+            self.memory.preempted[run.worker].remove(run)
         else:
             self.running.advance_one(run.row, now_s)
         del self._moving[run.id]
@@ -262,76 +249,18 @@ class SimulatedFleet:
 
     # ---- the epoch
 
-    def advance(self, now_s: float) -> None:
-        """Bring every request in memory up to now."""
-        running = self.running
-        self._rows = running.held_rows()
-        self._need_bytes = running.all_told_bytes[: running.rows].copy()
-        self._need_bytes[self._rows] = running.advance(self._rows, now_s)
-
-    def overflowing(self) -> Iterator[Run]:
-        """Preempt and yield the youngest requests of every overfull worker, until the rest fits."""
-        running, capacity_bytes = self.running, self.settings.capacity_bytes
-        rows = running.held_rows()
-        used_bytes = self._used_bytes(rows)
-        for worker in (used_bytes > capacity_bytes).nonzero()[0].tolist():
-            here = rows[running.workers[rows] == worker]
-            over_bytes = int(used_bytes[worker]) - capacity_bytes
-            for row in here[np.argsort(-running.orders[here])].tolist()[:-1]:
-                if over_bytes <= 0:
-                    break
-                over_bytes -= int(self._need_bytes[row])
-                run = running.runs[row]
-                running.held[row] = 0
-                run.version += 1
-                self._preempted.setdefault(worker, []).append(run)
-                yield run
-
-    def crowding(self) -> Iterator[Run]:
-        """Yield the latest moves to every worker that is overfull with nothing left to preempt, until the rest fits."""
-        if not self._moving:
-            return
-        self.settle_sizes()
-        used_bytes = self._used_bytes(self.running.held_rows())
-        for run in reversed(list(self._moving.values())):
-            assert run.move is not None
-            if used_bytes[run.move.destination] > self.settings.capacity_bytes:
-                used_bytes[run.move.destination] -= self._need_bytes[run.row]
-                yield run
-
     def resume(self, now_s: float) -> dict[RequestId, int]:
         """Readmit preempted requests where there is room, the oldest first; return what they hold now."""
-        if not any(self._preempted.values()):
-            return {}
         resumed: dict[RequestId, int] = {}
-        used_bytes = self._used_bytes(self.running.held_rows())
-        for worker, waiting in self._preempted.items():
-            waiting.sort(key=lambda run: run.index)
-            while waiting:
-                row = waiting[0].row
-                need_bytes = self.running.need_bytes(row)  # it may have emitted tokens after its last report
-                if used_bytes[worker] + need_bytes > self.settings.capacity_bytes:
-                    break
-                used_bytes[worker] += need_bytes
-                resumed[waiting[0].id] = self.running.told_bytes[row] = self._need_bytes[row] = need_bytes
-                self._readmit(waiting.pop(0), now_s)
+        for run, need_bytes in self.memory.readmitted():
+            resumed[run.id] = need_bytes
+            self._readmit(run, now_s)
         return resumed
-
-    def take_growth(self) -> dict[RequestId, int]:
-        """Return the sizes that changed since the last report, of requests in memory."""
-        running, rows = self.running, self._rows
-        sizes = self._need_bytes[rows]
-        grown = (sizes != running.all_told_bytes[rows]) & running.all_held[rows]
-        return running.tell(rows[grown], sizes[grown])
 
     def take_paces(self, now_s: float) -> dict[WorkerId, WorkerPace]:
         """Return what the workers' steps took since the last call."""
         assert self._prompts is not None
         return {self.names[index]: pace for index, pace in self._prompts.take(self.running, self.awake, now_s).items()}
-
-    def settle_sizes(self) -> None:
-        """Take the reported sizes as the present need, including requests placed since the epoch began."""
-        self._need_bytes = self.running.all_told_bytes[: self.running.rows].copy()
 
     def replan(self, now_s: float, epoch_s: float) -> list[Ending]:
         """Set the paces for the epoch that begins; return the runs that end within it, the last first."""
@@ -342,16 +271,6 @@ class SimulatedFleet:
         return list(zip(ends_s[last_first].tolist(), runs, [run.version for run in runs], strict=True))
 
     # ---- shared helpers
-
-    def _used_bytes(self, rows: Integers) -> Integers:
-        """Return the bytes in use per worker, reservations for moves included."""
-        need_bytes, count = self._need_bytes, len(self.names)
-        used: Integers = np.bincount(self.running.workers[rows], weights=need_bytes[rows], minlength=count)
-        used = used.astype(np.int64)
-        for run in self._moving.values():
-            assert run.move is not None
-            used[run.move.destination] += need_bytes[run.row]
-        return used
 
     def _settle(self, run: Run, worker: int) -> None:
         self._counts[run.worker] -= 1

@@ -98,7 +98,7 @@ class MovePlanning:
         """
         prefilled = self._fleet.has_prefilled(run, now_s)
         machine_of = self._fleet.machine_of
-        is_far = machine_of(run.worker) != machine_of(self._fleet.index_of(destination))
+        is_far = machine_of(run.worker) != machine_of(self._fleet.indexes[destination])
         no_link = is_far and not self._kv_between_machines
         kv = prefilled and Via.KV in self._ways and not no_link
         tokens = Via.TOKENS in self._ways or run.state is not RunState.RUNNING or no_link

@@ -31,17 +31,14 @@ RUN_TRANSITIONS: Sequence[tuple[RunState, ...]] = (  # by the state that is left
 )
 
 
-class SimulatedMove:
+class SimulatedMove(msgspec.Struct, eq=False, gc=False):
     """A migration that is decided or under way; `version` tells its end from that of an earlier one."""
 
-    __slots__ = ("cause", "destination", "fails", "version", "via")
-
-    def __init__(self, destination: int, via: Via, version: int, cause: EventId) -> None:
-        self.cause = cause
-        self.destination = destination
-        self.via = via
-        self.fails = False
-        self.version = version
+    destination: int
+    via: Via
+    version: int
+    cause: EventId
+    fails: bool = False
 
 
 class Run(msgspec.Struct, eq=False, gc=False):

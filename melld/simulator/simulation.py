@@ -18,14 +18,12 @@ import gc
 import heapq
 import itertools
 import math
-import random
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from melld.ids import NO_EVENT, EventId, RequestId
-from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
@@ -33,8 +31,8 @@ from melld.simulator.fleet import Ending, SimulatedFleet
 from melld.simulator.journal import Journal, Sink
 from melld.simulator.losses import lose_machine
 from melld.simulator.measures import Measures
-from melld.simulator.planning import MovePlanning
-from melld.simulator.run import Run, RunState, SimulatedMove, SimulationStuck
+from melld.simulator.moves import Moves
+from melld.simulator.run import Run, RunState, SimulationStuck
 from melld.simulator.settings import SimulatorSettings
 from melld.simulator.workload import Workload
 
@@ -54,16 +52,15 @@ class Simulation:
         self.fleet = SimulatedFleet(settings)
         self._runs = self.fleet.runs
         self.measures = Measures(settings, self.workload)
-        self._planning = None if settings.link is None else MovePlanning(settings, settings.link, self.fleet)
-        self._forget = (lambda _: None) if self._planning is None else self._planning.forget
+        self._moves = Moves(self)
+        self._planning = self._moves.planning
         self.now_s = 0.0
-        self._journal = None if log is None else Journal(log, self.fleet, self._planning)
-        self._plain = self._planning is None and self._journal is None
+        self.journal = None if log is None else Journal(log, self.fleet, self._planning)
+        self._plain = self._planning is None and self.journal is None
         self._decide = scheduler.handle
-        self._told = NO_EVENT
+        self.told = NO_EVENT
         self._tells_paces = settings.targets is not None
         self._unbounded = settings.gpus is None
-        self._chance = random.Random(settings.seed)
         self._priority = (settings.tells_priorities and self.workload.priority) or [0] * len(self.workload)
         self._prompt_bytes = settings.kv_bytes_of(self.workload.prompt_tokens)
         self._heap: list[tuple[float, int, Callable[[Any, int], None], Any, int]] = []
@@ -77,7 +74,7 @@ class Simulation:
             events.QueueRequest: self._queue,
             events.RefuseRequest: self._refuse,
             events.ShedRequest: self._refuse,
-            events.MoveRequest: self._move,
+            events.MoveRequest: self._moves.decided,
             events.SuspendRequest: self._suspend,
             events.PromiseRoom: lambda _: None,
             events.SetRole: lambda _: None,
@@ -93,7 +90,7 @@ class Simulation:
         """
         self._add_workers(self.fleet.missing_workers())
         if self.settings.machine_lost_at_s is not None:
-            self._push(self.settings.machine_lost_at_s, self._lose_machine, None, 0)
+            self.push(self.settings.machine_lost_at_s, self._lose_machine, None, 0)
         collecting = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and each collection would scan every request
         try:
@@ -139,7 +136,7 @@ class Simulation:
         self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
         if self._priority[index] < 0:
             self._runs[request].urgent = True
-        self._handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens, self._priority[index]))
+        self.handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens, self._priority[index]))
 
     def _finish(self, run: Run, version: int) -> None:
         if run.version != version:
@@ -148,32 +145,32 @@ class Simulation:
         now_s = self._last_progress_s = self.now_s
         self.measures.finished(run, now_s)
         self.fleet.drop(run)
-        self._forget(run.id)
-        self._handle(RequestFinished(now_s, run.id, run.output, run.first_token_s))
+        self._moves.forget(run.id)
+        self.handle(RequestFinished(now_s, run.id, run.output, run.first_token_s))
 
     def _begin_epoch(self, _subject: None, _version: int) -> None:
         now_s, fleet = self.now_s, self.fleet
         paper_slots = self.settings.paper_slots
-        fleet.advance(now_s)
+        fleet.memory.advance(now_s)
         if not paper_slots:
             self._preempt()
         grown = fleet.resume(now_s)
-        grown.update(fleet.take_growth())
+        grown.update(fleet.memory.take_growth())
         if grown:
-            self._handle(events.RequestsGrew(now_s, grown))
+            self.handle(events.RequestsGrew(now_s, grown))
         if not paper_slots:
-            self._turn_back()
+            self._moves.turn_back()
         if self._tells_paces and (paces := fleet.take_paces(now_s)):
-            self._handle(events.WorkersPaced(now_s, paces))
-        self._handle(events.EpochStarted(now_s))
+            self.handle(events.WorkersPaced(now_s, paces))
+        self.handle(events.EpochStarted(now_s))
         if paper_slots:
-            fleet.settle_sizes()
+            fleet.memory.settle_sizes()
             self._preempt()
-            self._turn_back()
+            self._moves.turn_back()
         self._epochs += 1
         self._next_epoch_s = self._epochs * self.settings.epoch_s
         self._ending = fleet.replan(now_s, self._next_epoch_s - now_s)
-        self._push(self._next_epoch_s, self._begin_epoch, None, 0)
+        self.push(self._next_epoch_s, self._begin_epoch, None, 0)
         self.measures.sample(now_s, fleet)
         if fleet.awake:
             self._last_progress_s = now_s
@@ -184,58 +181,27 @@ class Simulation:
         """Report the worker's wake time: zero once it computes, the full wake time while it sleeps."""
         worker = self.fleet.names[index]
         if self.fleet.computes(worker, self.now_s):
-            self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, 0.0))
+            self.handle(events.WorkerWakeTimeChanged(self.now_s, worker, 0.0))
         elif index not in self.fleet.awake:
-            self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, self.settings.wake_s))
+            self.handle(events.WorkerWakeTimeChanged(self.now_s, worker, self.settings.wake_s))
 
     def _preempt(self) -> None:
-        for run in self.fleet.overflowing():
+        for run in self.fleet.memory.overflowing():
             run.become(RunState.PREEMPTED)
             self.measures.preemptions += 1
-            self._handle(events.RequestPreempted(self.now_s, run.id))
-
-    def _turn_back(self) -> None:
-        """Cancel moves that no longer fit, after the sizes are reported: else the scheduler overrates the free room."""
-        for run in self.fleet.crowding():
-            self._abort(run, "no room")
+            self.handle(events.RequestPreempted(self.now_s, run.id))
 
     def _lose_machine(self, _subject: None, machine: int) -> None:
         workers, displaced, unmoved = lose_machine(self.fleet, machine, self.now_s)
         for run in unmoved:
-            self._forget(run.id)
+            self._moves.forget(run.id)
         self.measures.lost(self.now_s, displaced, len(self.fleet.awake))
-        self._handle(events.WorkerDown(self.now_s, workers[0], tuple(workers[1:])))
-
-    def _end_move(self, run: Run, version: int) -> None:
-        if run.move is None or run.move.version != version:
-            return
-        if run.move.fails:
-            self._abort(run, "injected fault")
-            return
-        via, cause = run.move.via, run.move.cause
-        self._commit(run)
-        self._handle(events.MoveCommitted(self.now_s, run.id, via=via, cause=cause))
-
-    def _abort(self, run: Run, reason: str) -> None:
-        assert run.move is not None
-        cause = run.move.cause
-        self.fleet.abort(run)
-        self.measures.aborted += 1
-        self._forget(run.id)
-        self._handle(events.MoveAborted(self.now_s, run.id, reason=reason, cause=cause))
-
-    def _commit(self, run: Run) -> None:
-        assert run.move is not None
-        machine_of = self.fleet.machine_of
-        is_far = machine_of(run.worker) != machine_of(run.move.destination)
-        self.measures.moved(run.move.via, self.fleet.kv_bytes(run), is_far)
-        self._forget(run.id)
-        self.fleet.commit(run, self.now_s)
-        self._expect_end(run)
+        self.handle(events.WorkerDown(self.now_s, workers[0], tuple(workers[1:])))
 
     # ---- decisions: what the scheduler wants
 
-    def _handle(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
+        """Let the scheduler decide on an event, and carry its decisions out."""
         if self._plain:
             decide, apply = self._decide, self._apply  # locals: attribute look-ups are slow here
             for command in decide(event):
@@ -247,34 +213,33 @@ class Simulation:
 
     def _handle_watched(self, event: AnyEvent) -> None:
         """Handle an event where a log is kept or moves are planned; only such events need a number."""
-        self._told = EventId(self._told + 1)
-        event = msgspec.structs.replace(event, id=self._told)
-        if self._journal is not None:
-            self._journal.fact(event)
+        self.told = EventId(self.told + 1)
+        event = msgspec.structs.replace(event, id=self.told)
+        if self.journal is not None:
+            self.journal.fact(event)
         commands = self._decide(event)
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
-            if self._journal is not None:
-                self._journal.decision(self.now_s, command)
+            if self.journal is not None:
+                self.journal.decision(self.now_s, command)
             self._apply[type(command)](command)
-        if self._planning is not None:
-            self._begin_moves(self._planning)
+        self._moves.begin_planned()
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
         now_s = self.now_s
         if run.row >= 0:
             self.fleet.resume_suspended(run, command.worker, now_s)
-            self.measures.resumed(run, self.fleet.emits_from_s(run))
-            self._expect_end(run)
+            self.measures.resumed(run, self.fleet.running.since_s[run.row])
+            self.expect_end(run)
             return
         run.become(RUNNING)
         run.placed_s = now_s
         end_s = self.fleet.place(run, command.worker, now_s)
         if run.urgent and (delayed := self.fleet.hurry(run, now_s)):
             for one in (run, *delayed):
-                self._expect_end(one)
+                self.expect_end(one)
             return
         if end_s <= self._next_epoch_s:  # no later replan would notice it
             heapq.heappush(self._heap, (end_s, next(self._sequence), self._finish, run, run.version))
@@ -289,66 +254,18 @@ class Simulation:
         self.fleet.runs.pop(command.request).become(RunState.ENDED)
         self.measures.refused += 1
 
-    def _move(self, command: events.MoveRequest) -> None:
-        run = self.fleet.runs[command.request]
-        if command.after_first_token:
-            self._follow(run, self.fleet.expect(run, command.destination, Via.KV, command.cause))
-            return
-        via = Via.KV if self._planning is None else self._planning.way_of(command.request)
-        move = self.fleet.expect(run, command.destination, via, command.cause)
-        if self._planning is None:
-            self._begin_move(run, move, self.now_s)
-
-    def _begin_moves(self, planning: MovePlanning) -> None:
-        """Begin the moves that the planner has released; abort those that it gave up."""
-        plan = planning.take()
-        for start in plan.starts:
-            run = self.fleet.runs[start.wanted.request]
-            assert run.move is not None
-            run.move.via = start.via
-            end_s = self.fleet.transfer(run, start.wanted.destination, start.via, start.per_epoch, self.now_s)
-            self._begin_move(run, run.move, end_s)
-        for deferred in plan.given_up:
-            self._abort(self.fleet.runs[deferred.wanted.request], "deferred too long")
-
-    def _begin_move(self, run: Run, move: SimulatedMove, end_s: float) -> None:
-        move.fails = self.settings.failure_rate > 0 and self._chance.random() < self.settings.failure_rate
-        if move.fails:
-            end_s = self.now_s + self._chance.random() * (end_s - self.now_s)
-        if self.settings.instant_moves:  # the scheduler has counted the move as done: do not report it again
-            self._commit(run)
-            if self._journal is not None:
-                self._journal.fact(events.MoveCommitted(self.now_s, run.id, id=self._told, cause=move.cause))
-        else:
-            self._push(end_s, self._end_move, run, move.version)
-
-    def _follow(self, run: Run, move: SimulatedMove) -> None:
-        self.fleet.follow(run, self.now_s)
-        self._push(run.first_token_s, self._hand_over, run, move.version)
-
-    def _hand_over(self, run: Run, version: int) -> None:
-        """Copy what the first token's step has computed, unless the prompt is late or the request was preempted."""
-        if run.move is None or run.move.version != version:
-            return
-        if run.state is not RUNNING:
-            self._abort(run, "preempted")
-        elif run.first_token_s > self.now_s:
-            self._push(run.first_token_s, self._hand_over, run, version)
-        else:
-            self._begin_move(run, run.move, self.fleet.hand_over(run, self.now_s))
-
     def _activate(self, command: events.ActivateWorker) -> None:
         self.fleet.wake(command.worker, self.now_s)
         self.measures.activated(self.now_s, len(self.fleet.awake))
         if self.settings.wake_s:
             at_s = self.now_s + self.settings.wake_s
-            self._push(at_s, self._tell_wake_time, None, self.fleet.index_of(command.worker))
+            self.push(at_s, self._tell_wake_time, None, self.fleet.indexes[command.worker])
 
     def _retire(self, command: events.RetireWorker) -> None:
         self.fleet.sleep(command.worker)
         self.measures.retired(self.now_s, len(self.fleet.awake))
         if self.settings.wake_s:
-            self._push(self.now_s, self._tell_wake_time, None, self.fleet.index_of(command.worker))
+            self.push(self.now_s, self._tell_wake_time, None, self.fleet.indexes[command.worker])
 
     # ---- small things
 
@@ -360,10 +277,11 @@ class Simulation:
             if settings.wake_s:
                 self._handle_watched(events.WorkerWakeTimeChanged(self.now_s, worker, settings.wake_s))
 
-    def _expect_end(self, run: Run) -> None:
+    def expect_end(self, run: Run) -> None:
         """Let the run end in this epoch if it does: no later replan would notice it."""
         if (end_s := self.fleet.end_s(run)) <= self._next_epoch_s:
-            self._push(end_s, self._finish, run, run.version)
+            self.push(end_s, self._finish, run, run.version)
 
-    def _push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
+    def push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
+        """Have `act` called with the subject and its version at that time, or now if that is past."""
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))

@@ -92,5 +92,5 @@ def test_a_request_that_ends_while_its_move_waits_leaves_nothing_behind() -> Non
     simulation.run()
     assert [event.request for event in script.heard_of(events.RequestFinished)] == ["r1", "r0"]  # type: ignore[union-attr]
     assert [event.request for event in script.heard_of(events.MoveAborted)] == []  # type: ignore[union-attr]
-    assert simulation._planning is not None
-    assert simulation._planning.planner.waiting == {}
+    assert simulation._moves.planning is not None
+    assert simulation._moves.planning.planner.waiting == {}

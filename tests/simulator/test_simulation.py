@@ -210,8 +210,8 @@ def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machine
 
 def check_fleet(fleet: SimulatedFleet) -> None:
     """No worker holds more than its capacity."""
-    fleet.settle_sizes()
-    assert (fleet._used_bytes(fleet.running.held_rows()) <= fleet.settings.capacity_bytes).all()
+    fleet.memory.settle_sizes()
+    assert (fleet.memory.used_bytes() <= fleet.settings.capacity_bytes).all()
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
