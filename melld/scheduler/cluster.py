@@ -67,6 +67,7 @@ class Cluster(Occupancy):
         self.growth = GrowthRate()
         self.roster = Roster()
         self.workers = self.roster.workers
+        self.sleeping, self.could_hold = self.roster.sleeping, self.roster.could_hold
         self.distances = Distances(self.roster, self.room_bytes, self.settings.kv_between_machines)
         self.draining: dict[WorkerId, Worker] = {}
         self.unsteady: dict[WorkerId, Worker] = {}
@@ -75,20 +76,6 @@ class Cluster(Occupancy):
         self.commands: list[AnyCommand] = []  # decided, not yet taken
         self._orders = 0
         self._sequences = 0
-
-    # ---- asking
-
-    def sleeping(self, kv_bytes: int) -> Worker | None:
-        """Return the worker to activate next for a request of that size, or None."""
-        return self.roster.sleeping(kv_bytes)
-
-    def largest_capacity_bytes(self) -> int:
-        """Return the most that any known worker has ever offered: a larger request can never fit."""
-        return self.roster.largest_capacity_bytes
-
-    def could_hold(self, kv_bytes: int) -> bool:
-        """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
-        return self.roster.could_hold(kv_bytes)
 
     # ---- deciding: each records its command
 

@@ -48,7 +48,7 @@ class Supervisor:
         self._listener = listener
         self._health = health
         self._tasks: set[asyncio.Task[None]] = set()
-        self._broken: asyncio.Future[None] | None = None
+        self._failures: asyncio.Queue[BaseException] = asyncio.Queue()
         self._steadying: dict[WorkerId, asyncio.TimerHandle] = {}
         self._stopping = False
         self.owner = owner
@@ -213,9 +213,7 @@ class Supervisor:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken = self._broken or asyncio.get_running_loop().create_future()
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._failures.put_nowait(error)
 
     def _spawn(self, place: Place) -> None:
         if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
@@ -318,9 +316,10 @@ class Supervisor:
         Raises:
             Exception: a task of the supervisor has failed with it.
         """
-        self._broken = self._broken or asyncio.get_running_loop().create_future()
         while True:
-            await asyncio.wait({self._broken}, timeout=self._hung.interval_s)
-            if self._broken.done():
-                self._broken.result()
-            self._hung.ping()
+            try:
+                error = await asyncio.wait_for(self._failures.get(), self._hung.interval_s)
+            except TimeoutError:
+                self._hung.ping()
+            else:
+                raise error

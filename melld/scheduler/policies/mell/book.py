@@ -20,7 +20,7 @@ class BinBook:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.limits = Limits.of(max(cluster.largest_capacity_bytes(), 1))
+        self.limits = Limits.of(max(cluster.roster.largest_capacity_bytes, 1))
         self.item_of: dict[Request, Item] = {}
         self.bins: dict[Worker, Bin] = {}
         self.vacant: dict[Bin, None] = {}  # awake and empty, also in the plan

@@ -106,7 +106,7 @@ class Mell(Policy):
     def changed(self, worker: Worker, displaced: list[Request]) -> None:  # noqa: ARG002
         """See `Policy.changed`."""
         plan = self.plan
-        limits = Limits.of(max(self.cluster.largest_capacity_bytes(), 1))
+        limits = Limits.of(max(self.cluster.roster.largest_capacity_bytes, 1))
         if limits != plan.book.limits or worker.id not in self.cluster.workers:
             plan.rebuild()
             self._overloaded.clear()
@@ -206,7 +206,7 @@ class Mell(Policy):
 
     def _is_promised(self) -> bool:
         """Return True if the theorem holds for the present state: instant moves, and enough equal workers."""
-        cluster, largest_bytes = self.cluster, self.cluster.largest_capacity_bytes()
+        cluster, largest_bytes = self.cluster, self.cluster.roster.largest_capacity_bytes
         active = cluster.active.values()
         alike = all(w.capacity_bytes == largest_bytes and w.count < w.slots and not w.shared_bytes for w in active)
         enough = cluster.sleeping(largest_bytes) is not None and not cluster.draining and not len(cluster.waiting)

@@ -134,7 +134,7 @@ class Demand:
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:
         """Return how many workers hold so much; 0 while no worker is known, as no number would do."""
-        capacity_bytes = self._cluster.largest_capacity_bytes()
+        capacity_bytes = self._cluster.roster.largest_capacity_bytes
         return math.ceil(kv_bytes / (part * capacity_bytes)) if capacity_bytes else 0
 
     def _by_time(self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float]) -> int:

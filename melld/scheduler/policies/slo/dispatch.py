@@ -69,7 +69,7 @@ class Dispatch:
         Where a worker may have the prompt's beginning, only those count on which the first token comes about as soon
         as anywhere.
         """
-        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.largest_capacity_bytes()
+        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
         found: list[tuple[tuple[bool, float], float, Worker]] = []
         beyond: Worker | None = None
         by_activation = sorted(self._cluster.active.values(), key=lambda worker: worker.order)
