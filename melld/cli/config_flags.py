@@ -7,7 +7,7 @@ Never says what a key means: `melld.config` does.
 import argparse
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,18 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         help="any other key, with its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'",
     )
     add_vllm_flags(parser)
+
+
+def number_that(must: str, holds: Callable[[float], bool], kind: type[Any] = float) -> Callable[[str], Any]:
+    """Return a parser of a flag's value: a number that `holds`; its error says what it `must` be."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{must}: {text}")
+        return value
+
+    return number
 
 
 def add_daemon_flags(parser: argparse.ArgumentParser) -> None:

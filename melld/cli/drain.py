@@ -7,6 +7,7 @@ import argparse
 import math
 
 from melld.cli.asking import ask, describe
+from melld.cli.config_flags import number_that
 from melld.control.messages import Drain, Drained, DrainOutcome
 
 PATIENCE_S = 7 * 86_400.0
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline",
         metavar="S",
-        type=_seconds,
+        type=number_that("must not be below zero", lambda value: 0 <= value < math.inf),
         help="after S seconds, recompute the remaining requests elsewhere from their tokens; they queue if there "
         "is no room (default: no deadline)",
     )
@@ -42,10 +43,3 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = {DrainOutcome.DRAINED} if arguments.wait else {DrainOutcome.DRAINED, DrainOutcome.DRAINING}
     question = asked, PATIENCE_S if arguments.wait else None
     return ask("drain", arguments, question, Drained, Drained.in_words, lambda report: report.outcome in wanted)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must not be below zero: {text}")
-    return value

@@ -7,9 +7,16 @@ import argparse
 import math
 import pathlib
 
+from melld.cli.config_flags import number_that
 from melld.config import SchedulerConfig
 from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
 from melld.simulator.experiment import ALL_POLICIES
+
+_positive = number_that("must be above zero", lambda value: 0 < value < math.inf)
+_not_negative = number_that("must not be below zero", lambda value: 0 <= value < math.inf)
+_probability = number_that("must be above 0 and at most 1", lambda value: 0 < value <= 1)
+_part = number_that("must be at least 0 and below 1", lambda value: 0 <= value < 1)
+_count = number_that("must be above zero", lambda value: value > 0, int)
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -186,41 +193,6 @@ def add_output(group: argparse._ArgumentGroup) -> None:
         type=pathlib.Path,
         help="draw the paper's figures 11 to 15 as PNG (needs matplotlib)",
     )
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above zero: {text}")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must not be below zero: {text}")
-    return value
-
-
-def _probability(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1: {text}")
-    return value
-
-
-def _part(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1: {text}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"must be above zero: {text}")
-    return value
 
 
 def _bytes(text: str) -> int:
