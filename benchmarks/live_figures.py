@@ -6,6 +6,7 @@ between `activate` and `retire`, until the last request has ended.
 
 import collections
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def learned_from(decisions: Path, bytes_per_token: int) -> Learned:
             learned.steps.observe(roster.workers[record["worker"]], pace)
             learned.prompts.observe(pace)
     return learned
+
+
+def move_s_of(decisions: Path) -> float:
+    """Return the median seconds from asking for a move to its end, of those that were committed; 0 without any."""
+    began_s: dict[str, float] = {}
+    seconds: list[float] = []
+    for record in map(json.loads, decisions.read_text().splitlines()):
+        if record["kind"] == "move":
+            began_s[record["request"]] = record["at"]
+        elif record["kind"] == "moved" and record["outcome"] == "committed":
+            seconds.append(record["at"] - began_s[record["request"]])
+    return statistics.median(seconds) if seconds else 0.0
 
 
 def good_of(played: list[Played], learned: Learned, targets: Targets) -> int:

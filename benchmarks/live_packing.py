@@ -4,7 +4,7 @@
 
 Requests of a trace are played open loop against `melld serve` with four CPU workers, once for each policy; lengths are
 scaled so that the workers' small KV is what binds, and --shape gives their arrivals nights and noons, or bursts.  The
-simulator runs the same arrivals with what the daemon learned of its own steps and prompts (`live_figures`).  With
+simulator runs the same arrivals with what the daemon learned of its steps, prompts and moves (`live_figures`).  With
 --step-ms (--decode-ms, --prompt-token-ms) every step of a worker lasts at least so long, asleep for the rest: as on
 devices of their own, which do not wait for one another's cores.  `mell-slo` is given the two targets, and reckons
 itself how long idle workers stay; others keep them for --sleep-after-s.
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from live_figures import Figures, client_figures, good_of, learned_from, log_figures
+from live_figures import Figures, client_figures, good_of, learned_from, log_figures, move_s_of
 from live_load import play
 
 from benchmarks.paced import paced_environment
@@ -106,7 +106,7 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     figures = client_figures(played) | log_figures(decisions, began_s, ended_s)
     good = good_of(played, learned, targets_of(arguments))
     figures |= {"good": good / len(played), "goodput": good / figures["worker_s"]}
-    return figures | simulated(policy, workload, learned, arguments)
+    return figures | simulated(policy, workload, learned, move_s_of(decisions), arguments)
 
 
 def targets_of(arguments: argparse.Namespace) -> Targets:
@@ -120,8 +120,13 @@ def wait_asleep(daemon: DaemonProcess) -> None:
         time.sleep(0.2)
 
 
-def simulated(policy: str, workload: Workload, latency: Latency, arguments: argparse.Namespace) -> Figures:
-    """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set."""
+def simulated(
+    policy: str, workload: Workload, latency: Latency, move_s: float, arguments: argparse.Namespace
+) -> Figures:
+    """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set.
+
+    `move_s`: what a move takes however small it is.  Its messages wait for the steps of both workers.
+    """
     settings = SimulatorSettings(
         capacity_bytes=arguments.worker_tokens // BLOCK_TOKENS * BLOCK_TOKENS * BYTES_PER_TOKEN,
         bytes_per_token=BYTES_PER_TOKEN,
@@ -129,7 +134,7 @@ def simulated(policy: str, workload: Workload, latency: Latency, arguments: argp
         gpus=arguments.workers,
         slots=64,
         block_tokens=BLOCK_TOKENS,
-        link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=arguments.move_s),
+        link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=move_s),
         targets=targets_of(arguments),
     )
     retire_after_s = None if policy == MellSlo.name else arguments.sleep_after_s
@@ -213,7 +218,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ttft-s", type=float, default=2.0)
     parser.add_argument("--itl-ms", type=float, default=100.0)
     parser.add_argument("--link-bytes-per-s", type=float, default=1e9, help="the simulator's links")
-    parser.add_argument("--move-s", type=float, default=0.05, help="the simulator's fixed cost of a move")
     return parser.parse_args()
 
 

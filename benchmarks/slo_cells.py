@@ -111,7 +111,8 @@ def waves(lengths: workloads.LogNormal, chance: random.Random) -> Workload:
 def _thinned(rate, most, seconds, lengths, chance) -> Workload:  # type: ignore[no-untyped-def]
     made = workloads.poisson(most, seconds, lengths, chance)
     kept = [index for index, at_s in enumerate(made.arrival_s) if chance.random() * most < rate(at_s)]
-    return Workload(*([column[index] for index in kept] for column in msgspec.structs.astuple(made)))
+    columns = (made.arrival_s, made.prompt_tokens, made.output_tokens)
+    return Workload(*([column[index] for index in kept] for column in columns))
 
 
 def result_of(cell: Cell, traces: pathlib.Path) -> Report:

@@ -62,7 +62,7 @@ class SimulatedLinks:
     def transfer(self, source: int, destination: int, kv_bytes: int, now_s: float) -> float:
         """Book the path for a transfer that is asked for now; return when it will end."""
         parts = self.settings.path(source, destination)
-        start_s = max(now_s, *(self._free_s.get(part, 0.0) for part in parts)) + self.settings.delay_s
+        start_s = max(now_s, *(self._free_s.get(part, 0.0) for part in parts))
         for part, bytes_per_s in parts.items():
             self._free_s[part] = start_s + kv_bytes / bytes_per_s
-        return start_s + kv_bytes / min(parts.values())
+        return start_s + kv_bytes / min(parts.values()) + self.settings.delay_s
