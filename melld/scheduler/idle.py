@@ -22,6 +22,8 @@ BREAK_EVEN = 4.0
 SLEEP_AFTER_S, STOP_AFTER_S = 60.0, 240.0
 GAPS = 32
 """Number of latest gaps that count."""
+MARGIN = 1.25
+"""The next gap may be longer than one that was seen: a worker that bridges it is kept so many times as long."""
 
 
 class Gaps:
@@ -128,7 +130,7 @@ def kept_s(gaps_s: Sequence[float], price_s: float) -> float:
     if not gaps_s:
         return price_s
     best_s, best = float("inf"), 0.0
-    for stay_s in (0.0, *sorted(gaps_s)):
+    for stay_s in (0.0, *(MARGIN * gap_s for gap_s in sorted(gaps_s))):
         cost_s = sum(min(gap_s, stay_s) + price_s * (gap_s > stay_s) for gap_s in gaps_s)
         if cost_s < best_s:
             best_s, best = cost_s, stay_s

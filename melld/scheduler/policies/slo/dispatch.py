@@ -2,7 +2,8 @@
 
     able      it has room for the request's growth, the first token comes well in time, its steps stay within the pace
     cost      the requests there that the prompt is expected to slow beyond their pace, and how near both targets are
-    serving   only workers in service, spread; others when none of those is able, the fullest first
+    serving   only workers in service, spread; where none of those is able, or all would slow others much, the fullest
+              able one beyond
 
 An awake GPU costs the same full or not, hence the spread.  Only where memory sets the number of workers and requests
 are large, the fullest able worker is best: spread evenly, none would have room for the next large one.
@@ -31,6 +32,8 @@ SPREAD = 0.1
 """Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
 BESIDE_URGENT = 0.06
 """Slowed requests that it is worth to join no urgent ones, by their part of the worker's requests."""
+SPILL = 0.3
+"""Slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
 CROWDING = 8.0
 """A miss that crowds urgent ones counts as so many where no worker is able: others share what cannot be helped."""
 MOST_BUSY = 0.9
@@ -66,30 +69,40 @@ class Dispatch:
     def able(self, request: Request, prompt: Prompt, serving: int, by_memory: bool) -> Worker | None:
         """Return the best of the first `serving` workers that keep both targets, else the fullest of the others.
 
-        Where a worker may have the prompt's beginning, only those count on which the first token comes about as soon
-        as anywhere.
+        So too where the best would slow others much and that one would not.  Where a worker may have the prompt's
+        beginning, only those count on which the first token comes about as soon as anywhere.
         """
-        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
-        found: list[tuple[tuple[bool, float], float, Worker]] = []
-        beyond: Worker | None = None
         by_activation = sorted(self._cluster.active.values(), key=lambda worker: worker.order)
-        for place, worker in enumerate(by_activation):
-            if found and place >= serving and not request.urgent:
-                break
-            cost = self._cost(request, worker, prompt)
-            if cost is None:
-                continue
-            if place >= serving and not request.urgent:
-                if beyond is None or worker.used_bytes > beyond.used_bytes:
-                    beyond = worker
-                continue
-            first_s = self._first_s(worker, prompt) if prompt.by_worker_s else 0.0
-            rank = -float(worker.used_bytes) if packed and not request.urgent else cost
-            found.append(((self._crowds(request, worker, prompt), rank), first_s, worker))
-        if prompt.by_worker_s and found:
-            least_s = min(first_s for _, first_s, _ in found)
-            found = [one for one in found if one[1] <= least_s + max(SOON_S, SOON_PART * least_s)]
-        return min(found, key=lambda one: one[0])[2] if found else beyond
+        if request.urgent:
+            serving = len(by_activation)
+        costs = ((worker, self._cost(request, worker, prompt)) for worker in by_activation[:serving])
+        able = [(worker, cost) for worker, cost in costs if cost is not None]
+        best = self._best(request, prompt, able, by_memory)
+        if best is not None and best[1] <= SPILL:
+            return best[0]
+        fullest_first = sorted(by_activation[serving:], key=lambda worker: -worker.used_bytes)
+        costs = ((worker, self._cost(request, worker, prompt)) for worker in fullest_first)
+        beyond = next(((worker, cost) for worker, cost in costs if cost is not None), None)
+        if best is None or (beyond is not None and beyond[1] < best[1] - SPILL):
+            return beyond[0] if beyond is not None else None
+        return best[0]
+
+    def _best(
+        self, request: Request, prompt: Prompt, able: list[tuple[Worker, float]], by_memory: bool
+    ) -> tuple[Worker, float] | None:
+        """Return the best of the able workers, with its cost."""
+        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
+        if prompt.by_worker_s and able:
+            least_s = min(self._first_s(worker, prompt) for worker, _ in able)
+            soon_s = least_s + max(SOON_S, SOON_PART * least_s)
+            able = [one for one in able if self._first_s(one[0], prompt) <= soon_s]
+
+        def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
+            worker, cost = one
+            is_packed = packed and not request.urgent
+            return self._crowds(request, worker, prompt), -float(worker.used_bytes) if is_packed else cost
+
+        return min(able, key=rank, default=None)
 
     def least_costly(self, request: Request, workers: Iterable[Worker]) -> Worker | None:
         """Return the best of these workers for a request whose prompt is, or will be, computed elsewhere."""

@@ -3,11 +3,14 @@
 Owns the price of a worker that is missing and the caution about prompts that come at random.
 """
 
+from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
 
 PLACEMENTS, ENDED = 100, 200
 LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
-"""Most: what a GPU costs that a service without such a reckoning keeps for a minute."""
+"""Most: what a GPU costs that a service without such a reckoning keeps for a minute, or more where `WORTH` says so."""
+WORTH = 2.0
+"""What a promise kept is worth: so many times the GPU-seconds that a request served in time takes."""
 PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
@@ -17,27 +20,31 @@ CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 class Feedback:
     """`price_s`: what a missing worker costs beyond its waking, in seconds of one.  `caution`: see `Demand.look`."""
 
-    def __init__(self, targets: Targets) -> None:
+    def __init__(self, targets: Targets, missing: MissingWorkers) -> None:
         self.price_s = FIRST_PRICE_S
         self.caution = FIRST_CAUTION
         self._targets = targets
+        self._missing = missing
         self._placed = self._late = self._ended = self._slow = 0
 
-    def started(self, ttft_s: float, prefill_s: float) -> None:
-        """Record a request's first token."""
+    def started(self, ttft_s: float, prefill_s: float) -> bool:
+        """Record a request's first token; return True if it came in time."""
+        is_late = ttft_s > self._targets.first_token_s(prefill_s)
         self._placed += 1
-        self._late += ttft_s > self._targets.first_token_s(prefill_s)
+        self._late += is_late
         if self._placed == PLACEMENTS:
             over = self._over(self._late, PLACEMENTS)
             self._reprice(_rise(over) if over > 0.0 else PRICE_DOWN)
             self._placed = self._late = 0
+        return not is_late
 
-    def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> None:
-        """Record the seconds from a request's first token to its last; `itl_s`: the pace that it was promised."""
+    def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> bool:
+        """Record the seconds from a request's first token to its last; return True if they kept the pace `itl_s`."""
         if itl_s is None:
-            return
+            return True
+        is_slow = seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         self._ended += 1
-        self._slow += seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
+        self._slow += is_slow
         if self._ended == ENDED:
             over = self._over(self._slow, ENDED)
             self.caution *= CAUTION_UP if over > 0.0 else CAUTION_DOWN
@@ -45,13 +52,17 @@ class Feedback:
             if over > 0.0:
                 self._reprice(_rise(over))
             self._ended = self._slow = 0
+        return not is_slow
 
     def _over(self, missed: int, requests: int) -> float:
         """Return by how many times more requests missed than may."""
         return missed / (self._targets.missed * requests) - 1.0 if missed else -1.0
 
     def _reprice(self, times: float) -> None:
-        self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), MOST_PRICE_S)
+        self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), self._most_price_s())
+
+    def _most_price_s(self) -> float:
+        return max(MOST_PRICE_S, WORTH * self._missing.cost_s)
 
 
 def _rise(over: float) -> float:

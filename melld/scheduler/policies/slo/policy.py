@@ -19,6 +19,7 @@ from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
+from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
 from melld.scheduler.policies.slo.roles import Roles
 from melld.scheduler.policy import Policy
@@ -48,7 +49,8 @@ class MellSlo(Policy):
         self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
         self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()
-        self.feedback = Feedback(self.targets)
+        self.missing = MissingWorkers(cluster)
+        self.feedback = Feedback(self.targets, self.missing)
         self._prompt_tokens = self._prompt_bytes = 0  # of all placed
         self._aims = cluster.settings.targets is not None and not cluster.settings.instant_moves
 
@@ -156,8 +158,10 @@ class MellSlo(Policy):
     def served(self, request: Request, event: RequestFinished) -> None:
         """See `Policy.served`."""
         if event.first_token_s > 0.0:
-            self.feedback.started(event.first_token_s - request.arrived_s, self.prompts.seconds(request.prompt_tokens))
-            self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._aimed_itl_s())
+            ttft_s, prefill_s = event.first_token_s - request.arrived_s, self.prompts.seconds(request.prompt_tokens)
+            in_time = self.feedback.started(ttft_s, prefill_s)
+            in_pace = self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._aimed_itl_s())
+            self.missing.ended(request.arrived_s, in_time and in_pace)
             self.dispatch.answers.ended(event.output_tokens)
 
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:
@@ -182,6 +186,7 @@ class MellSlo(Policy):
             return
         self.packing.relieve()
         self._serve(0, Reason.SERVICE)
+        self.missing.look()
         self.roles.look(self.demand.prefilling(), self._aimed_itl_s())
         for request, after_first_token in list(self.roles.leavers()):
             self._hand_over(request, after_first_token)

@@ -186,6 +186,20 @@ def test_only_workers_in_service_are_spread_over() -> None:
     assert able(scheduler, serving=1) is None
 
 
+def test_a_worker_beyond_the_service_is_taken_before_others_are_slowed_much() -> None:
+    """It is awake anyway; but it may not sleep if each newcomer goes there."""
+    for decoding, chosen in ((1, "w0"), (9, "w1")):
+        scheduler = laid_out({f"a{number}": 10 for number in range(decoding)}, {"b": 10})
+        learn(scheduler, 0.03, 0.0)
+        for number in range(decoding):
+            busy(scheduler, "w0", 0.001, f"a{number}")
+        scheduler.cluster.now_s = 10.5
+        request, prompt = newcomer(10, 10.5), Prompt(1.2, {})
+        assert able(scheduler, request, prompt, serving=1) == chosen
+        busy(scheduler, "w1", 5.0)
+        assert able(scheduler, request, prompt, serving=1) == "w0"
+
+
 def test_large_requests_are_packed_where_memory_sets_the_number() -> None:
     """Spread evenly, no worker would have room for the next large one."""
     for size, packed, chosen in ((81, True, "w1"), (79, True, "w0"), (81, False, "w0")):

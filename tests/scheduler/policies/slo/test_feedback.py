@@ -15,29 +15,40 @@ from melld.scheduler.policies.slo.feedback import (
     PLACEMENTS,
     PRICE_DOWN,
     PRICE_UP,
+    WORTH,
     Feedback,
 )
+from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.targets import Targets
+from tests.scheduler.driving import scheduler_with
+from tests.scheduler.policies.slo.test_missing import waking_beside
 
 TARGETS = Targets(itl_s=0.05, ttft_s=2.0, prefill_times=4.0, attainment=0.9)
 ITL_S = 0.05
 
 
+def fresh() -> Feedback:
+    """Nothing has ended."""
+    return Feedback(TARGETS, MissingWorkers(scheduler_with(1).cluster))
+
+
 def started(late: int, feedback: Feedback | None = None, prefill_s: float = 0.0) -> Feedback:
     """As many first tokens as are judged together, so many of them late."""
-    feedback = feedback or Feedback(TARGETS)
+    feedback = feedback or fresh()
     allowed_s = TARGETS.first_token_s(prefill_s)
     for number in range(PLACEMENTS):
-        feedback.started(allowed_s + 0.1 if number < late else allowed_s, prefill_s)
+        is_late = number < late
+        assert feedback.started(allowed_s + 0.1 if is_late else allowed_s, prefill_s) is not is_late
     return feedback
 
 
 def ended(slow: int, feedback: Feedback | None = None, tokens: int = 101) -> Feedback:
     """As many answers as are judged together, so many of them slow."""
-    feedback = feedback or Feedback(TARGETS)
+    feedback = feedback or fresh()
     allowed_s = max(tokens - 1, 32) * ITL_S
     for number in range(ENDED):
-        feedback.ended(1.01 * allowed_s if number < slow else 0.99 * allowed_s, tokens, ITL_S)
+        is_slow = number < slow
+        assert feedback.ended(1.01 * allowed_s if is_slow else 0.99 * allowed_s, tokens, ITL_S) is not is_slow
     return feedback
 
 
@@ -71,7 +82,7 @@ def test_each_judgement_is_of_the_requests_since_the_last() -> None:
 
 def test_price_and_caution_stay_within_limits() -> None:
     """A bad hour must not keep workers awake for days."""
-    feedback = Feedback(TARGETS)
+    feedback = fresh()
     for _ in range(30):
         ended(ENDED, started(PLACEMENTS, feedback))
     assert (feedback.price_s, feedback.caution) == (MOST_PRICE_S, MOST_CAUTION)
@@ -82,7 +93,18 @@ def test_price_and_caution_stay_within_limits() -> None:
 
 def test_where_no_pace_is_promised_no_answer_is_slow() -> None:
     """Nothing to learn from."""
-    feedback = Feedback(TARGETS)
+    feedback = fresh()
     for _ in range(ENDED):
-        feedback.ended(1000.0, 10, None)
+        assert feedback.ended(1000.0, 10, None)
     assert feedback.caution == FIRST_CAUTION
+
+
+def test_where_one_wake_makes_many_miss_a_missing_worker_may_cost_more_than_a_minute() -> None:
+    """As much as a promise is worth."""
+    missing = MissingWorkers(scheduler_with(1).cluster)
+    feedback = Feedback(TARGETS, missing)
+    waking_beside(missing, missed=50, good=100, seconds=200.0)
+    assert WORTH * missing.cost_s > MOST_PRICE_S
+    for _ in range(30):
+        started(PLACEMENTS, feedback)
+    assert feedback.price_s == pytest.approx(WORTH * missing.cost_s)
