@@ -39,11 +39,11 @@ class News:
 
     def _sizes(self) -> None:
         """Tell the scheduler what has grown, and then what is shared of the sizes that it knows."""
-        grown = self._news(self._fleet.owned.take_grown())
+        grown = self._news(self._fleet.reports.take_grown())
         if grown:
             self._tell(events.RequestsGrew(self._clock(), kv_bytes=grown))
         for worker in list(self._cluster.workers.values()):
-            shared_bytes = min(self._fleet.owned.shared_bytes(worker.id), worker.held_bytes)
+            shared_bytes = min(self._fleet.reports.shared_bytes(worker.id), worker.held_bytes)
             if shared_bytes != worker.shared_bytes:
                 self._tell(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
@@ -57,7 +57,7 @@ class News:
     def _preemptions(self) -> None:
         """Tell the scheduler, once for each, which requests their workers have preempted."""
         self._preempted &= self._cluster.requests.keys()
-        for request in self._fleet.owned.take_preempted():
+        for request in self._fleet.reports.take_preempted():
             if request not in self._preempted:
                 self._preempted.add(request)
                 self.preemptions += 1

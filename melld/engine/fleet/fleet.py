@@ -21,7 +21,6 @@ from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.delivery import Delivery
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
-from melld.engine.fleet.owned import OwnedBlocks
 from melld.engine.fleet.place import Offer, Place, Slot
 from melld.engine.fleet.ports import Codec, FleetListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded
@@ -74,7 +73,6 @@ class Fleet:
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.failures: Failures = asyncio.Queue()
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
-        self.owned = OwnedBlocks(self.live, self.ledger)
         self.calls = Calls(self.send)
         self.lending = Lending(self.send, owner)
         self.grant = self.lending.grant
@@ -334,7 +332,7 @@ class Fleet:
         if ready.caches_prefixes and self._is_prefix_aware:
             self._prefixes.open_worker(worker, ready.block_tokens, ready.total_blocks)
         for request in self.places[worker].take_held():
-            if (live := self.owned.owned(request, worker)) is not None:
+            if (live := self.reports.owned(request, worker)) is not None:
                 self._give(live, worker)
         if self.supervisor.owner is not None:
             self.supervisor.owner.worker_ready(worker, ready)

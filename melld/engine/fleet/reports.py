@@ -1,7 +1,7 @@
 """Takes workers' reports: blocks for the ledger, tokens for the requests' log, and how long their steps take.
 
 Owns the order of each worker's reports and what is known of its work.  Drops outputs of a worker that does not own the
-request.
+request, and tells the sizes of requests by their owners alone.
 """
 
 import collections
@@ -129,6 +129,28 @@ class Reports:
         """Return what the workers' steps took since the last call."""
         paces = {worker: facts.meter.take() for worker, facts in self.workers.items()}
         return {worker: pace for worker, pace in paces.items() if pace is not None}
+
+    def owned(self, request: RequestId, worker: WorkerId) -> Live | None:
+        """Return the request if the worker owns it."""
+        live = self._live.get(request)
+        return live if live is not None and live.worker == worker else None
+
+    def take_grown(self) -> dict[RequestId, int]:
+        """Return the sizes of the placed requests that have grown since the last call, on their owners alone.
+
+        While a request moves, the ledger counts it on two workers, and a worker's last report may come after the
+        request has left; the scheduler hears of the owner's blocks only.
+        """
+        grown = self._ledger.take_grown()
+        return {request: kv_bytes for (request, worker), kv_bytes in grown.items() if self.owned(request, worker)}
+
+    def take_preempted(self) -> list[RequestId]:
+        """Return the placed requests that vLLM has preempted on their owners since the last call."""
+        return [request for request, worker in self._ledger.take_emptied() if self.owned(request, worker)]
+
+    def shared_bytes(self, worker: WorkerId) -> int:
+        """Return how many bytes sharing saves among the worker's own requests, at least."""
+        return self._ledger.shared_bytes(worker, lambda request: self.owned(request, worker) is not None)
 
     def _judge(self, worker: WorkerId, pace: Pace, costs: StepCosts | None, done: wire.StepDone, running: int) -> None:
         """Limit the worker by the time of its decodes alone: prompts get only what they leave of the target."""

@@ -104,10 +104,6 @@ class BlockReporter:
         # Blocks without a table may stay in use until a step in flight has ended.
         return BlockReport(used_blocks, total_blocks, max(named_blocks - used_blocks, 0), changed)
 
-    def forget(self) -> None:
-        """Make the next report name every request: for a listener that has just connected."""
-        self._last.clear()
-
     def _blocks(self, request_id: str) -> int:
         tables = self._tables
         if len(tables) == 1 and not self._is_windowed:

@@ -302,7 +302,8 @@ class Worker:
         }
 
     def forget_report(self) -> None:
-        self.reporter.forget()
+        """Let the next report name every request."""
+        self.reporter._last.clear()
 
     def block_table_sizes(self) -> dict[str, int]:
         """Blocks of each request that the scheduler has, as vLLM's own call gives them."""
