@@ -50,13 +50,16 @@ def bar_cells(parts: tuple[int, ...], whole: int, cells: int) -> tuple[int, ...]
 
     A part above zero gets a cell while one is left, and the bar is full only if the whole is.
     """
+    if whole <= 0:
+        return (0,) * len(parts)
     filled: list[int] = []
-    so_far, room = 0, cells
+    so_far, left = 0, sum(part > 0 for part in parts)
+    room = cells - (sum(parts) < whole and left < cells)
     for part in parts:
         so_far += max(part, 0)
-        full = whole > 0 and so_far >= whole
-        end = cells if full else min(round(cells * so_far / whole), cells - 1) if whole > 0 else 0
-        wanted = max(end - sum(filled), 1 if part > 0 and whole > 0 else 0)
-        filled.append(min(wanted, room))
+        left -= part > 0
+        end = cells if so_far >= whole else round(cells * so_far / whole)
+        wanted = max(end - sum(filled), 1) if part > 0 else 0
+        filled.append(min(wanted, max(room - left, min(room, 1))))
         room -= filled[-1]
     return tuple(filled)

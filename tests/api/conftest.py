@@ -22,7 +22,7 @@ LIMITS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """One worker, an API key, short times, few places."""
     keys = tmp_path_factory.mktemp("keys") / "keys"

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from melld.cli.render import bar_cells, duration_text, share_text, size_text
@@ -61,6 +61,7 @@ def test_a_duration_has_two_figures(seconds: float, expected: str) -> None:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3), st.integers(0, 2000), st.integers(1, 40))
+@example([3, 1], 5, 3)
 def test_a_bar_shows_what_is_there_and_never_bursts(parts: list[int], whole: int, cells: int) -> None:
     """A worker that holds one block is not empty, and one with a block left is not full, whatever the rounding."""
     filled = bar_cells(tuple(parts), whole, cells)

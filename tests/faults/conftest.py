@@ -25,7 +25,7 @@ def start(model: Path, directory: Path, *flags: str) -> Subject:
     return Subject(daemon, model, decisions, faults)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """Two workers under a policy that moves nothing by itself.  Its end is judged too."""
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
@@ -38,7 +38,7 @@ def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         assert found.judge_end() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """One worker with room for three requests of a thousand tokens, a short line in front of it, and two keys."""
     directory = tmp_path_factory.mktemp("crowded")

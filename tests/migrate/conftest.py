@@ -18,7 +18,7 @@ def operator(daemon: DaemonProcess) -> Iterator[Operator]:
     operator.wait_idle()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # at rest it would take 2 % of a processor to the end
 def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Two workers under a policy that moves nothing by itself."""
     faults = tmp_path_factory.mktemp("faults")

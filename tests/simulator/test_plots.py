@@ -1,9 +1,9 @@
 """The figures: all five are drawn, and equal runs draw equal bytes."""
 
 import pathlib
+from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from melld.simulator.experiment import PolicyOutcome, SchedulerChoices, run_policy
 from melld.simulator.plots import draw_run
@@ -35,9 +35,11 @@ def test_the_papers_five_figures_are_drawn_and_reproducible(tmp_path: pathlib.Pa
 
 def test_axes_say_what_they_measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure without units is a decoration."""
+    from matplotlib.figure import Figure  # a second in each process that reads this file
+
     labels: set[str] = set()
 
-    def labels_of(figure: Figure, path: pathlib.Path, **_: object) -> None:
+    def labels_of(figure: Any, path: pathlib.Path, **_: object) -> None:
         labels.update(label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel()))
         path.write_bytes(b"")
 
