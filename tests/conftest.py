@@ -19,7 +19,7 @@ SHARING = ("migrate", "residency", "api", "faults", "decisions")
 """Folders whose tests share daemons, workers or logs: each in one process."""
 OF_API = ("guards", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
-FIRST = (*SHARING[:3], *OF_API[:2], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker")
+FIRST = (*SHARING[:3], *OF_API[:2], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
 """What takes longest goes first, so that all processes end with short files."""
 OF_VLLM = (
     "test_demo_model",

@@ -1,6 +1,7 @@
 """Several machines in simulation: KV stays within one, and a lost one's requests go on elsewhere."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -45,7 +46,7 @@ def test_no_request_of_a_lost_machine_is_lost(policy: str) -> None:
     assert 0.0 < report.displaced_s.p50 < 30.0
 
 
-SIMULATE = ["simulate", "--poisson", "3", "--lengths", "lognormal", "--length-factor", "4", "--seconds", "40"]
+SIMULATE = ["simulate", "--poisson", "3", "--lengths", "lognormal", "--length-factor", "4", "--seconds", "25"]
 LINKED = ["--gpus", "8", "--link-rate", "1GiB", "--machines", "4"]
 
 
@@ -61,9 +62,10 @@ def test_machines_are_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < apart.migrations_kv <= apart.migrations - apart.migrations_between_machines
     linked = told(capsys, *LINKED, "--machine-link-rate", "1GiB")
     assert linked.migrations_kv > linked.migrations - linked.migrations_between_machines
-    assert told(capsys, *LINKED, "--lose-machine-s", "20").displaced > 0
     assert main([*SIMULATE, *LINKED, "--lose-machine-s", "20", "--policy", "mell-plus"]) == 0
-    assert "requests of the lost machine" in capsys.readouterr().out
+    displaced = re.search(r"requests of the lost machine +(\d+)", capsys.readouterr().out)
+    assert displaced is not None
+    assert int(displaced[1]) > 0
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def test_a_loose_pace_or_none_splits_nothing() -> None:
 def test_a_slow_link_splits_nothing_for_long() -> None:
     """What a hand-over costs is learned from the first ones."""
     slow = msgspec.structs.replace(MACHINE, link=LinkSettings(2e6))
-    mixed, auto = (simulated(prompts_and_answers(6.0), roles, slow).report for roles in (RoleSettings(), AUTO))
+    load = prompts_and_answers(6.0, seconds=90.0)
+    mixed, auto = (simulated(load, roles, slow).report for roles in (RoleSettings(), AUTO))
     assert 0 < auto.migrations < auto.requests / 3
     assert auto.attainment is not None
     assert mixed.attainment is not None
@@ -140,7 +141,7 @@ def test_a_split_ends_with_its_load() -> None:
 def test_nobody_is_woken_for_a_role_and_nobody_waits_for_one() -> None:
     """With no decode worker at all, requests decode where their prompts were computed."""
     only = RoleSettings(fixed={WorkerId(f"w{number}"): Role.PREFILL for number in range(4)})
-    mixed, fixed = (simulated(prompts_and_answers(6.0), roles) for roles in (RoleSettings(), only))
+    mixed, fixed = (simulated(prompts_and_answers(6.0, seconds=90.0), roles) for roles in (RoleSettings(), only))
     assert fixed.report.queueing_s.most == 0.0
     assert fixed.report.gpu_seconds <= 1.02 * mixed.report.gpu_seconds
     assert fixed.report.attainment is not None

@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from melld.driver.executor import Executor
 from melld.driver.report import MoveMeters
+from melld.engine.fleet import request as requests
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.reports import Turn, WorkerFacts
-from melld.engine.fleet.request import MAX_REQUEST_BYTES
 from melld.engine.wire import messages as wire
+from melld.engine.wire.frames import MAX_FRAME_BYTES
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import InputTooLarge
 from melld.ids import RequestId, WorkerId
@@ -122,9 +123,11 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
 
 
-def test_an_input_that_fits_no_frame_is_refused() -> None:
+def test_an_input_that_fits_no_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was sent it would take the wire to be out of step and end, and so would the next."""
+    assert requests.MAX_REQUEST_BYTES <= MAX_FRAME_BYTES // 2
+    monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 1000)
     fleet = alone()
     with pytest.raises(InputTooLarge):
-        fleet.admit(Asked("x" * (MAX_REQUEST_BYTES + 1)))
+        fleet.admit(Asked("x" * 1001))
     assert not fleet.live
