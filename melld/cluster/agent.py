@@ -114,7 +114,7 @@ class Relay:
 
 
 class Agent:
-    """One agent.  `parent`: its socket with the process that started it."""
+    """The agent of this machine.  `parent`: its socket with the process that started it."""
 
     def __init__(self, parent: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -58,7 +58,10 @@ def operations_of(
     models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
 ) -> Mapping[str, Operation]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
+    return _of_workers(models, machines) | _of_models(models, landlord)
 
+
+def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dict[str, Operation]:
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         driver = _of_worker(models, asked.worker).driver
         way = asked.via, asked.after_first_token
@@ -83,6 +86,15 @@ def operations_of(
             return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
         return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
 
+    return {
+        "migrate": Operation(Migrate, migrate),
+        "profile": Operation(Profile, profile),
+        "drain": Operation(Drain, drain),
+        "resume": Operation(Resume, resume),
+    }
+
+
+def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) -> dict[str, Operation]:
     async def why(asked: AskStory) -> Story:
         for model in models[:-1]:
             with contextlib.suppress(UnknownRequest):
@@ -105,8 +117,4 @@ def operations_of(
         "load": Operation(Load, load),
         "unload": Operation(Unload, unload),
         "why": Operation(AskStory, why),
-        "migrate": Operation(Migrate, migrate),
-        "profile": Operation(Profile, profile),
-        "drain": Operation(Drain, drain),
-        "resume": Operation(Resume, resume),
     }

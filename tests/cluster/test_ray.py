@@ -6,7 +6,7 @@ Two nodes on this machine, at two of its addresses, for all tests of the file, w
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -49,16 +49,6 @@ class Answer:
 
     def exited(self, reason: str, from_outside: bool) -> None:
         self._heard.tell(f"{self._name} answers", reason)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    with RayNodes() as made, pytest.MonkeyPatch.context() as patch:
-        for key, value in made.environment.items():
-            patch.setenv(key, value)
-        made.start(HEAD)
-        made.start(OTHER)
-        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

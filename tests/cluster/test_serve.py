@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
+from tests.cluster.ray_nodes import OTHER, RayNodes
 from tests.faults.checker import Subject
 from tests.faults.conftest import start
 
@@ -16,16 +16,6 @@ pytestmark = pytest.mark.long
 TOKENS = 500
 """They last longer than the loss of a machine takes to be seen."""
 PROMPTS = ["The sea", "A lamp", "Nobody", "In winter"]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    with RayNodes() as made, pytest.MonkeyPatch.context() as patch:
-        for key, value in made.environment.items():
-            patch.setenv(key, value)
-        made.start(HEAD)
-        made.start(OTHER)
-        yield made
 
 
 @pytest.fixture(scope="module")
