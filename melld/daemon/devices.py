@@ -5,7 +5,6 @@ Asks NVML only, so no CUDA context is created.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from melld.config import Config, CpuDevices, DevicesConfig
@@ -96,7 +95,7 @@ def make_slots(
             visible_devices=tuple(dict.fromkeys((*own, *uuids))),
             engine_arguments=arguments
             | (_share(arguments, name, max(shares[one] for one in own) * models) if own else {}),
-            environment=settings | (_gpu_environment(worker, environment) if own else {}),
+            environment=settings | (without_expandable_segments(environment) if own else {}),
             copy_rules=CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
@@ -145,13 +144,3 @@ def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str,
         key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
         raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")
     return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}
-
-
-def _gpu_environment(worker: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a GPU worker's own environment: a cache of its own, and memory that other workers can map.
-
-    vLLM does not lock the files of its compilation cache, and workers start side by side.
-    """
-    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
-    root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")
-    return {"VLLM_CACHE_ROOT": str(root / "melld" / worker)} | without_expandable_segments(environment)

@@ -27,13 +27,6 @@ def test_workers_that_share_a_gpu_are_told_what_each_may_take() -> None:
         make_slots(parse_config('[model]\npath = "m"', "test"), [FIRST, FIRST], {})
 
 
-def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:
-    """Workers start side by side; a cache file that one writes while another reads it would fail that one's start."""
-    slots = make_slots(parse_config(EACH, "test"), [FIRST, SECOND], {"XDG_CACHE_HOME": "/cache"})
-    roots = [slot.spec.environment["VLLM_CACHE_ROOT"] for slot in slots]
-    assert roots == ["/cache/vllm/melld/w0", "/cache/vllm/melld/w1"]
-
-
 def test_memory_of_gpu_workers_can_be_shared_whatever_the_allocator_is_asked_for() -> None:
     """No handle can be had of expandable segments: all moves would go by tokens, for a setting made for another end."""
     asked = {

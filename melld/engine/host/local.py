@@ -6,8 +6,11 @@ Owns a worker's socket, the pipe that it prints to, and the words for its end.
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
@@ -26,7 +29,7 @@ class LocalHost:
     def spawn(self, spec: WorkerSpec, ear: Ear) -> "LocalChild":
         """See `Host.spawn`."""
         child = LocalChild(self._template, ear)
-        child.start(spec)
+        child.start(with_own_cache(spec, os.environ))
         return child
 
 
@@ -88,3 +91,16 @@ class LocalChild(asyncio.Protocol):
         self._lines.read_rest()
         reason = cause or end_in_words(exit_code, self._fate.killer, self._lines.last)
         self._ear.exited(reason, self._fate.is_from_outside(exit_code))
+
+
+def with_own_cache(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
+    """Return the specification with a place of its own, on this machine, for what vLLM compiles for a GPU.
+
+    vLLM does not lock these files, and workers start side by side.
+    """
+    if spec.device_kind != "cuda":
+        return spec
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    root = Path(environment.get("VLLM_CACHE_ROOT") or Path(home) / "vllm")
+    own = {"VLLM_CACHE_ROOT": str(root / "melld" / spec.worker)}
+    return msgspec.structs.replace(spec, environment=spec.environment | own)
