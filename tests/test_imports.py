@@ -39,7 +39,7 @@ D  decisions.file
 D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd
 D  engine.host.*
 P  cluster.envelopes
-R  cluster.actor  cluster.launcher
+R  cluster.head  cluster.actor  cluster.launcher
 D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*

@@ -31,7 +31,7 @@ from melld.cluster.envelopes import (
 )
 from melld.cluster.facts import facts_of, same_everywhere
 from melld.cluster.gate import Gate
-from melld.cluster.launcher_process import run_launcher
+from melld.cluster.launcher_process import run_launcher, why_not_usable
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import ClusterConfig
@@ -92,25 +92,31 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Future[None] | None = None
 
+    async def check(self) -> None:
+        """Ask, before anything slow, what can be known at once.
+
+        Raises:
+            ConfigError: Ray is not installed.
+            MelldError: the cluster cannot be used.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
+        if why := await why_not_usable(self._config):
+            raise ClusterFailed(why)
+
     async def start(self) -> None:
         """Return when `min_machines` have joined.
 
         Raises:
-            ConfigError: Ray is not installed.
-            MelldError: the cluster cannot be used, or too few machines join in time; the cluster is stopped.
+            MelldError: the cluster cannot be used, or too few machines join in time.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
         facts = await asyncio.to_thread(facts_of, self._models)
         self._started = asyncio.get_running_loop().create_future()
         self._gate = Gate(facts, self._config.silence_s, self._entered, self._refused)
         self._own(self._keep_launcher(), "launcher")
         try:
             await asyncio.wait_for(asyncio.shield(self._started), self._config.start_timeout_s)
-        except BaseException as error:
-            await self.stop()
-            if not isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
             had, wanted = len(self.machines), self._config.min_machines
             waited = f"{had} of {wanted} machines joined within {self._config.start_timeout_s:g} s"
             raise ClusterFailed(f"{waited}: {self._failures() or self._no_nodes()}") from None

@@ -11,10 +11,8 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,19 +20,12 @@ from setproctitle import setproctitle
 
 from melld.cluster.actor import AgentActor
 from melld.cluster.envelopes import AgentEnded, Joined, Launch, LauncherFailed, Node, Nodes
+from melld.cluster.head import NoCluster, check_cluster
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.worker.start import die_with_parent
-from melld.errors import MelldError
 
 LOOK_S = 0.5
 """Period of looking at nodes and agents."""
-PROBE_S = 5.0
-CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""A call that every Ray head answers, or refuses for want of a token."""
-
-
-class NoCluster(MelldError):
-    """The cluster cannot be used."""
 
 
 def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, allows_open: bool) -> None:
@@ -45,82 +36,14 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
     setproctitle("melld: launcher")
     daemon = socket.socket(fileno=descriptor)
     try:
-        found = _address(address)
+        found = check_cluster(address, allows_open=allows_open)
         os.environ.pop("RAY_ADDRESS", None)  # Ray would take it in place of ours
-        check_cluster(found, _token(), allows_open=allows_open)
         Launcher(daemon, run, kind).run(found)
     except NoCluster as error:
         _tell(daemon, LauncherFailed(str(error)))
     except Exception as error:  # noqa: BLE001  Ray's many: a successor tries again
         _tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {_first_line(error)}"))
     os._exit(0)  # Ray's own threads would wait for a head that may be gone
-
-
-def check_cluster(address: str, token: str, *, allows_open: bool) -> None:
-    """Ask the head first, as Ray's own errors come late and are long.
-
-    Raises:
-        NoCluster: it is not there, takes another token, runs another version, or takes everybody.
-    """
-    with _channel(address) as channel:
-        call = channel.unary_unary(CHECK_ALIVE)
-        try:
-            call(b"", timeout=PROBE_S)
-            is_open = True
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
-                raise NoCluster(f"no Ray head answers at {address}: {error.details()}") from None
-            is_open = False
-        if is_open and not allows_open:
-            raise NoCluster(
-                f"the Ray cluster at {address} is open: whoever reaches it can run code on its machines. Start its "
-                "nodes with RAY_AUTH_MODE=token, or set [cluster] allow_open_cluster"
-            )
-        if is_open:
-            return
-        if not token:
-            raise NoCluster(f"the Ray cluster at {address} wants a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
-        try:
-            call(b"", timeout=PROBE_S, metadata=(("authorization", f"Bearer {token}"),))
-        except grpc.RpcError as error:
-            raise NoCluster(f"the Ray cluster at {address} refuses this token: {error.details()}") from None
-    os.environ["RAY_AUTH_MODE"] = "token"
-
-
-def _channel(address: str) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0)]
-    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
-        return grpc.insecure_channel(address, options)
-    from ray._common.tls_utils import load_certs_from_env
-
-    certificate, key, authority = load_certs_from_env()
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options)
-
-
-def _token() -> str:
-    """Return the token where Ray looks for it, or ""."""
-    if token := os.environ.get("RAY_AUTH_TOKEN"):
-        return token.strip()
-    try:
-        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser().read_text().strip()
-    except OSError:
-        return ""
-
-
-def _address(address: str) -> str:
-    """Return the head's address.
-
-    Raises:
-        NoCluster: `auto`, and no Ray node runs on this machine.
-    """
-    if address != "auto":
-        return address
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        return str(canonicalize_bootstrap_address("auto"))
-    except ConnectionError:
-        raise NoCluster("no Ray node runs on this machine: start one with `ray start --address=HEAD:6379`") from None
 
 
 class Launcher:

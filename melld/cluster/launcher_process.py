@@ -18,7 +18,26 @@ from melld.config import ClusterConfig
 from melld.engine.host.lines import OutputLines
 
 log = logging.getLogger("melld.cluster")
+CHECK = "import sys; sys.path[:] = {path!r}; from melld.cluster.head import main; main({words})"
 BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.launcher import main; main({words})"
+
+
+async def why_not_usable(config: ClusterConfig) -> str:
+    """Ask the cluster's head, in a child; return why it cannot be used, or ""."""
+    words = ", ".join(map(repr, (config.address, config.allow_open_cluster)))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHECK.format(path=sys.path, words=words)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    return (last or f"exit code {process.returncode}") if process.returncode else ""
 
 
 async def run_launcher(

@@ -137,6 +137,8 @@ class Daemon:
 
     async def _start_both(self, progress: StartProgress) -> list[tuple[Any, Namespace]]:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
+        if self._parts.cluster is not None:
+            await self._parts.cluster.check()
         configs = [model.parts.config for model in self._models]
         preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, self._parts.kind))
         if (landlord := self._parts.landlord) is not None:

@@ -68,10 +68,15 @@ def cluster(address: str, heard: Daemon, **settings: Any) -> Cluster:
 
 
 async def refusal(address: str, **settings: Any) -> str:
-    """Why a cluster cannot be used."""
-    with pytest.raises(MelldError) as refused:
-        await cluster(address, Daemon(), **settings).start()
-    return str(refused.value)
+    """Why a cluster cannot be used, as is told before anything slow, and by the launcher if that comes later."""
+    made = cluster(address, Daemon(), **settings)
+    with pytest.raises(MelldError) as early:
+        await made.check()
+    with pytest.raises(MelldError) as late:
+        await made.start()
+    await made.stop()
+    assert str(early.value) == str(late.value)
+    return str(early.value)
 
 
 async def test_every_node_becomes_a_machine(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:

@@ -1,0 +1,98 @@
+"""Asks the head of a Ray cluster whether it can be used, as Ray's own errors come late and are long.
+
+Owns the question.  Loads nothing of Ray unless it has to find the address or certificates.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import grpc
+
+from melld.errors import MelldError
+
+PROBE_S = 5.0
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call that every Ray head answers, or refuses for want of a token."""
+
+
+class NoCluster(MelldError):
+    """The cluster cannot be used."""
+
+
+def main(address: str, allows_open: bool) -> None:
+    """Ask, in a process of its own: exit with 1 and a line if the cluster cannot be used."""
+    try:
+        check_cluster(address, allows_open=allows_open)
+    except NoCluster as error:
+        print(error)  # noqa: T201  its parent reads it
+        sys.exit(1)
+
+
+def check_cluster(configured: str, *, allows_open: bool) -> str:
+    """Ask the head; have Ray use a token if it wants one; return its address.
+
+    Raises:
+        NoCluster: it is not there, takes another token, or takes everybody.
+    """
+    address, token = _address(configured), _token()
+    with _channel(address) as channel:
+        call = channel.unary_unary(CHECK_ALIVE)
+        try:
+            call(b"", timeout=PROBE_S)
+            is_open = True
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise NoCluster(f"no Ray head answers at {address}: {error.details()}") from None
+            is_open = False
+        if is_open and not allows_open:
+            raise NoCluster(
+                f"the Ray cluster at {address} is open: whoever reaches it can run code on its machines. Start its "
+                "nodes with RAY_AUTH_MODE=token, or set [cluster] allow_open_cluster"
+            )
+        if is_open:
+            return address
+        if not token:
+            raise NoCluster(f"the Ray cluster at {address} wants a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
+        try:
+            call(b"", timeout=PROBE_S, metadata=(("authorization", f"Bearer {token}"),))
+        except grpc.RpcError as error:
+            raise NoCluster(f"the Ray cluster at {address} refuses this token: {error.details()}") from None
+    os.environ["RAY_AUTH_MODE"] = "token"
+    return address
+
+
+def _channel(address: str) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return grpc.insecure_channel(address, options)
+    from ray._common.tls_utils import load_certs_from_env
+
+    certificate, key, authority = load_certs_from_env()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options)
+
+
+def _token() -> str:
+    """Return the token where Ray looks for it, or ""."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    try:
+        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser().read_text().strip()
+    except OSError:
+        return ""
+
+
+def _address(address: str) -> str:
+    """Return the head's address.
+
+    Raises:
+        NoCluster: `auto`, and no Ray node runs on this machine.
+    """
+    if address != "auto":
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return str(canonicalize_bootstrap_address("auto"))
+    except ConnectionError:
+        raise NoCluster("no Ray node runs on this machine: start one with `ray start --address=HEAD:6379`") from None
