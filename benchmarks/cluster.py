@@ -1,10 +1,11 @@
-"""Workers on Ray nodes beside workers of this machine: `PYTHONPATH=. python benchmarks/cluster.py figures|chaos`.
+"""Workers on Ray nodes beside workers of this machine: `PYTHONPATH=. python benchmarks/cluster.py figures|chaos|moves`.
 
 Two nodes on one machine, at two of its addresses: ratios travel, absolute figures do not.
 
     figures   one daemon with two local workers, one with a worker on each of two nodes, asked in turns
     chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, agents freeze;
               every answer is held against an unharmed run
+    moves     moves between the machines, by KV (NIXL over TCP) and by tokens in turns, by the length of the request
 """
 
 import argparse
@@ -205,10 +206,55 @@ def figures(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
     return 0
 
 
+# -- moves -----------------------------------------------------------------------------------------------------------
+
+
+def far_move(daemon: DaemonProcess, tokens: int, via: str, salt: str) -> Any:
+    """Move a stream with a prompt of so many tokens, which no cache holds, to the other machine; return the report."""
+    prompt = [10 + number % 200 for number in range(tokens)]
+    body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
+    operator, stream = Operator(daemon), Stream(daemon, body)
+    stream.wait_chunks(10)
+    (request,) = operator.requests_of(stream)
+    report = operator.migrate(request["request"], "w1" if request["worker"] == "w0" else "w0", via)
+    stream.result()
+    assert report["outcome"] == "committed", report
+    return report
+
+
+def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
+    """Measure in turns; print medians."""
+    flags = (*flags_of(nodes), "--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"')
+    flags += ("--set", "cluster.devices_per_machine=1")
+    rows = ""
+    with DaemonProcess(model, *flags, *SPREAD, genuine=True) as daemon:
+        daemon.wait_ready()
+        Operator(daemon).wait_ready()
+        for _ in range(2):
+            daemon.wait_for(" by nixl")
+        for tokens in (250, 1000, 3500):
+            seen: dict[str, list[Any]] = {"kv": [], "tokens": []}
+            for number in range(asked.rounds):
+                for via in ("kv", "tokens") if number % 2 else ("tokens", "kv"):
+                    seen[via].append(far_move(daemon, tokens, via, f"{tokens} {number} {via}"))
+            rate = statistics.median(one["copied_bytes"] / one["copy_s"] / 2**20 for one in seen["kv"])
+            cells = [f"{statistics.median(one['copied_bytes'] for one in seen['kv']) / 2**20:.1f}", f"{rate:.0f}"]
+            for key in ("total_s", "gap_s"):
+                cells += [f"{statistics.median(one[key] for one in seen[via]) * 1e3:.0f}" for via in ("kv", "tokens")]
+            rows += f"\n| {tokens} | {' | '.join(cells)} |"
+            print(tokens, *cells, flush=True)
+    head = "| prompt tokens | KV MiB | MiB/s | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens |"
+    table = f"{head}\n|{'---|' * 7}{rows}"
+    print(table)
+    if asked.write:
+        tables.record(tables.RESULTS, "cluster-moves", table, "two CPU cores, two Ray nodes on them")
+    return 0
+
+
 def main() -> int:
     """Start the nodes, measure, end them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["figures", "chaos"])
+    parser.add_argument("what", choices=["figures", "chaos", "moves"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=12)
@@ -223,7 +269,8 @@ def main() -> int:
         make_demo_model(model)
         for node in (HEAD, OTHER):
             nodes.start(node, devices=2)
-        return (chaos if asked.what == "chaos" else figures)(nodes, model, asked)
+        os.environ.setdefault("UCX_TLS", "tcp")  # not the ways between processes of one machine
+        return {"figures": figures, "chaos": chaos, "moves": moves}[asked.what](nodes, model, asked)
 
 
 if __name__ == "__main__":

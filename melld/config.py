@@ -35,6 +35,11 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     return_idle: bool = False
     """Give the devices of stopped workers back to Ray, and take devices again to start them.  After five starts without
     a free one, only `melld resume` tries again."""
+    kv: Literal["tokens", "nixl"] = "tokens"
+    """How requests move between machines: by their tokens, or, where that was measured to be faster, by their KV."""
+    kv_interface: Annotated[str | None, msgspec.Meta(examples=["eth1", "mlx5_0:1"])] = None
+    """The network of `nixl`, by the name of its interface, the same on all machines.  Whoever is on it can read and
+    write KV memory: it must be a trusted one."""
     allow_open_cluster: bool = False
     """Use a cluster without `RAY_AUTH_MODE=token`, where everybody who reaches a node can run code."""
 

@@ -105,5 +105,9 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
+    if config.cluster.kv == "nixl" and not config.cluster.kv_interface:
+        raise ConfigError(
+            where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'
+        )
     _ = config.migration.link_limit_bytes_per_s
     _check_keys(config.server, where)

@@ -45,6 +45,7 @@ def client(text: str) -> str:
         ('[model]\npath="m"\n[devices]\ncpu={count=0}', "[devices.cpu.count]"),
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
         ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
+        ('[model]\npath="m"\n[cluster]\nkv="nixl"', '[cluster] kv = "nixl" wants kv_interface'),
         ('[model]\npath="m"\n[migration]\nmax_moves_per_link=0', "[migration.max_moves_per_link]"),
         ('[model]\npath="m"\n[[models]]\npath="n"', "[model] and [[models]]"),
         ('[[models]]\npath="m"\n[[models]]\npath="/x/m"', "are both called 'm': rename one"),

@@ -96,11 +96,13 @@ class Cluster:
         """Ask, before anything slow, what can be known at once.
 
         Raises:
-            ConfigError: Ray is not installed.
+            ConfigError: Ray is not installed, or NIXL, which is configured.
             MelldError: the cluster cannot be used.
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
+        if self._config.kv == "nixl" and importlib.util.find_spec("nixl") is None:
+            raise ConfigError("[cluster] kv", "NIXL is not installed: see docs/cluster.md, KV between machines")
         if why := await why_not_usable(self._config):
             raise ClusterFailed(why)
 

@@ -41,6 +41,8 @@ def boundary_settings(
     migration, epoch_s = config.migration, config.scheduler.epoch_ms / 1e3
     engines = [slot.spec.engine_arguments for slot in slots]
     depends_on = {"engines": engines, "migration": msgspec.to_builtins(migration)}
+    if config.cluster.kv == "nixl":
+        depends_on["network"] = config.cluster.kv_interface
     return BoundarySettings(
         file=state_directory(environment, runtime_directory(config.server.runtime_directory, environment)) / FILE,
         fingerprint=fingerprint_of(", ".join(gpu.uuid for gpu in gpus) or cpu_name(), config.model.path, depends_on),

@@ -97,7 +97,11 @@ class Machines:
                 slot,
                 worker=worker,
                 device=f"{machine.name}/{slot.device}",
-                spec=msgspec.structs.replace(slot.spec, worker=worker),
+                spec=msgspec.structs.replace(
+                    slot.spec,
+                    worker=worker,
+                    kv_interface=config.cluster.kv_interface if config.cluster.kv == "nixl" else None,
+                ),
                 machine=machine.name,
                 machine_number=number,
             )

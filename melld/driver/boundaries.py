@@ -25,6 +25,7 @@ from melld.errors import MelldError
 from melld.ids import WorkerId
 from melld.migrate.boundaries import Boundaries, Pair, PrefillTable, Segment
 from melld.migrate.planner import Planner
+from melld.migrate.topology import segments_of_machines
 
 log = logging.getLogger("melld.boundaries")
 BATCHES = (0, 1, 4, 16)
@@ -156,9 +157,9 @@ class BoundaryKeeper:
             notes: list[str] = []
             workers = sorted(worker for worker in self._fleet.workers if self._fleet.is_ready(worker))
             prefill = {worker: await self._prefill(worker, len(workers), notes) for worker in workers}
-            found = await measure_links(
-                workers, self._settings.segments, lambda pair, seconds: self._link(pair, seconds, notes)
-            )
+            machines = {worker: self._fleet.places[worker].slot.machine for worker in workers}
+            segments = (*self._settings.segments, *segments_of_machines(machines, 0))
+            found = await measure_links(workers, segments, lambda pair, seconds: self._link(pair, seconds, notes))
             boundaries = Boundaries(
                 epoch_s=self._settings.epoch_s,
                 links=found.links,
@@ -203,9 +204,10 @@ class BoundaryKeeper:
     async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
         """Measure the bytes per epoch from one worker to the other; None if there is none, or it cannot be measured."""
         source, destination = pair
-        if not self._fleet.are_near(source, destination):
+        ready = self._fleet.ready[source]
+        if not (ready.far_kv_handle or self._fleet.are_near(source, destination)):
             return None
-        blocks = self._fleet.ready[source].total_blocks
+        blocks = ready.total_blocks
         measured = await self._ask(
             destination,
             lambda call: wire.MeasureLink(call=call, peer=source, blocks=blocks, seconds=seconds),

@@ -277,11 +277,14 @@ class Executor:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _open(self, source: WorkerId, ready: wire.WorkerReady, destination: WorkerId) -> None:
+        handle, failure = ready.kv_handle, ready.kv_failure
         if not self._fleet.are_near(source, destination):
-            return
-        self.links[source, destination] = KvLink(ready.kv_failure or "the link is not open yet")
-        if not ready.kv_failure:
-            self._fleet.send(destination, wire.OpenLink(peer=source), [ready.kv_handle])
+            handle, failure = ready.far_kv_handle, ready.far_kv_failure
+            if not handle and not failure:
+                return
+        self.links[source, destination] = KvLink(failure or "the link is not open yet")
+        if not failure:
+            self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
         under_way = [move for move in self._by_number.values() if move.link == link]

@@ -181,9 +181,16 @@ class WantedMoves:
             return kv_bytes, tokens, ()
         chosen = self._chosen.get(request)
         ways = BOTH if chosen is None else (chosen,)
-        if chosen is None and (request in self._without_kv or self._executor.check_link(request, destination, None)):
+        if chosen is None and (request in self._without_kv or not self._may_copy(request, source, destination)):
             ways = (Via.TOKENS,)
         return kv_bytes, tokens, ways
+
+    def _may_copy(self, request: RequestId, source: WorkerId, destination: WorkerId) -> bool:
+        """Return True if KV can be copied, and between machines, only where it is known how fast."""
+        is_measured = destination in self.planner.boundaries.links.get(source, {})
+        return not self._executor.check_link(request, destination, None) and (
+            is_measured or self._fleet.are_near(source, destination)
+        )
 
     def _batches(self) -> dict[WorkerId, int]:
         """Return the number of decoding requests on each worker."""

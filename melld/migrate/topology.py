@@ -6,6 +6,7 @@ Owns the names of the segments and the pairs that cross each.  Never measures a 
     pairs whose GPUs cannot read one another                   go through the host's memory, and share that
     CPU workers                                                share the host's memory
     pairs joined by NVLink                                     share nothing but their ports
+    pairs on two machines                                      share the network of each
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,17 @@ def segments_of_gpus(links: Mapping[Pair, GpuLink], nbytes: int) -> tuple[Segmen
             found.append(Segment(name=f"{label}, out", nbytes=nbytes, pairs=frozenset(leaving)))
             found.append(Segment(name=f"{label}, in", nbytes=nbytes, pairs=frozenset(entering)))
     return _shared([*found, Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=staged)])
+
+
+def segments_of_machines(machines: Mapping[WorkerId, str], nbytes: int) -> tuple[Segment, ...]:
+    """Return the network of each machine: what its workers share on the way out, and on the way in."""
+    pairs = [(one, other) for one in machines for other in machines if machines[one] != machines[other]]
+    found = []
+    for name in dict.fromkeys(machines.values()):
+        for way, end in (("out", 0), ("in", 1)):
+            crossing = frozenset(pair for pair in pairs if machines[pair[end]] == name)
+            found.append(Segment(name=f"network of {name}, {way}", nbytes=nbytes, pairs=crossing))
+    return _shared(found)
 
 
 def _below(links: Mapping[Pair, GpuLink], level: Proximity) -> list[list[WorkerId]]:

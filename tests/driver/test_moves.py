@@ -105,6 +105,23 @@ async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: Of
     await asyncio.gather(*tasks)
 
 
+async def test_kv_goes_to_another_machine_only_where_it_was_measured(daemon: OfflineDaemon) -> None:
+    """A network may be far slower than computing the tokens again: until that is known, tokens go."""
+    first, second = await two_on_w0(daemon)
+    place = daemon.fleet.places[W1]
+    place.slot = msgspec.structs.replace(place.slot, machine="elsewhere")
+    tasks = [daemon.ask(first, W1)]
+    await asyncio.sleep(0)
+    assert daemon.driver.wanted.way_of(first) is Via.TOKENS
+    daemon.refuse(first)
+    daemon.planner.respect(msgspec.structs.replace(TIGHT, links={W0: {W1: 1_000_000}}))
+    tasks.append(daemon.ask(second, W1))
+    await asyncio.sleep(0)
+    assert daemon.driver.wanted.way_of(second) is Via.KV
+    daemon.refuse(second)
+    await asyncio.gather(*tasks)
+
+
 async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineDaemon) -> None:
     """The operator is told so, and the scheduler forgets it once."""
     first, second = await two_on_w0(daemon)

@@ -3,7 +3,7 @@
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import GpuLink, Proximity
 from melld.migrate.boundaries import Pair
-from melld.migrate.topology import HOST_MEMORY, segments_of_cpus, segments_of_gpus
+from melld.migrate.topology import HOST_MEMORY, segments_of_cpus, segments_of_gpus, segments_of_machines
 
 W = [WorkerId(f"w{number}") for number in range(4)]
 BELOW = {W[0]: 0, W[1]: 0, W[2]: 1, W[3]: 1}
@@ -76,3 +76,12 @@ def test_cpu_workers_share_one_memory() -> None:
     (segment,) = segments_of_cpus(W[:2], 7)
     assert (segment.name, segment.nbytes, segment.pairs) == (HOST_MEMORY, 7, {(W[0], W[1]), (W[1], W[0])})
     assert segments_of_cpus(W[:1], 7) == ()
+
+
+def test_the_workers_of_a_machine_share_its_network() -> None:
+    """Both ways; within a machine nothing goes over it."""
+    machines = dict(zip(W, ("a", "a", "b", "c"), strict=True))
+    found = {segment.name: segment.pairs for segment in segments_of_machines(machines, 7)}
+    assert found["network of a, out"] == {(one, other) for one in W[:2] for other in W[2:]}
+    assert found["network of b, in"] == {(W[0], W[2]), (W[1], W[2]), (W[3], W[2])}
+    assert segments_of_machines(dict.fromkeys(W, ""), 7) == ()

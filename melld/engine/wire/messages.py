@@ -156,6 +156,10 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Handle of its KV memory for siblings (`migrate/transports`); empty if it cannot be shared."""
     kv_failure: str = ""
     """Why it cannot be shared; its requests then move by recomputing tokens."""
+    far_kv_handle: bytes = b""
+    """Handle of its KV memory for workers of other machines; empty if it is not for them."""
+    far_kv_failure: str = ""
+    """Why it is not for them though it should be."""
     arena_failure: str = ""
     """Why it cannot have its KV in an arena; it then has its own memory for it."""
     resident_bytes: int = 0
@@ -216,7 +220,7 @@ class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
-    """The link from that sibling is open, or `failure` says why not."""
+    """The link from that sibling is open, or `failure` says why not, or why no longer."""
 
     peer: str
     transport: str = ""

@@ -51,6 +51,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
     copy_rules: CopyRules = CopyRules()
+    kv_interface: str | None = None
+    """The network interface, as UCX names it, over which workers of other machines read its KV; None: they do not."""
     arena: ArenaSpec | None = None
     """Memory for its KV, of which it uses what it is granted; None: it has its own."""
     step_limit: StepLimit | None = None

@@ -3,6 +3,7 @@
 Owns the links.  `open`, `tried` and `close` are for the engine thread; their slow parts run on other threads.
 """
 
+import functools
 import itertools
 import logging
 import threading
@@ -18,7 +19,7 @@ from melld.engine.worker.residency.memory import KvMemory
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
 from melld.errors import MelldError
-from melld.migrate.transports import choose, shared_memory
+from melld.migrate.transports import choose, nixl, shared_memory
 from melld.migrate.transports.copies import Copies, CopyDone
 from melld.migrate.transports.layout import UnsupportedLayout
 from melld.migrate.transports.transport import Puller, TransportFailed
@@ -39,10 +40,31 @@ class Shared(NamedTuple):
     failure: str = ""
     lines: Lines | None = None
     """To the ranks, which have the memory, of a worker with several devices."""
+    agent: nixl.NixlAgent | None = None
+    """Which shares the memory with workers of other machines, too."""
+    far_failure: str = ""
+    """Why it cannot be shared with those, though that is configured."""
 
 
-def share_memory(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
-    """Share the engine's KV memory with its siblings.  `arena`: where it is already; None: memory of its own."""
+def share_memory(engine: "EngineCore", arena: ArenaSpec | None, kv_interface: str | None = None) -> Shared:
+    """Share the engine's KV memory with its siblings.  `arena`: where it is already; None: memory of its own.
+
+    `kv_interface`: over which workers of other machines read it, too; None: they do not.
+    """
+    shared = _share_here(engine, arena)
+    if kv_interface is None:
+        return shared
+    try:
+        if shared.memory is None:
+            raise TransportFailed(nixl.NAME, shared.failure or "KV of several devices stays on its machine")
+        agent = nixl.NixlAgent(shared.memory.region, shared.memory.layout, kv_interface)
+        return shared._replace(agent=agent)
+    except TransportFailed as error:
+        log.warning("requests move to other machines by recomputing tokens: %s", error)
+        return shared._replace(far_failure=str(error))
+
+
+def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)
@@ -83,7 +105,7 @@ class LinkOpener:
     """A maker of this worker's links, from its memory and the copy rules."""
 
     def __init__(self, shared: Shared, rules: CopyRules) -> None:
-        self._memory, self._lines = shared.memory, shared.lines
+        self._memory, self._lines, self._agent = shared.memory, shared.lines, shared.agent
         self._rules = rules
 
     def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
@@ -97,7 +119,7 @@ class LinkOpener:
             return self._lines.open(handle, scratch)
         if self._memory is None:
             raise TransportFailed("links", "this worker's KV memory cannot be shared")
-        return choose.open_best(handle, self._memory.region, self._memory.layout, scratch)
+        return choose.open_best(handle, self._memory.region, self._memory.layout, scratch, self._agent)
 
     def puller(self, opened: choose.OpenedLink) -> Puller:
         """Return the puller of an opened link."""
@@ -174,7 +196,9 @@ class Links:
         """Wait until a copy has ended, or until the deadline."""
         self._ended.wait(deadline_s)
 
-    def _copied(self, done: CopyDone) -> None:
+    def _copied(self, peer: str, done: CopyDone) -> None:
+        if done.is_link_broken:
+            self._say(wire.LinkOpened(peer=peer, failure=done.failure or ""))
         self._wake(done)
         self._ended.set()
 
@@ -188,7 +212,8 @@ class Links:
         if tried.opened is None:
             self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
             return
-        self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), self._copied, tried.peer)
+        copied = functools.partial(self._copied, tried.peer)
+        self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), copied, tried.peer)
         transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
         self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))
 

@@ -61,7 +61,7 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     line: queue.SimpleQueue[Received] = queue.SimpleQueue()
     writer, pulse, book = Writer(connection), Pulse(), Book()
-    shared = share_memory(engine, arena.spec if arena is not None else None)
+    shared = share_memory(engine, arena.spec if arena is not None else None, spec.kv_interface)
     memory = shared.memory
     assert arena is None or memory is not None, shared.failure
     block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)

@@ -184,6 +184,8 @@ def ready_of(
         windows=windows_of(engine.scheduler),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
+        far_kv_handle=shared.agent.handle if shared.agent is not None else b"",
+        far_kv_failure=shared.far_failure,
         arena_failure=arena_failure,
         resident_bytes=resident_bytes(engine),
         max_requests=config.scheduler_config.max_num_seqs,

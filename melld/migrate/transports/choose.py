@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from melld.migrate.transports import shared_memory
+from melld.migrate.transports import nixl, shared_memory
 from melld.migrate.transports.layout import KvLayout
 from melld.migrate.transports.transport import KvHandle, Link, TransportFailed
 
@@ -40,10 +40,16 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
     return cuda_peer.export(tensors, layout)
 
 
-def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scratch: Sequence[int]) -> OpenedLink:
+def open_best(
+    handle_bytes: bytes,
+    region: torch.Tensor,
+    layout: KvLayout,
+    scratch: Sequence[int],
+    agent: nixl.NixlAgent | None = None,
+) -> OpenedLink:
     """Open the peer's memory in the most direct way that works here.
 
-    `scratch`: free blocks of ours; the trial overwrites them.
+    `scratch`: free blocks of ours; the trial overwrites them.  `agent`: what opens memory on other machines.
 
     Raises:
         TransportFailed: no way works; the message says why each failed.
@@ -51,7 +57,7 @@ def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scrat
     """
     handle = KvHandle.decode(handle_bytes)
     failures: list[str] = []
-    for name, open_link in _ways(handle):
+    for name, open_link in _ways(handle, agent):
         with contextlib.ExitStack() as opened:
             try:
                 link = open_link(handle, region, layout)
@@ -67,7 +73,9 @@ def open_best(handle_bytes: bytes, region: torch.Tensor, layout: KvLayout, scrat
     raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
 
 
-def _ways(handle: KvHandle) -> list[tuple[str, OpenLink]]:
+def _ways(handle: KvHandle, agent: nixl.NixlAgent | None) -> list[tuple[str, OpenLink]]:
+    if handle.transport == nixl.NAME:
+        return [(nixl.NAME, agent.open_link)] if agent is not None else []
     if handle.transport == shared_memory.NAME:
         return [(shared_memory.NAME, shared_memory.open_link)]
     from melld.migrate.transports import cuda_peer, cuda_staged

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from melld.migrate.transports.transport import PullCancelled, Pulled, Puller, TransportFailed
+from melld.migrate.transports.transport import LinkBroken, PullCancelled, Pulled, Puller, TransportFailed
 
 
 class CopyDone(msgspec.Struct, frozen=True):
@@ -21,6 +21,8 @@ class CopyDone(msgspec.Struct, frozen=True):
     pulled: Pulled | None = None
     failure: str | None = None
     cancelled: bool = False
+    is_link_broken: bool = False
+    """All later copies over the link would fail, too."""
 
 
 class _Job(msgspec.Struct):
@@ -120,6 +122,6 @@ class Copies:
         except PullCancelled:
             return CopyDone(job.name, cancelled=True)
         except TransportFailed as error:
-            return CopyDone(job.name, failure=str(error))
+            return CopyDone(job.name, failure=str(error), is_link_broken=isinstance(error, LinkBroken))
         except Exception as error:  # noqa: BLE001  a move waits for the job's end: report it, whatever the cause
             return CopyDone(job.name, failure=f"{type(error).__name__}: {error}")

@@ -38,6 +38,10 @@ class ChecksumMismatch(TransportFailed):
     """The copied bytes differ from the source's.  The blocks must not be used."""
 
 
+class LinkBroken(TransportFailed):
+    """The link is of no use any more, and was not closed."""
+
+
 class PullCancelled(TransportFailed):
     """The pull was cancelled on request."""
 

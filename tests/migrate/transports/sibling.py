@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from melld.migrate.transports import choose
+from melld.migrate.transports import choose, nixl
 from melld.migrate.transports.layout import layout_of
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 24, 2, 4, 8
@@ -24,11 +24,21 @@ def fill(tensors: list[torch.Tensor]) -> None:
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + layer * 1e6)
 
 
-def sibling_main(pipe: Connection, device: str, order: str) -> None:
-    """Export a filled cache, say so, and stay until told to go."""
+def region_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Their allocation's bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(tensors[0].untyped_storage())
+
+
+def sibling_main(pipe: Connection, device: str, order: str, interface: str = "") -> None:
+    """Export a filled cache, to other machines with an interface, say so, and stay until told to go."""
     tensors = make_cache(device=device, order=order)
     fill(tensors)
-    handle = choose.export(tensors, layout_of(tensors, BLOCKS))
+    layout = layout_of(tensors, BLOCKS)
+    if interface:
+        agent = nixl.NixlAgent(region_of(tensors), layout, interface)
+        handle = agent.handle
+    else:
+        handle = choose.export(tensors, layout)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     pipe.send((os.getpid(), handle))

@@ -1,0 +1,103 @@
+"""KV between machines by NIXL: what moves goes on to the letter, also where a machine's worker dies half-way."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.errors import MelldError
+from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
+from tests.migrate.live import CASES, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+
+pytest.importorskip("nixl", reason="NIXL is not installed: locks/nixl.txt")
+pytestmark = pytest.mark.long
+LONG = CASES["long"] | {"max_tokens": 400}
+
+
+class Bench:
+    """A daemon with a worker on each of two machines."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+        self.operator = Operator(daemon)
+
+    def beginning(self, body: dict[str, Any]) -> tuple[Stream, Any]:
+        """A stream that has begun, and its request's status."""
+        stream = Stream(self.daemon, body)
+        stream.wait_chunks(12)
+        [request] = self.operator.requests_of(stream)
+        return stream, request
+
+    def move(self, request: Any, via: str = "kv") -> Any:
+        return self.operator.migrate(request["request"], "w1" if request["worker"] == "w0" else "w0", via)
+
+    def kill(self, worker: str) -> None:
+        [pid] = [one["pid"] for one in self.operator.status()["workers"] if one["worker"] == worker]
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_linked(self, more: int) -> None:
+        """Until so many more links have opened."""
+        for _ in range(more):
+            self.daemon.wait_for(" by nixl")
+
+
+@pytest.fixture(scope="module")
+def bench(demo_model: Path) -> Iterator[Bench]:
+    with RayNodes() as nodes, pytest.MonkeyPatch.context() as patch:
+        for key, value in (nodes.environment | {"UCX_TLS": "tcp"}).items():
+            patch.setenv(key, value)
+        nodes.start(HEAD)
+        nodes.start(OTHER)
+        flags = ["--cluster", nodes.address, "--device", "cpu", "--set", "cluster.min_machines=2"]
+        flags += ["--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"', "--set", "idle.sleep_after_s=inf"]
+        flags += ["--set", 'scheduler.policy="most-free"', "--set", "health.steady_after_s=0"]
+        flags += ["--set", 'migration.link_bytes_per_s="256KiB"']
+        with DaemonProcess(demo_model, *flags) as daemon:
+            daemon.wait_ready()
+            made = Bench(daemon)
+            made.operator.wait_ready()
+            made.wait_linked(2)
+            yield made
+
+
+@pytest.mark.parametrize("case", ["greedy", "seeded", "penalties", "logprobs"])
+def test_kv_moves_to_another_machine_and_back(bench: Bench, case: str) -> None:
+    """There and back in one answer, which is the one that is given where nothing moves."""
+    unmoved = Stream(bench.daemon, CASES[case]).result()
+    stream, request = bench.beginning(CASES[case])
+    there = bench.move(request)
+    assert (there["outcome"], there["via"]) == ("committed", "kv"), there
+    assert there["copied_bytes"] > 0
+    assert stream.result() == unmoved
+
+
+@pytest.mark.parametrize("dies", ["source", "destination"])
+def test_a_worker_that_dies_in_the_middle_of_a_pull_harms_no_answer(bench: Bench, dies: str) -> None:
+    """The link is slow enough to be met under way; the request goes on by its tokens, or where it was."""
+    unmoved = Stream(bench.daemon, LONG).result()
+    stream, request = bench.beginning(LONG)
+    reports: list[Any] = []
+
+    def move() -> None:
+        with contextlib.suppress(MelldError):
+            reports.append(bench.move(request))
+
+    moving = threading.Thread(target=move)
+    moving.start()
+    other = "w1" if request["worker"] == "w0" else "w0"
+    bench.operator.wait(lambda status: any(one["reserved_blocks"] for one in status["workers"]), 30.0)
+    stream.wait_chunks(len(stream.arrivals_s) + 4)
+    bench.kill(request["worker"] if dies == "source" else other)
+    moving.join(60)
+    assert not moving.is_alive()
+    assert [one["outcome"] for one in reports] != ["committed"]
+    assert stream.result() == unmoved
+    bench.operator.wait_ready()
+    bench.wait_linked(2)
+    bench.operator.wait_idle()
