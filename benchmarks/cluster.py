@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
+from melld.control.client import ControlClient
+from melld.control.messages import Profile
 from melld.demo_model import make_demo_model
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
 from tests.migrate.chaos import History, orphans, pause_after
@@ -38,6 +40,7 @@ SPREAD = (
     "--set",
     "health.steady_after_s=0",
 )
+NIXL = ("--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"')
 TOKENS = 400
 BODY = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
 
@@ -104,7 +107,8 @@ class ClusterHistory(History):
 
 def chaos(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
     """Play; return 0 when nothing went wrong."""
-    with DaemonProcess(model, *flags_of(nodes), "--kv-bytes", "64MiB", *SPREAD) as daemon:
+    flags = (*flags_of(nodes), *SPREAD, *(NIXL if asked.nixl else ()))
+    with DaemonProcess(model, *flags, "--kv-bytes", "64MiB") as daemon:
         daemon.wait_ready()
         Operator(daemon).wait_ready()
         began_s = time.monotonic()
@@ -124,7 +128,9 @@ def chaos(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
     if asked.write:
         rows = "".join(f"\n| {name} | {count} |" for name, count in sorted(played.tally.items()))
         table = f"| what | times |\n|---|---|{rows}\n| answers lost, altered, hung | {len(played.wrong)} |"
-        tables.record(tables.RESULTS, "cluster-chaos", table, "two CPU cores, two Ray nodes on them")
+        tables.record(
+            tables.RESULTS, "cluster-chaos" + "-nixl" * asked.nixl, table, "two CPU cores, two Ray nodes on them"
+        )
     return int(bool(played.wrong) or ended != 0 or bool(left))
 
 
@@ -209,7 +215,7 @@ def figures(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
 # -- moves -----------------------------------------------------------------------------------------------------------
 
 
-def far_move(daemon: DaemonProcess, tokens: int, via: str, salt: str) -> Any:
+def far_move(daemon: DaemonProcess, tokens: int, via: str | None, salt: str) -> Any:
     """Move a stream with a prompt of so many tokens, which no cache holds, to the other machine; return the report."""
     prompt = [10 + number % 200 for number in range(tokens)]
     body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
@@ -224,14 +230,14 @@ def far_move(daemon: DaemonProcess, tokens: int, via: str, salt: str) -> Any:
 
 def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
     """Measure in turns; print medians."""
-    flags = (*flags_of(nodes), "--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"')
-    flags += ("--set", "cluster.devices_per_machine=1")
+    flags = (*flags_of(nodes), *NIXL, "--set", "cluster.devices_per_machine=1")
     rows = ""
     with DaemonProcess(model, *flags, *SPREAD, genuine=True) as daemon:
         daemon.wait_ready()
         Operator(daemon).wait_ready()
         for _ in range(2):
             daemon.wait_for(" by nixl")
+        print(ControlClient([daemon.runtime_directory]).operate("profile", Profile(measure=True), 120.0).decode())
         for tokens in (250, 1000, 3500):
             seen: dict[str, list[Any]] = {"kv": [], "tokens": []}
             for number in range(asked.rounds):
@@ -241,10 +247,11 @@ def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
             cells = [f"{statistics.median(one['copied_bytes'] for one in seen['kv']) / 2**20:.1f}", f"{rate:.0f}"]
             for key in ("total_s", "gap_s"):
                 cells += [f"{statistics.median(one[key] for one in seen[via]) * 1e3:.0f}" for via in ("kv", "tokens")]
+            cells.append(far_move(daemon, tokens, None, f"{tokens}")["via"])
             rows += f"\n| {tokens} | {' | '.join(cells)} |"
             print(tokens, *cells, flush=True)
-    head = "| prompt tokens | KV MiB | MiB/s | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens |"
-    table = f"{head}\n|{'---|' * 7}{rows}"
+    head = "| prompt tokens | KV MiB | MiB/s | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen |"
+    table = f"{head}\n|{'---|' * 8}{rows}"
     print(table)
     if asked.write:
         tables.record(tables.RESULTS, "cluster-moves", table, "two CPU cores, two Ray nodes on them")
@@ -261,6 +268,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--harm-every-s", type=float, default=5.0)
+    parser.add_argument("--nixl", action="store_true", help="chaos: KV between the machines, too")
     parser.add_argument("--write", action="store_true", help="record the table")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, RayNodes() as nodes:
