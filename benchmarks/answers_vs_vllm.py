@@ -21,10 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+
 from benchmarks import tables
 from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
+from tests.audio_model import make_hearing_model, sound
 from tests.serve.daemon_process import DaemonProcess
 from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_reranker, make_windowed
 
@@ -197,7 +200,35 @@ def asked_of(name: str, questions: Questions) -> Questions:
     return tuple((what, path, body | {"model": name}) for what, path, body in questions if body.get("model") == "demo")
 
 
+def heard(name: str, path: str = "transcriptions", **more: Any) -> tuple[str, str, dict[str, Any]]:
+    """Return a question about two seconds of audio; a form has words alone."""
+    form = {"file": sound(1), "model": "demo", "language": "en", "max_completion_tokens": "40"} | more
+    return name, f"audio/{path}", {key: value for key, value in form.items() if value is not None}
+
+
+HEARD: Questions = (
+    heard("a transcription"),
+    heard("a transcription, streamed", stream="true", stream_include_usage="true"),
+    heard("of three pieces", file=sound(2, 8.0)),
+    heard("of three pieces, streamed", file=sound(2, 8.0), stream="true"),
+    heard("with its times", response_format="verbose_json"),
+    heard("as text", response_format="text"),
+    heard("in a language to be found out", language=None, response_format="verbose_json"),
+    heard("after a prompt", prompt="Once upon"),
+    heard("sampled with a seed", temperature="0.9", seed="7"),
+    heard("by beam search", use_beam_search="true", n="2"),
+    heard("a translation", "translations"),
+    heard("a translation, streamed", "translations", stream="true"),
+    heard("a format that is not made", response_format="srt"),
+    heard("a language that is none", language="xx"),
+    heard("a file that is no audio", file=b"RIFF"),
+    heard("a temperature below zero", temperature="-1"),
+    heard("a model that is not there", model="other"),
+)
+
+
 KINDS |= {
+    "audio": Kind(make_hearing_model, {}, HEARD),
     "adapter": Kind(
         make_adapted,
         {},
@@ -236,7 +267,13 @@ def toml(value: Any) -> str:
 def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     """Status, and what of the answer is compared."""
     address = url + (path if path.startswith("/") else f"/v1/{path}")
-    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    if "file" in body:
+        words = {name: value for name, value in body.items() if name != "file"}
+        form = httpx.Request("POST", address, data=words, files={"file": ("a.wav", body["file"])})
+        sent, kind = form.read(), form.headers["Content-Type"]
+    else:
+        sent, kind = json.dumps(body).encode(), "application/json"
+    request = urllib.request.Request(address, sent, {"Content-Type": kind})
     try:
         with urllib.request.urlopen(request, timeout=300) as answer:
             status, text, kind = answer.status, answer.read().decode(), answer.headers["Content-Type"]

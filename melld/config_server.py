@@ -44,6 +44,8 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
     """Largest body, also after decompression (413)."""
+    max_audio_bytes: Positive = 25 * MIB
+    """Largest body of `/v1/audio/*` (413)."""
     max_header_bytes: Positive = 8 << 10
     """Largest header (431)."""
     max_headers: Positive = 128

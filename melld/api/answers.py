@@ -38,6 +38,11 @@ class Refusal(MelldError):
         super().__init__(message)
         self.answer = Answer(status, message, code=code, param=param, headers=dict(headers or {}))
 
+    @classmethod
+    def of(cls, answer: "Answer") -> "Refusal":
+        """Return the request that ends in this answer."""
+        return cls(answer.status, answer.message, code=answer.code, param=answer.param, headers=answer.headers)
+
 
 def bad(param: str, message: str) -> Refusal:
     """Return the refusal of a field's value."""

@@ -21,7 +21,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
-from melld.api.answers import Dialect, Refusal
+from melld.api.answers import JSON, Dialect
 from melld.api.calls import (
     CALLS,
     Call,
@@ -38,6 +38,7 @@ from melld.api.calls import (
 from melld.api.connection import ConnectionServer, ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.exchange import Exchange, HttpMetrics
+from melld.api.forms import FORM, parse_form
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
 from melld.api.guards.request import check_request, check_request_id
@@ -48,7 +49,7 @@ from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
-from melld.api.reach import client_of
+from melld.api.reach import check_sender_of_form, client_of
 from melld.api.routes import check_method, route_of
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head
@@ -155,8 +156,8 @@ class Api:
             exchange.client = client_of(request.headers, keys, is_open=config.allow_remote_without_key)
         if exchange.route in ASKED:
             asked = ASKED[exchange.route][request.method]
-            if request.query.get("stream") == "true":
-                raise Refusal(400, "a stored response is not streamed", code="invalid_value", param="stream")
+            if request.method == "GET" and request.query.get("stream", "").lower() == "true":
+                return await self._follow(exchange, rest)
             return exchange.whole(asked(self._stored, exchange.client.owner, rest), leaves_body=True)
         if call is None:
             page = await PAGES[exchange.route](self._facts, rest)
@@ -164,8 +165,13 @@ class Api:
             return web.Response(status=page.status, body=page.body, headers=headers)
         self.admission.check(exchange.client.name)
         config = self._context.config()
-        body = await read_body(request, call.limits(config))
-        fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
+        if call.hears:
+            check_sender_of_form(request.headers)
+        body = await read_body(request, call.limits(config), FORM if call.hears else JSON)
+        if call.hears:
+            fields = await parse_form(request.headers["Content-Type"], body)
+        else:
+            fields = await self.off_loop.run(len(body), parse_object, body, config.max_json_depth)
         model = asked_model(self._context.models, fields.get("model"))
         # First of all checks: under overload most requests get no further and must cost little.
         least = config.min_priority
@@ -182,6 +188,16 @@ class Api:
                 await self._until_loaded(exchange, model, is_stream=fields.get("stream") is True)
             assert model.serving is not None
             return await self._serve(exchange, call, model.serving, fields, len(body))
+
+    async def _follow(self, exchange: Exchange, response_id: str) -> web.StreamResponse:
+        """Send what a response in the background has said, from where its client has left off, and what it will say."""
+        after = exchange.request.query.get("starting_after")
+        stream = self._stored.follow(exchange.client.owner, response_id, after)
+        self.admission.check(exchange.client.name)
+        exchange.dialect, exchange.events = Dialect.RESPONSES, int(after or -1) + 1
+        with self._called_by(exchange.client.name, 0):
+            await exchange.begin()
+            return await self._stream(exchange, _ready(Result(stream=stream)))
 
     async def _until_loaded(self, exchange: Exchange, model: AskedModel, *, is_stream: bool) -> None:
         """Wait for a model that has never been loaded; begin the stream if that takes long."""
@@ -273,3 +289,7 @@ class Api:
         await exchange.response.write(answer.event(exchange.dialect, exchange.events))
         await exchange.response.write_eof()
         return exchange.response
+
+
+async def _ready(result: Result) -> Result:
+    return result

@@ -6,6 +6,7 @@ Owns the way from a parsed request to a result of those classes.  Sends nothing.
 import asyncio
 import contextlib
 import copy
+import functools
 import sys
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
+from vllm.entrypoints.speech_to_text.transcription.protocol import TranscriptionRequest
+from vllm.entrypoints.speech_to_text.translation.protocol import TranslationRequest
 from vllm.utils.async_utils import make_async
 
 from melld.api.answers import JSON, Dialect, Refusal
@@ -66,9 +69,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of `model_dump_json` for the response."""
     max_body_bytes: int = sys.maxsize
     """A limit below the configuration's, where the answer grows with the body and is made in one go."""
+    hears: bool = False
+    """True if the body is a form with audio, not JSON."""
 
     def limits(self, config: ServerConfig) -> ServerConfig:
         """Return the limits of this endpoint's bodies."""
+        if self.hears:
+            return msgspec.structs.replace(config, max_body_bytes=config.max_audio_bytes)
         if config.max_body_bytes <= self.max_body_bytes:
             return config
         return msgspec.structs.replace(config, max_body_bytes=self.max_body_bytes)
@@ -141,6 +148,20 @@ CALLS = {
         parse=trying(PoolingRequest, plain=PoolingCompletionRequest),
         api="Pooling",
     ),
+    "/v1/audio/transcriptions": Call(
+        serving="openai_serving_transcription",
+        method="create_transcription",
+        parse=patient(TranscriptionRequest),
+        api="Transcriptions",
+        hears=True,
+    ),
+    "/v1/audio/translations": Call(
+        serving="openai_serving_translation",
+        method="create_translation",
+        parse=patient(TranslationRequest),
+        api="Translations",
+        hears=True,
+    ),
     "/tokenize": Call(
         serving="serving_tokenization",
         method="create_tokenize",
@@ -211,6 +232,8 @@ async def perform(
     """
     handler = handler_of(call, serving)
     serve = getattr(handler, call.method) if call.method else handler
+    if call.hears:
+        serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
     result = await (serve(parsed, request) if is_stream(parsed) else long.ask(serve(parsed, request)))
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
@@ -223,7 +246,7 @@ async def perform(
         return Result(b"".join(pieces), headers)
     if isinstance(result, Response):
         return Result(bytes(result.body))
-    return Result(stream=await begun(result, call.dialect, tier))
+    return Result(stream=await begun(result, call.dialect, None if call.hears else tier))
 
 
 def trust_of(serving: State) -> Trust:

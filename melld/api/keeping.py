@@ -5,8 +5,9 @@ it finds in them what belongs to the present call, and has its answers in the ba
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -22,6 +23,7 @@ from melld.api.error_mapping import ServingFault, answer_to, needs_traceback
 from melld.api.long_answers import LongAnswer
 from melld.api.off_loop import OffLoop
 from melld.api.stored_responses import Stored, StoredResponses
+from melld.api.streams import event_text
 from melld.config_server import ServerConfig
 
 log = logging.getLogger("melld.api")
@@ -67,8 +69,6 @@ class Keeping:
             Refusal: 404, there is none; 409, this one or that one is still being made; 400.
         """
         request = self._request
-        if request.background and request.stream:
-            raise _bad("stream", "a response made in the background is not streamed: ask for it by its id")
         if request.background and not limits.max_stored_responses:
             raise _bad("background", "this server stores no responses")
         self._store.check_new(self._owner, request.request_id)
@@ -95,10 +95,11 @@ class Keeping:
             result = await work
         finally:
             _KEEPING.reset(token)
+        if self._request.background:
+            return result
         if result.stream is not None:
             return Result(stream=self._watched(result.stream))
-        if not self._request.background:
-            self._keep(result.body)
+        self._keep(result.body)
         return result
 
     async def _watched(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -122,29 +123,53 @@ class Keeping:
         """Keep the place of an answer that is to be made in the background."""
         body, messages = response.model_dump_json(**_DUMP).encode(), self.prompts[response.id]
         self._stored = Stored(body=body, messages=messages, size=self._size, background=True, is_done=False)
+        self._stored.events = [] if self._request.stream else None
         self._store.put(self._owner, response.id, self._stored)
 
     async def make(self, serve: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Make the answer in the background."""
+        with self._working() as stored:
+            made = await self.long.ask(serve())
+            if isinstance(made, ErrorResponse):
+                raise ServingFault(made)
+            self._finish(stored, await self.long.encode(made, _DUMP))
+
+    async def make_stream(self, events: AsyncGenerator[Any, None]) -> None:
+        """Make the answer in the background, event by event."""
+        with self._working() as stored:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    response = getattr(event, "response", None)
+                    body = None if response is None else response.model_dump_json(**_DUMP).encode()
+                    stored.add(event_text(event), body)
+            self._finish(stored, stored.body)
+
+    def _finish(self, stored: Stored, body: bytes) -> None:
+        """Keep what has been made, unless the answer has been cancelled or deleted meanwhile."""
+        if not stored.is_done:
+            stored.size += len(body)
+            stored.done(body)
+            self._store.put(self._owner, self._request.request_id, stored)
+
+    def follow(self) -> AsyncGenerator[str, None]:
+        """Return the stream of the answer that is made in the background."""
+        assert self._stored is not None
+        return self._stored.follow()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[Stored]:
+        """Work for the answer in this task; keep what it fails with."""
         stored = self._stored
         assert stored is not None
         stored.work = asyncio.current_task()
         try:
             with self._goes_on():
-                made = await self.long.ask(serve())
-                if isinstance(made, ErrorResponse):
-                    raise ServingFault(made)
-                body = await self.long.encode(made, _DUMP)
+                yield stored
         except Exception as error:
             answer = answer_to(error, frozenset(self._request.model_fields_set))
             if needs_traceback(error, answer):
                 log.error("request %s failed", self._request.request_id, exc_info=error)
             stored.fail(answer)
-        else:
-            if not stored.is_done:
-                stored.body, stored.is_done = body, True
-                stored.size += len(body)
-                self._store.put(self._owner, self._request.request_id, stored)
         finally:
             stored.work = None
 
@@ -193,10 +218,22 @@ def store_responses(serving: State) -> None:
         assert keeping is not None
         await keeping.make(lambda: handler.responses_full_generator(*arguments))
 
+    async def in_background_as_stream(*arguments: Any) -> None:
+        keeping = _KEEPING.get()
+        assert keeping is not None
+        await keeping.make_stream(handler.responses_stream_generator(*arguments))
+
+    def follow(_response_id: str) -> AsyncGenerator[str, None]:
+        keeping = _KEEPING.get()
+        assert keeping is not None
+        return keeping.follow()
+
     handler.enable_store = True
     handler.response_store = _Answers()
     handler.msg_store = _Prompts()
     handler._run_background_request = in_background  # noqa: SLF001
+    handler._run_background_request_stream = in_background_as_stream  # noqa: SLF001
+    handler.responses_background_stream_generator = follow
 
 
 def _bad(param: str, message: str) -> Refusal:

@@ -1,177 +1,36 @@
 """The OpenAPI 3.1 document of the API, at `/openapi.json`.
 
 Generated: the bodies from vLLM's pydantic models and melld's own Structs, the calls from `melld.api.calls`, the refused
-fields from `melld.api.guards.request`.  Owns each route's summary and models.  Serves nothing.
+fields from `melld.api.guards.request`, each route's summary from `melld.api.descriptions`.  Serves nothing.
 """
 
 import functools
 import re
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter
-from vllm.entrypoints.anthropic.protocol import (
-    AnthropicCountTokensRequest,
-    AnthropicCountTokensResponse,
-    AnthropicMessagesRequest,
-    AnthropicMessagesResponse,
-)
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
-from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest, ClassificationResponse
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest, EmbeddingResponse
-from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest, PoolingResponse
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
-from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
-from vllm.entrypoints.serve.tokenize.protocol import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-    TokenizeResponse,
-)
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 
-from melld.api.answers import Dialect
+from melld.api.answers import JSON, Dialect
 from melld.api.calls import CALLS
+from melld.api.descriptions import (
+    CALLED,
+    LOOKED,
+    STORED,
+    AnthropicErrorBody,
+    Deleted,
+    ErrorBody,
+    Looked,
+)
+from melld.api.forms import FORM
 from melld.api.guards.request import REFUSED, REQUEST_ID
 from melld.api.guards.tiers import TIERS
-from melld.api.stored_responses import ASKED
 from melld.config_values import MOST_PRIORITY
-from melld.control.status import DaemonStatus
 
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """An error in OpenAI's form."""
-
-    message: str
-    """Text for people."""
-    type: str
-    """OpenAI's type of error."""
-    param: str | None
-    """The field at fault."""
-    code: str | None
-    """Code for programs."""
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer with a status of 400 or more, except on Anthropic's endpoints."""
-
-    error: Problem
-
-
-class AnthropicProblem(msgspec.Struct, frozen=True):
-    """An error in Anthropic's form."""
-
-    type: str
-    message: str
-
-
-class AnthropicErrorBody(msgspec.Struct, frozen=True):
-    """The body of an error on Anthropic's endpoints."""
-
-    type: str
-    error: AnthropicProblem
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Sign that the daemon's event loop runs."""
-
-    status: str
-
-
-class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether requests are served, and if not, why."""
-
-    status: str
-    reason: str = ""
-
-
-class Deleted(msgspec.Struct, frozen=True):
-    """A deleted response."""
-
-    id: str
-    object: str
-    deleted: bool
-
-
-class Versions(msgspec.Struct, frozen=True):
-    """Versions of melld and vLLM."""
-
-    version: str
-    vllm: str
-
-
-class Described(NamedTuple):
-    """A call's models.  If `streams`, `"stream": true` makes the answer a stream of server-sent events."""
-
-    takes: Any
-    gives: Any
-    summary: str
-    streams: bool = False
-
-
-_SCORE = Described(ScoreRequest, ScoreResponse, "Score pairs of texts, with a model that scores or embeds")
-_RERANK = Described(RerankRequest, RerankResponse, "Sort texts by their relevance (Cohere's and Jina's form)")
-CALLED: dict[str, Described] = {
-    "/v1/chat/completions": Described(
-        ChatCompletionRequest, ChatCompletionResponse, "Answer a conversation (OpenAI Chat Completions)", True
-    ),
-    "/v1/completions": Described(CompletionRequest, CompletionResponse, "Continue a text (OpenAI Completions)", True),
-    "/v1/responses": Described(ResponsesRequest, ResponsesResponse, "Answer (OpenAI Responses)", True),
-    "/v1/messages": Described(
-        AnthropicMessagesRequest, AnthropicMessagesResponse, "Answer a conversation (Anthropic Messages)", True
-    ),
-    "/v1/messages/count_tokens": Described(
-        AnthropicCountTokensRequest, AnthropicCountTokensResponse, "Count a conversation's tokens (Anthropic)"
-    ),
-    "/v1/embeddings": Described(EmbeddingRequest, EmbeddingResponse, "Embed texts, with an embedding model"),
-    "/score": _SCORE,
-    "/v1/score": _SCORE,
-    "/rerank": _RERANK,
-    "/v1/rerank": _RERANK,
-    "/v2/rerank": _RERANK,
-    "/classify": Described(
-        ClassificationRequest, ClassificationResponse, "Classify texts, with a classification model"
-    ),
-    "/pooling": Described(PoolingRequest, PoolingResponse, "A pooling model's vectors: of texts, or of their tokens"),
-    "/tokenize": Described(TokenizeChatRequest | TokenizeCompletionRequest, TokenizeResponse, "Text into tokens"),
-    "/detokenize": Described(DetokenizeRequest, DetokenizeResponse, "Tokens into text"),
-}
-
-
-class Looked(NamedTuple):
-    """A page's answer: a model, or only a media type."""
-
-    gives: Any
-    summary: str
-    media_type: str = "application/json"
-    open: bool = False
-    """Served without a key."""
-
-
-LOOKED: dict[str, Looked] = {
-    "/": Looked(None, "The page for people, which shows /status live", "text/html", open=True),
-    "/health": Looked(Health, "Liveness: the daemon's event loop runs", open=True),
-    "/ready": Looked(Readiness, "Readiness: 503 with the reason while no request is served", open=True),
-    "/version": Looked(Versions, "Versions of melld and of vLLM"),
-    "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
-    "/status": Looked(DaemonStatus, "Workers and requests now"),
-    "/openapi.json": Looked(None, "This document"),
-    "/v1/models": Looked(ModelList, "The models that are served"),
-    "/v1/models/{model}": Looked(ModelCard, "One model"),
-}
-
-_STORED, _CANCEL = ASKED
-STORED: dict[tuple[str, str], Looked] = {
-    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or still being made"),
-    (_STORED, "delete"): Looked(Deleted, "Forget a stored response, and end the work for it"),
-    (_CANCEL, "post"): Looked(ResponsesResponse, "End the work for a response in the background"),
-}
 
 
 @functools.cache
@@ -220,7 +79,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     )
     components |= described
     schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
-    schemas[_STORED, "delete"] = made[len(ours)]
+    schemas[next(iter(STORED))[0], "delete"] = made[len(ours)]
     for path, call in CALLS.items():
         if call.engine:
             _say_who_goes_first(schemas[path, "takes"], components)
@@ -261,12 +120,13 @@ def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": schemas[path, "gives"]}}
     if described.streams:
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for one event of many
+    media_type = FORM if CALLS[path].hears else JSON
     wanted_id = {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"}
     return {
         "operationId": _name(path),
         "summary": described.summary,
         "parameters": [{"name": "X-Request-Id", "in": "header", "required": False, "schema": wanted_id}],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schemas[path, "takes"]}}},
+        "requestBody": {"required": True, "content": {media_type: {"schema": schemas[path, "takes"]}}},
         "responses": {
             "200": {"description": "Done, or the stream has started", "content": content},
             "4XX": _error("The request is at fault", dialect),

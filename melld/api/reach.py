@@ -96,6 +96,16 @@ def client_of(headers: Mapping[str, str], keys: Keys, *, is_open: bool) -> Clien
     return client
 
 
+def check_sender_of_form(headers: Mapping[str, str]) -> None:
+    """Refuse a form that a web page may have sent: for that, unlike for JSON or a key, its browser asks nobody.
+
+    Raises:
+        Refusal: 403.
+    """
+    if "Origin" in headers and presented_key(headers.get("Authorization"), headers.get("x-api-key")) is None:
+        raise Refusal(403, "a web page may send a form only with an API key", code="cross_origin")
+
+
 def _is_open(where: str) -> ConfigError:
     return ConfigError(
         "[server.host]",

@@ -7,9 +7,7 @@ from melld.api.answers import Refusal
 from melld.api.calls import CALLS
 from melld.api.pages import PAGES
 from melld.api.stored_responses import ASKED
-from melld.engine.frontend.rehearsal import NO_AUDIO
 
-_AUDIO = "/v1/audio/"
 _MODELS, _RESPONSES = "/v1/models/", "/v1/responses/"
 
 
@@ -25,8 +23,6 @@ def route_of(path: str) -> tuple[str, str]:
     elif route.startswith(_RESPONSES):
         rest, slash, verb = route.removeprefix(_RESPONSES).partition("/")
         route = f"{_RESPONSES}{{response_id}}{slash}{verb}"
-    if route.startswith(_AUDIO):
-        raise Refusal(404, NO_AUDIO, code="not_served")
     if not any(route in table for table in (CALLS, PAGES, ASKED)):
         raise Refusal(404, "there is nothing at this path", code="unknown_path")
     return route, rest

@@ -6,7 +6,7 @@ in bytes.  No key sees another's.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -26,19 +26,64 @@ class Stored(msgspec.Struct, kw_only=True):
     is_done: bool = True
     work: asyncio.Task[Any] | None = None
     """Makes it in the background."""
+    events: list[str] | None = None
+    """Its stream, if it is made in the background as one."""
+    failure: Answer | None = None
+    news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    """Set, and replaced, when there are more events, or when it is done."""
 
     def said(self) -> dict[str, Any]:
         """Return it, parsed."""
         return dict(msgspec.json.decode(self.body))
 
+    def add(self, event: str, body: bytes | None) -> None:
+        """Add an event of its stream, unless it has ended; `body`: the answer as it now is, where the event says it."""
+        assert self.events is not None
+        if self.is_done:
+            return
+        self.events.append(event)
+        self.size += len(event)
+        self.body = self.body if body is None else body
+        self._tell()
+
+    def done(self, body: bytes) -> None:
+        """End it with a result."""
+        self.body, self.is_done = body, True
+        self._tell()
+
     def end(self, **changes: Any) -> None:
         """End it without a result."""
-        self.body, self.is_done = msgspec.json.encode(self.said() | changes), True
+        self.done(msgspec.json.encode(self.said() | changes))
 
     def fail(self, answer: Answer) -> None:
         """End it with an error, unless it has been cancelled."""
         if not self.is_done:
+            self.failure = answer
             self.end(status="failed", error={"code": answer.code, "message": answer.message})
+
+    async def follow(self, after: int = -1) -> AsyncGenerator[str, None]:
+        """Yield the events of its stream after this one, to its end.
+
+        Raises:
+            Refusal: what it failed with.
+        """
+        assert self.events is not None
+        sent = after + 1
+        while True:
+            news, is_done, until = self.news, self.is_done, len(self.events)
+            while sent < until:
+                yield self.events[sent]
+                sent += 1
+            if is_done:
+                break
+            if news is self.news:
+                await news.wait()
+        if self.failure is not None:
+            raise Refusal.of(self.failure)
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class StoredResponses:
@@ -60,6 +105,21 @@ class StoredResponses:
             message = f"there is no response {response_id[:200]} of this key, or it is no longer kept"
             raise Refusal(404, message, code="response_not_found", param=param)
         return found
+
+    def follow(self, owner: bytes, response_id: str, after: str | None) -> AsyncGenerator[str, None]:
+        """Return the stream of an answer that is or was made in the background, after this event.
+
+        Raises:
+            Refusal: 404; 400, it has no stream, or no event can have this number.
+        """
+        found = self.find(owner, response_id)
+        if found.events is None:
+            message = "only a response made in the background as a stream is streamed again"
+            raise Refusal(400, message, code="invalid_value", param="stream")
+        if after is not None and not after.isdecimal():
+            message = "starting_after is the sequence_number of an event"
+            raise Refusal(400, message, code="invalid_value", param="starting_after")
+        return found.follow(-1 if after is None else int(after))
 
     def check_new(self, owner: bytes, response_id: str) -> None:
         """Refuse the id of an answer that is being made in the background.
@@ -110,7 +170,7 @@ class StoredResponses:
         """
         found = self.find(owner, response_id)
         del self._of[owner][response_id]
-        found.is_done = True
+        found.done(found.body)
         _stop(found)
         return msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
 

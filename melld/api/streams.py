@@ -36,6 +36,8 @@ _STREAMING = (
     "openai_serving_completion",
     "openai_serving_responses",
     "anthropic_serving_messages",
+    "openai_serving_transcription",
+    "openai_serving_translation",
 )
 
 
@@ -96,12 +98,17 @@ async def _go_on(
 def _text(item: Any, dialect: Dialect, tier: Tier | None) -> str:
     """Return an event as text; raise `ServingFault` for an error event (the Anthropic converter raises none)."""
     if dialect is Dialect.RESPONSES:
-        return f"event: {item.type}\ndata: {item.model_dump_json(by_alias=True)}\n\n"
+        return item if isinstance(item, str) else event_text(item)
     if dialect is Dialect.ANTHROPIC and item.startswith("event: error"):
         error = json.loads(item.partition("data:")[2])["error"]
         raise ServingFault(ErrorResponse(error=ErrorInfo(message=error["message"], type=error["type"], code=500)))
     text: str = item
     return text if tier is None else name_in_event(text, dialect, tier)
+
+
+def event_text(event: Any) -> str:
+    """Return an event of the Responses API as text."""
+    return f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
 
 
 async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:

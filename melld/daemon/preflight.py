@@ -132,6 +132,7 @@ def url_of(listeners: Sequence[socket.socket]) -> str:
 CHAT = ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64')
 _EXAMPLES = {
     "openai_serving_chat": CHAT,
+    "openai_serving_transcription": ("/v1/audio/transcriptions", ""),
     "serving_embedding": ("/v1/embeddings", '"input": "Hello"'),
     "serving_scores": ("/rerank", '"query": "Hello", "documents": ["Good morning", "A table"]'),
     "serving_classification": ("/classify", '"input": "Hello"'),
@@ -139,7 +140,7 @@ _EXAMPLES = {
 
 
 def example_of(serving: object) -> tuple[str, str]:
-    """Return a call that this state of vLLM's serving classes answers: its path and a part of its body."""
+    """Return a call that this state of vLLM's serving classes answers: its path and a part of its body, if JSON."""
     served = (call for name, call in _EXAMPLES.items() if getattr(serving, name, None) is not None)
     return next(served, ("/pooling", '"input": "Hello"'))
 
@@ -154,20 +155,21 @@ def ready_text(
 ) -> str:
     """Return the message of a ready daemon, with lines to paste.
 
-    `example`: a call that the model answers: its path and a part of its body.  `directory`: the configured runtime
-    directory.  `missing`: the workers that do not serve.
+    `example`: a call that the model answers: its path and a part of its body, if JSON.  `directory`: the configured
+    runtime directory.  `missing`: the workers that do not serve.
     """
     program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
     where = f" --runtime-directory {shlex.quote(directory)}" if directory else ""
     path, question = example
+    body = f"-H 'Content-Type: application/json'{key} \\\n            -d '{{\"model\": \"{model}\", {question}}}'"
+    body = body if question else f"-F model={shlex.quote(model)} -F file=@speech.wav{key}"
     at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
     without = "".join(f"\n  without {one.worker} on {one.device}, {one.state}: {one.reason}" for one in missing)
     return f"""melld: ready{without}
 
   API     {url}/v1
-  try     curl -s {at}{path} -H 'Content-Type: application/json'{key} \\
-            -d '{{"model": "{model}", {question}}}'
+  try     curl -s {at}{path} {body}
   status  {program} status --watch{where}
 """
 

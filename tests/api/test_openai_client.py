@@ -226,15 +226,6 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     assert events[-1].type == "response.completed"
 
 
-@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's translations
-@pytest.mark.parametrize("verb", ["transcriptions", "translations"])
-def test_audio_is_refused_by_name(client: openai.OpenAI, verb: str) -> None:
-    """Its client learns the reason, which no path that is merely unknown has."""
-    with pytest.raises(openai.NotFoundError, match="audio is not served: what vLLM reads it with") as refused:
-        getattr(client.audio, verb).create(model=MODEL, file=("a.wav", b"RIFF"))
-    assert refused.value.code == "not_served"
-
-
 def test_embeddings_of_a_model_that_has_none_are_refused_once(client: openai.OpenAI) -> None:
     """A client error, which clients do not repeat."""
     with pytest.raises(openai.BadRequestError) as refused:

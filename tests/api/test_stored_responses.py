@@ -1,5 +1,6 @@
 """Answers of `/v1/responses` that are asked for again: each key's own, so many and so large, and no more."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -80,6 +81,45 @@ def test_what_is_done_cannot_be_cancelled_and_what_fails_says_why() -> None:
     assert store.find(b"", "c").said() == {"status": "cancelled"}
 
 
+@given(cuts=st.lists(st.integers(0, 6), min_size=1, max_size=4), steps=st.lists(st.booleans(), max_size=8))
+def test_whoever_follows_an_answer_gets_every_event_after_the_one_it_names(cuts: list[int], steps: list[bool]) -> None:
+    """Whether it comes before, amid or after them, and however the readers and the writer take turns."""
+
+    async def read(one: Stored, after: int) -> list[str]:
+        return [event async for event in one.follow(after)]
+
+    async def run() -> None:
+        one = stored(is_done=False, events=[])
+        readers = []
+        for number in range(6):
+            readers += [asyncio.create_task(read(one, cut - 1)) for cut in cuts if cut == number]
+            if number < len(steps) and steps[number]:
+                await asyncio.sleep(0)
+            one.add(str(number), None)
+        one.done(b"{}")
+        one.add("too late", None)
+        readers += [asyncio.create_task(read(one, cut - 1)) for cut in cuts if cut == 6]
+        for cut, reader in zip(sorted(cuts), readers, strict=True):
+            assert await reader == list(map(str, range(cut, 6)))
+
+    asyncio.run(run())
+
+
+def test_whoever_follows_an_answer_learns_how_it_failed() -> None:
+    """After what it has said; and one that is cancelled just ends."""
+
+    async def read(one: Stored) -> list[str]:
+        return [event async for event in one.follow()]
+
+    failed, cancelled = (stored(is_done=False, events=["a"]) for _ in "ab")
+    failed.fail(Answer(503, "no worker", code="no_worker"))
+    with pytest.raises(Refusal) as told:
+        asyncio.run(read(failed))
+    assert (told.value.answer.status, told.value.answer.code) == (503, "no_worker")
+    cancelled.end(status="cancelled")
+    assert asyncio.run(read(cancelled)) == ["a"]
+
+
 @pytest.fixture
 def client(daemon: DaemonProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as made:
@@ -153,6 +193,55 @@ def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, da
         client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
 
 
+def test_a_stream_in_the_background_goes_on_without_its_reader(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Its client loses the connection, the answer its worker; whoever comes back gets the rest, and later all of it."""
+    whole = list(client.responses.create(model=MODEL, **LONG, stream=True))
+    with slowed(daemon.faults):
+        with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as left:
+            first = [event for _, event in zip(range(12), left, strict=False)]
+        response_id = first[0].response.id  # type: ignore[union-attr]
+        assert client.responses.retrieve(response_id).status == "in_progress"
+        [home] = [one["worker"] for one in daemon.status()["requests"] if response_id in one["request"]]
+        [pid] = [one["pid"] for one in daemon.status()["workers"] if one["worker"] == home]
+        os.kill(pid, signal.SIGKILL)
+    seen = first[-1].sequence_number
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=seen))
+    assert [event.sequence_number for event in rest] == list(range(seen + 1, seen + 1 + len(rest)))
+    assert said([*first, *rest]) == said(whole)
+    assert list(client.responses.retrieve(response_id, stream=True)) == [*first, *rest]
+    answer = client.responses.retrieve(response_id)
+    assert (answer.status, answer.output_text, answer.background) == ("incomplete", said(whole), True)
+    until(lambda: all(one["state"] == "ready" for one in daemon.status()["workers"]))
+
+
+def said(events: list[Any]) -> str:
+    return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+
+def test_a_stream_in_the_background_ends_when_it_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Nobody is left waiting for what will not come."""
+    with slowed(daemon.faults):
+        with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as stream:
+            response_id = next(iter(stream)).response.id  # type: ignore[union-attr]
+            client.responses.cancel(response_id)
+            assert said(list(stream)) in said(list(client.responses.retrieve(response_id, stream=True)))
+        until(lambda: not daemon.status()["requests"])
+    assert client.responses.retrieve(response_id).status == "cancelled"
+
+
+def test_only_a_stream_in_the_background_is_streamed_again(client: openai.OpenAI) -> None:
+    """The events of others are not kept; and no event has such a number."""
+    answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.retrieve(answer.id, stream=True)
+    assert refused.value.param == "stream"
+    kept = client.responses.create(model=MODEL, input="x", max_output_tokens=2, background=True, stream=True)
+    response_id = next(iter(kept)).response.id  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.retrieve(response_id, stream=True, starting_after=-1)
+    assert refused.value.param == "starting_after"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [
@@ -161,8 +250,7 @@ def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, da
         ("POST", "/v1/responses/resp_none/cancel", {}, 404, "response_not_found"),
         ("GET", "/v1/responses/resp_none/input_items", None, 404, "unknown_path"),
         ("POST", "/v1/responses/resp_none", {}, 405, "method_not_allowed"),
-        ("GET", "/v1/responses/resp_none?stream=true", None, 400, "invalid_value"),
-        ("POST", "/v1/responses", {"input": "x", "background": True, "stream": True}, 400, "invalid_value"),
+        ("GET", "/v1/responses/resp_none?stream=true", None, 404, "response_not_found"),
         ("POST", "/v1/responses", {"input": "x", "background": True, "store": False}, 400, None),
     ],
 )

@@ -32,3 +32,9 @@ def test_an_impossible_block_is_refused(block_tokens: int, block_bytes: int) -> 
     """A wrong model description stops at once, not as a division by zero later."""
     with pytest.raises(ValueError, match="cannot be"):
         KvGeometry(block_tokens, block_bytes)
+
+
+def test_what_an_encoder_heard_is_kept_whatever_the_length() -> None:
+    """A decoder keeps it in blocks of its own, beside those of its tokens."""
+    geometry = KvGeometry(16, 1, encoder_tokens=150)
+    assert [geometry.blocks_for_tokens(tokens) for tokens in (1, 16, 17)] == [11, 11, 12]

@@ -10,22 +10,22 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import BadHttpMessage
 
-from melld.api.answers import Refusal
+from melld.api.answers import JSON, Refusal
 from melld.config_server import ServerConfig
 
 _ZLIB = ("gzip", "deflate")
 ENCODINGS = ("", "identity", *_ZLIB)
 
 
-async def read_body(request: web.BaseRequest, limits: ServerConfig) -> bytes:
-    """Read the whole body of a JSON call.
+async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: str = JSON) -> bytes:
+    """Read the whole body of a call that takes this type.
 
     Raises:
         Refusal: 415 for an unsupported type or encoding, 413 above `max_body_bytes`, 408 after `body_timeout_s`, 400
             if it is malformed.
     """
-    if request.content_type != "application/json":
-        raise Refusal(415, "Content-Type must be application/json", code="unsupported_media_type")
+    if request.content_type != media_type:
+        raise Refusal(415, f"Content-Type must be {media_type}", code="unsupported_media_type")
     if request.headers.get("Content-Encoding", "").lower() not in ENCODINGS:
         raise Refusal(415, "Content-Encoding must be gzip, deflate or absent", code="unsupported_encoding")
     if (request.content_length or 0) > limits.max_body_bytes:

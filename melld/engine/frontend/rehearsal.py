@@ -31,7 +31,6 @@ from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
-NO_AUDIO = "audio is not served: what vLLM reads it with (PyAV, soundfile, torchcodec) is not in melld's CPU lock"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -43,8 +42,6 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
         vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
-        if vllm_config.model_config.is_encoder_decoder:
-            raise ConfigError("[model] path", f"a model with an encoder and a decoder, such as Whisper: {NO_AUDIO}")
         if vllm_config.model_config.has_inner_state:
             raise ConfigError("[model] path", "a model with Mamba layers: melld's workers do not hold its state")
         if arguments.tool_parser_plugin:
@@ -75,7 +72,9 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
 
 async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
     """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
-    tasks = ("generate",) if vllm_config.model_config.runner_type == "generate" else ()
+    model = vllm_config.model_config
+    task = "transcription" if model.is_encoder_decoder else "generate"
+    tasks = (task,) if model.runner_type == "generate" else ()
     with client_made_by(_Nobody()):
         frontend = AsyncLLM(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False

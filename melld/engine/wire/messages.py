@@ -143,6 +143,7 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     block_bytes: int
     windows: tuple[int, ...] = (0,)
     """Of each KV cache group its sliding window in tokens; 0: it keeps all.  Each has blocks of its own."""
+    encoder_tokens: int = 0  # of which a request keeps what its encoder has heard, in blocks of their own
     max_requests: int
     """vLLM's `max_num_seqs`: requests that run at once."""
     supported_tasks: list[str]

@@ -152,7 +152,7 @@ def warm_up(engine: "EngineCore", logprobs: int | None = None) -> "EngineCoreOut
     from vllm.sampling_params import SamplingParams
 
     tasks = engine.get_supported_tasks()
-    generates = "generate" in tasks
+    generates = "generate" in tasks or "transcription" in tasks
     parameters = (
         SamplingParams(max_tokens=1, temperature=0.0, logprobs=logprobs) if generates else PoolingParams(task=tasks[0])
     )
@@ -172,7 +172,7 @@ def ready_of(
     engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
-    from melld.engine.worker.residency.block_tables import windows_of
+    from melld.engine.worker.residency.block_tables import encoder_tokens_of, windows_of
 
     config = engine.vllm_config
     kv_cache = engine.scheduler.kv_cache_config
@@ -182,6 +182,7 @@ def ready_of(
         block_tokens=config.cache_config.block_size,
         block_bytes=block_bytes,
         windows=windows_of(engine.scheduler),
+        encoder_tokens=encoder_tokens_of(engine.scheduler),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         far_kv_handle=shared.agent.handle if shared.agent is not None else b"",

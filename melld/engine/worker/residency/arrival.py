@@ -146,6 +146,7 @@ class Arrivals:
             new_computed_blocks=blocks,
             num_external_computed_tokens=copied_tokens,
             delay_cache_blocks=True,
+            num_encoder_tokens=self._encoder_tokens(request),
         )
         if taken is None:
             raise self._no_room(arrival, capacity)
@@ -226,6 +227,11 @@ class Arrivals:
             self._given_up[request_id] = arrival
         else:
             self._scheduler.kv_cache_manager.free(arrival.request)
+
+    def _encoder_tokens(self, request: "Request") -> int:
+        """Return of how many tokens a decoder keeps what the encoder makes of the request's audio."""
+        inputs = range(len(request.mm_features)) if self._scheduler.is_encoder_decoder else ()
+        return sum(request.get_num_encoder_embeds(index) for index in inputs)
 
     def _within_model(self, tokens: int) -> int:
         return min(tokens, int(self._scheduler.max_model_len))

@@ -117,9 +117,20 @@ NO_BLOCK = 0
 
 
 def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
-    """Return each KV cache group's sliding window in tokens, 0 for one that keeps all."""
+    """Return each KV cache group's sliding window in tokens, 0 for one that keeps all; none for an encoder's output."""
+    from vllm.v1.core.single_type_kv_cache_manager import CrossAttentionManager
+
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    return tuple(int(getattr(manager, "sliding_window", 0)) for manager in managers)
+    own = (manager for manager in managers if not isinstance(manager, CrossAttentionManager))
+    return tuple(int(getattr(manager, "sliding_window", 0)) for manager in own)
+
+
+def encoder_tokens_of(scheduler: "Scheduler") -> int:
+    """Return how many tokens of an encoder's output a request keeps, at most; 0 without such an encoder."""
+    if not scheduler.is_encoder_decoder:
+        return 0
+    config = scheduler.vllm_config.model_config.hf_config
+    return int(getattr(config, "max_source_positions", scheduler.max_num_encoder_input_tokens))
 
 
 def _real_blocks(blocks: "list[KVCacheBlock]") -> int:
