@@ -59,6 +59,7 @@ class RayNodes:
         own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
         words = own if node == HEAD else [f"--address={self.address}"]
         words += ["--num-cpus=0", "--num-gpus=0", f'--resources={{"melld_device": {devices}}}', "--disable-usage-stats"]
+        words += ["--include-log-monitor=false", "--no-monitor"]  # nothing of melld's needs these processes
         done = subprocess.run(
             [RAY, "start", f"--node-ip-address={node}", "--object-store-memory=80000000", *words],
             env=os.environ | self.environment,
