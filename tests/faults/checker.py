@@ -122,8 +122,8 @@ def descendants(pid: int) -> list[int]:
     """All processes below this one."""
     found, waiting = [], [pid]
     while waiting:
-        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
                 found += (children := [int(word) for word in task.read_text().split()])
                 waiting += children
     return found
