@@ -66,7 +66,9 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
     if (found := re.search(r"unknown field `(.*)`", what)) is not None:
         return _unknown_key(found[1], path, known)
     if (lacking := re.search(r"missing required field `(.*)`", what)) is not None:
-        if path not in ([], ["model"], ["models"]):
+        if path == ["models"]:
+            return f"[[models]] lacks `{lacking[1]}`"
+        if path not in ([], ["model"]):
             return f"[{'.'.join(path)}] lacks `{lacking[1]}`"
         return (
             "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
@@ -75,8 +77,9 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
     for name in path:
         kind = _field(kind, name).type
         value = _below(value, name)
+    several = "; several models are [[models]]" if path == ["model"] and isinstance(value, list) else ""
     given = "what is there" if _is_secret(kind) else _toml(value)
-    return f"[{'.'.join(path)}] wants {_allowed(kind)}, such as {_example(known, path)}, not {given}"
+    return f"[{'.'.join(path)}] wants {_allowed(kind)}, such as {_example(known, path)}, not {given}{several}"
 
 
 def _below(value: Any, name: str) -> Any:
@@ -94,7 +97,8 @@ def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
     homes = [table for table, fields in _tables(known, "") if key in fields]
     hint = f"; it belongs to [{homes[0]}]" if homes else did_you_mean(key, names)
     hint = f"{hint or '; there are: ' + ', '.join(names)}{getattr(_struct(kind).cls, 'hint', '')}"
-    return f"{'[' + '.'.join(path) + '] ' if path else ''}unknown key `{key}`{hint}"
+    where = "[[models]] " if path == ["models"] else f"[{'.'.join(path)}] " if path else ""
+    return f"{where}unknown key `{key}`{hint}"
 
 
 def _tables(kind: inspect.Type, name: str) -> Iterator[tuple[str, list[str]]]:

@@ -128,14 +128,15 @@ class ServedModel:
 
     def failed(self, why: str, retry_s: float) -> None:
         """Note that the model could not be loaded and is not tried again for `retry_s`; refuse the calls that wait."""
-        self.failure = f"{self.name} could not be loaded: {why}"
+        self.failure = f"could not be loaded: {why}"
+        told = f"{self.name} {self.failure}"
         self._closed_until_s = asyncio.get_running_loop().time() + retry_s
         for waiter in self.waiting:
             if not waiter.done():
-                waiter.set_exception(ModelNotLoaded(self.failure, retry_s))
+                waiter.set_exception(ModelNotLoaded(told, retry_s))
         for live in list(self.parts.fleet.live.values()):
             if live.worker is None and not live.output_token_ids:
-                self.parts.fleet.end(live.request, ModelNotLoaded(self.failure, retry_s))
+                self.parts.fleet.end(live.request, ModelNotLoaded(told, retry_s))
 
     def loads_again(self) -> None:
         """Forget an earlier failure: a worker is ready."""
@@ -201,7 +202,8 @@ class ServedModel:
         if drain is not None:
             return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
         if place.state is WorkerState.FAILED and not place.given_up:
-            return place.state, f"{place.detail}; starts again in {place.back_off_s:.0f} s"
+            when = "is not tried again for" if place.is_owned else "starts again in"
+            return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
         return place.state, place.detail
 
     def why_not_ready(self) -> str | None:
@@ -216,7 +218,7 @@ class ServedModel:
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
         if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
-            return self.failure
+            return f"{self.name} {self.failure}"
         states = [(place, self.state_of(place)[0]) for place in self.parts.fleet.places.values()]
         if any(holds(place, state) for place, state in states):
             return None

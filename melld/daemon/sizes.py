@@ -23,6 +23,8 @@ from melld.landlord.granules import granule_bytes_for
 log = logging.getLogger("melld.devices")
 AVAILABLE_PART = 0.9
 """The part of the machine's available memory that CPU devices may hold together, unless it is configured."""
+TEMPLATE_BYTES = 250 << 20
+"""What the process that workers are forked from takes, and may not have taken yet."""
 WEIGHTS_PART = 0.9
 """The part of its devices that a model's weights may take: the rest is for KV and what a step needs."""
 SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel_size")
@@ -31,10 +33,8 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, WAKE_S, LOAD_BYTES_PER_S = 3.0, 0.1, 1e9
 """A first guess at how long a load takes: the start of an engine, or waking one, and reading its weights."""
-BESIDE_WEIGHTS_BYTES = {"cpu": 192 << 20, "cuda": 1 << 30}
-"""A first guess at what a worker takes on its device beside weights and KV: 192 MiB with the demo model on a CPU."""
-DOZING_BYTES = 96 << 20
-"""A first guess at what a worker on a CPU takes while it dozes."""
+BESIDE_WEIGHTS_BYTES = {"cpu": 96 << 20, "cuda": 1 << 30}
+"""A first guess at what a worker takes on its device beside weights and KV: 93 MiB with the demo model on a CPU."""
 UNKNOWN_BLOCK_BYTES = 1 << 18
 
 
@@ -136,7 +136,8 @@ def device_memory_bytes(config: Config, gpus: Sequence[Device]) -> list[int]:
     """Return what each device may hold for weights and KV together, in the order of the slots of a model."""
     if not gpus:
         cpu = config.devices.cpu or CpuDevices()
-        each = cpu.memory_limit_bytes or int(AVAILABLE_PART * available_bytes()) // cpu.count
+        free_bytes = int(AVAILABLE_PART * max(available_bytes() - TEMPLATE_BYTES, 0))
+        each = cpu.memory_limit_bytes or free_bytes // cpu.count
         return [each] * cpu.count
     shares = [sum(other.uuid == gpu.uuid for other in gpus) for gpu in gpus]
     part = max(float(model.vllm_option("gpu_memory_utilization") or 0.9) for model in config.served)
@@ -206,7 +207,7 @@ def declarations(
             weight=model.weight,
             pinned=model.pinned,
             dozes=kind == "cpu" and config.idle.stop_after_s > 0,
-            dozing_bytes=DOZING_BYTES,
+            dozing_bytes=BESIDE_WEIGHTS_BYTES[kind],
             keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
             stop_after_s=config.idle.stop_after_s,
         )

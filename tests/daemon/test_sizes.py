@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from melld.config import ModelConfig
 from melld.config_text import parse_config
-from melld.daemon.sizes import WEIGHTS_PART, fewest_devices, group_devices, weights_bytes
+from melld.daemon import sizes
+from melld.daemon.sizes import WEIGHTS_PART, device_memory_bytes, fewest_devices, group_devices, weights_bytes
 from melld.kvstore.device_reading import Device
 
 GIB = 1 << 30
@@ -80,3 +81,12 @@ def test_gpus_are_grouped_by_the_memory_of_the_least_one(model: Path) -> None:
     gpus = [Device(index=0, uuid="GPU-1", memory_bytes=1 << 30), Device(index=1, uuid="GPU-2", memory_bytes=80 << 20)]
     assert group_devices(config, gpus).devices.group_size == 2
     assert group_devices(config, gpus[:1] * 2).devices.group_size == 1
+
+
+def test_cpu_devices_leave_memory_for_the_process_that_workers_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its memory while the daemon reckons; what an operator allows is his to reckon."""
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 10 * GIB)
+    config = parse_config('[model]\npath = "m"\n[devices]\ncpu = 2', "test", {})
+    assert device_memory_bytes(config, []) == [int(0.9 * (10 * GIB - sizes.TEMPLATE_BYTES)) // 2] * 2
+    config = parse_config('[model]\npath = "m"\n[devices]\ncpu = {count = 2, memory_bytes = "6GiB"}', "test", {})
+    assert device_memory_bytes(config, []) == [6 * GIB] * 2

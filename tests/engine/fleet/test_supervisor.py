@@ -283,3 +283,23 @@ def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
         await daemon.close()
 
     run_virtually(told)
+
+
+def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
+    """What it could not read again a new process reads, once it is asked."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        place = await dozing(daemon)
+        process = place.process
+        assert daemon.fleet.supervisor.load(W0)
+        daemon.worker(W0).die(1)
+        assert (place.state, place.failed_starts) == (WorkerState.FAILED, 1)
+        await asyncio.sleep(2)
+        daemon.worker(W0).become_ready()
+        await daemon.flush()
+        assert place.is_ready
+        assert place.process is not process
+        await daemon.close()
+
+    run_virtually(told)
