@@ -212,6 +212,14 @@ class IdleConfig(Table, frozen=True, kw_only=True):
     stop_after_s: Seconds = 240.0
     """Seconds asleep after which its process ends; longer if it was needed again soon. Of several models: dozing; 0:
     none dozes."""
+    host_cache_bytes: Annotated[int | str | None, msgspec.Meta(examples=["64GiB"])] = None
+    """Of several models on GPUs: the machine's memory for weights of those that doze, by vLLM's sleep mode; their
+    requests move by tokens. Default: none dozes. Not tried on a GPU yet."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Return `host_cache_bytes` as a number, or 0."""
+        return 0 if self.host_cache_bytes is None else parse_bytes(self.host_cache_bytes, "idle.host_cache_bytes")
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):

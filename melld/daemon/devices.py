@@ -81,6 +81,7 @@ def make_slots(
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
+    sleeps = {"enable_sleep_mode": True} if gpus and models > 1 and config.idle.cached_bytes else {}
     each = config.devices.group_size
     suffixes = _suffixes(gpus, shares) or [str(index) for index in range((config.devices.cpu or CpuDevices()).count)]
     names = [f"{kind}:{'+'.join(group)}" for group in _groups(suffixes, each)]
@@ -94,6 +95,7 @@ def make_slots(
             device_kind=kind,
             visible_devices=tuple(dict.fromkeys((*own, *uuids))),
             engine_arguments=arguments
+            | sleeps
             | (_share(arguments, name, max(shares[one] for one in own) * models) if own else {}),
             environment=settings | (without_expandable_segments(environment) if own else {}),
             copy_rules=CopyRules(

@@ -252,10 +252,7 @@ class LandlordShell:
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
-                if tenant.lends:
-                    tenant.fleet.doze(worker)
-                else:  # its KV memory would stay
-                    tenant.fleet.stop_worker(worker)
+                tenant.fleet.doze(worker)
             case e.DrainInstance() | e.ReopenInstance():
                 self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
 

@@ -206,7 +206,7 @@ def declarations(
             wake_s=WAKE_S + weights / LOAD_BYTES_PER_S,
             weight=model.weight,
             pinned=model.pinned,
-            dozes=kind == "cpu" and config.idle.stop_after_s > 0,
+            dozes=config.idle.stop_after_s > 0 and (kind == "cpu" or config.idle.cached_bytes > 0),
             dozing_bytes=BESIDE_WEIGHTS_BYTES[kind],
             keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
             stop_after_s=config.idle.stop_after_s,

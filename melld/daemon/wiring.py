@@ -54,7 +54,7 @@ from melld.errors import ConfigError
 from melld.ids import DeviceName
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
-from melld.landlord.events import DeviceDeclared
+from melld.landlord.events import NEVER, DeviceDeclared
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
@@ -119,7 +119,10 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     template = TemplateProcess(kind, environment)
     landlord = None
     if count > 1:
-        landlord = LandlordShell(Landlord(LandlordSettings(itl_target_s=config.targets.itl_s)), clock)
+        cached_bytes = config.idle.cached_bytes if gpus else NEVER  # on a CPU what dozes keeps no weights
+        landlord = LandlordShell(
+            Landlord(LandlordSettings(host_cache_bytes=cached_bytes, itl_target_s=config.targets.itl_s)), clock
+        )
     shared = CommonParts(gpus, nvml, LocalHost(template), MoveMeters(prometheus_client.REGISTRY), clock, landlord)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts) if landlord is None else ServedModel(parts, landlord.want) for parts in made]

@@ -48,6 +48,20 @@ MEMORY = [
     ),
     Fact("fresh blocks need no zeros with full attention alone", SCHEDULER, "", "self.needs_kv_cache_zeroing ="),
 ]
+SLEEP = [
+    Fact(
+        "level 1 keeps the weights alone", CORE, "EngineCore.sleep", "Level 1: Offload model weights to CPU, discard KV"
+    ),
+    Fact(
+        "an idle engine sleeps at once",
+        CORE,
+        "EngineCore.sleep",
+        "if pause_future is None: model_executor.sleep(level)",
+    ),
+    Fact("nothing is cached then", CORE, "EngineCore.sleep", "clear_prefix_cache = level >= 1"),
+    Fact("waking goes on with requests", CORE, "EngineCore.wake_up", "if fully_awake: self.resume_scheduler()"),
+    Fact("the worker frees what it must", WORKER, "Worker.sleep", "self.sleep_mode_backend.suspend(level)"),
+]
 ASYNC = [
     Fact(
         "a worker's executor can schedule ahead",
@@ -183,7 +197,7 @@ PROCESS = [
         if name.startswith("VLLM_")
     ),
 ]
-FACTS = [*MEMORY, *ASYNC, *RUNNERS, *PROCESS]
+FACTS = [*MEMORY, *SLEEP, *ASYNC, *RUNNERS, *PROCESS]
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)

@@ -157,8 +157,8 @@ def scarce(
     """)
     with DaemonProcess(None, "--config", str(config), harmable=True) as process:
         process.wait_ready()
-        for name in ("third", "other", "demo"):
-            assert process.melld("load", name).returncode == 0
+        for words in (("load", "third"), ("unload", "third"), ("load", "demo"), ("load", "other")):
+            assert process.melld(*words).returncode == 0
         yield process
 
 

@@ -8,6 +8,7 @@ Owns whether the worker dozes.  For the engine thread, between two steps; `resid
 To the daemon a worker that dozes has ended, and one that wakes is new: without links, and its reports begin at 1.
 """
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from melld.engine.worker.report import StepReporter
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
-from melld.engine.worker.residency.weights import Weights
-from melld.engine.worker.start import resident_bytes, warm_up
+from melld.engine.worker.residency.weights import CpuWeights, weights_of
+from melld.engine.worker.start import warm_up
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -48,7 +49,7 @@ class Dozer:
         self._links = links
         self._reporter = reporter
         self._say = say
-        self._weights = Weights(engine)
+        self._weights = weights_of(engine)
         self._is_asked = False
         self._proof: Any = None
         self.dozes = False
@@ -62,18 +63,19 @@ class Dozer:
         lent = self._lent
         if not self._is_asked:
             return
-        refusal = self._weights.refusal if lent is not None else "its KV memory is its own, and would stay"
-        if refusal or lent is None:
+        stays = lent is None and isinstance(self._weights, CpuWeights)
+        refusal = "its KV memory is its own, and would stay" if stays else self._weights.refusal
+        if refusal:
             self._is_asked = False
             self._say(wire.Dozed(failure=refusal))
-        elif lent.empty(len(lent.granted), self._epochs, preempts=False) is not None:
+        elif lent is None or lent.empty(len(lent.granted), self._epochs, preempts=False) is not None:
             self._is_asked = False
-            self._proof = self._prove(lent)
+            self._proof = self._prove()
             self._links.close_all()
             self._weights.drop()
             ctypes.CDLL(None).malloc_trim(0)
             self.dozes = True
-            self._say(wire.Dozed(resident_bytes=resident_bytes(self._engine)))
+            self._say(wire.Dozed(resident_bytes=self._weights.held_bytes))
 
     def wake(self, ready: wire.WorkerReady) -> None:
         """Read the weights again and say `ready`.
@@ -82,17 +84,16 @@ class Dozer:
             RuntimeError: they are not what they were.
         """
         began_s = time.monotonic()
-        assert self._lent is not None
         self._weights.restore()
         self.dozes = False
-        if (proof := self._prove(self._lent)) != self._proof:
+        if (proof := self._prove()) != self._proof:
             raise RuntimeError(f"with its weights read again the model answers {proof}, not {self._proof}")
         self._reporter.begin_again()
         self._say(msgspec.structs.replace(ready, load_s=time.monotonic() - began_s))
 
-    def _prove(self, lent: LentBlocks) -> Any:
+    def _prove(self) -> Any:
         """Return the token that the warm-up makes, and its log-probability."""
-        with self._budget.lifted(), lent.borrowed():
+        with self._budget.lifted(), self._lent.borrowed() if self._lent is not None else contextlib.nullcontext():
             output = warm_up(self._engine, logprobs=0)
         assert output.new_logprobs is not None
         return output.new_token_ids, output.new_logprobs.logprobs.tolist()

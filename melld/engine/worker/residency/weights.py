@@ -1,13 +1,16 @@
-"""Lets go of an engine's weights on the CPU, and reads them again from the model's files.
+"""Lets go of an engine's weights, and brings them back.
 
-Knows where vLLM's CPU layers keep them: in parameters, and packed for oneDNN by what a layer's `cpu_linear` refers to
-(`dispatch_cpu_unquantized_gemm`).  vLLM's own reload makes both anew, by the code of a first load; only compiled graphs
-would keep addresses of the old ones.
+CPU    freed, and read again from the model's files: where vLLM's layers keep them is known here, in parameters, and
+packed for oneDNN by what a layer's `cpu_linear` refers to (`dispatch_cpu_unquantized_gemm`).  vLLM's own
+reload makes both anew, by the code of a first load; only compiled graphs would keep the old addresses.
+CUDA   vLLM's sleep mode, level 1: copied to the machine's memory; KV memory is freed with them.  Not tried yet.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from melld.engine.worker.start import block_bytes_of, resident_bytes
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -15,10 +18,11 @@ if TYPE_CHECKING:
 FORMATS = ("auto", "hf", "safetensors")
 
 
-class Weights:
-    """The weights of one engine with one device."""
+class CpuWeights:
+    """The weights of one engine with one CPU device."""
 
     def __init__(self, engine: "EngineCore") -> None:
+        self._engine = engine
         self._config = engine.vllm_config
         self._executor: Any = engine.model_executor
         self._sizes: list[tuple[torch.UntypedStorage, int]] = []
@@ -28,8 +32,8 @@ class Weights:
     def refusal(self) -> str:
         """Return why these weights cannot be read again; empty if they can."""
         config = self._config
-        if config.device_config.device_type != "cpu" or config.parallel_config.world_size > 1:
-            return "only a worker with one CPU device can let go of its weights"
+        if config.parallel_config.world_size > 1:
+            return "only a worker with one device can let go of its weights"
         if not config.model_config.enforce_eager:
             return "compiled graphs keep the addresses of its weights"
         if config.lora_config is not None or config.speculative_config is not None:
@@ -62,9 +66,58 @@ class Weights:
             if "cpu_linear" not in vars(layer):  # its weight is another layer's
                 layer.quant_method.process_weights_after_loading(layer)
 
+    @property
+    def held_bytes(self) -> int:
+        """Return what the process holds now."""
+        return resident_bytes(self._engine)
+
     def _runner(self) -> Any:
         return self._executor.driver_worker.worker.model_runner
 
     def _model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._runner().get_model()
         return model
+
+
+class SleepMode:
+    """The weights and the KV memory of one engine, as vLLM's sleep mode frees them (`EngineCore.sleep`)."""
+
+    def __init__(self, engine: "EngineCore") -> None:
+        self._engine = engine
+        self._freed_bytes = 0
+
+    @property
+    def refusal(self) -> str:
+        """Return why the engine cannot sleep; empty if it can."""
+        return "" if self._engine.vllm_config.model_config.enable_sleep_mode else "vLLM's sleep mode is off"
+
+    def drop(self) -> None:
+        """Copy the weights to the machine's memory; free theirs, and KV memory."""
+        free_bytes = _free_bytes()
+        self._engine.sleep(1)
+        self._freed_bytes = _free_bytes() - free_bytes
+
+    def restore(self) -> None:
+        """Copy the weights back.
+
+        Raises:
+            RuntimeError: vLLM has not woken.
+        """
+        if not self._engine.wake_up():
+            raise RuntimeError("vLLM has not woken from its sleep")
+        self._freed_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what the process holds now on its device."""
+        kv_bytes = block_bytes_of(self._engine) * self._engine.scheduler.kv_cache_config.num_blocks
+        return max(resident_bytes(self._engine) + int(kv_bytes) - self._freed_bytes, 0)
+
+
+def weights_of(engine: "EngineCore") -> CpuWeights | SleepMode:
+    """Return the weights of this engine, by its kind of device."""
+    return CpuWeights(engine) if engine.vllm_config.device_config.device_type == "cpu" else SleepMode(engine)
+
+
+def _free_bytes() -> int:
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
