@@ -11,7 +11,7 @@ import pytest
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
-from tests.tiny_models import make_adapter, make_drafter, make_windowed
+from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_windowed
 
 pytestmark = pytest.mark.long
 LONG = GREEDY | {"max_tokens": 200}
@@ -31,6 +31,13 @@ def with_drafter(directory: Path) -> tuple[str, ...]:
     return ("--set", f"model.vllm.speculative_config={config}")
 
 
+def with_head(directory: Path) -> tuple[str, ...]:
+    make_small_model(directory / "demo")
+    make_eagle(directory / "demo", directory / "head")
+    config = f'{{method = "eagle", model = "{directory / "head"}", num_speculative_tokens = 3}}'
+    return ("--set", f"model.vllm.speculative_config={config}")
+
+
 def with_windows(directory: Path) -> tuple[str, ...]:
     make_windowed(directory / "demo")
     return ()
@@ -39,6 +46,7 @@ def with_windows(directory: Path) -> tuple[str, ...]:
 KINDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "adapter": with_adapter,
     "drafter": with_drafter,
+    "eagle": with_head,
     "windows": with_windows,
 }
 

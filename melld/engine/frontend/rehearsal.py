@@ -43,7 +43,10 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
         if vllm_config.model_config.has_inner_state:
-            raise ConfigError("[model] path", "a model with Mamba layers: melld's workers do not hold its state")
+            raise ConfigError(
+                "[model] path",
+                "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
+            )
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
