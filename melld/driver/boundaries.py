@@ -204,13 +204,12 @@ class BoundaryKeeper:
     async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
         """Measure the bytes per epoch from one worker to the other; None if there is none, or it cannot be measured."""
         source, destination = pair
-        ready = self._fleet.ready[source]
-        if not (ready.far_kv_handle or self._fleet.are_near(source, destination)):
+        ready = self._fleet.ready.get(source)  # it may have ended since the measurement began
+        if ready is None or not (ready.far_kv_handle or self._fleet.are_near(source, destination)):
             return None
-        blocks = ready.total_blocks
         measured = await self._ask(
             destination,
-            lambda call: wire.MeasureLink(call=call, peer=source, blocks=blocks, seconds=seconds),
+            lambda call: wire.MeasureLink(call=call, peer=source, blocks=ready.total_blocks, seconds=seconds),
             seconds,
             notes,
         )

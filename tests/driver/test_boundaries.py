@@ -13,7 +13,7 @@ from melld.daemon.boundaries import FILE, boundary_settings, fingerprint_of, seg
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings, NotMeasured
 from melld.engine.fleet.calls import Calls
 from melld.engine.wire import messages as wire
-from tests.serve.offline_daemon import W0, W1, OfflineDaemon
+from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 HERE = {"hardware": "a machine", "model": "m", "melld": "1", "vllm": "2", "settings": "s"}
 
@@ -110,6 +110,18 @@ async def test_what_one_worker_cannot_tell_is_noted_and_has_the_default(tmp_path
     report = await measured(daemon, keeper(daemon, tmp_path), partly)
     assert [batch for batch, _ in report.boundaries.prefill[W0]] == [0, 1, 4]
     assert report.notes == tuple(f"{name}: its KV cache is too small for that" for name in ("w0", "w1", "w2"))
+
+
+async def test_a_worker_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """The rest is measured: neither a death nor an idle worker's rest ends the daemon."""
+    daemon = OfflineDaemon()
+
+    def dies(ask: Any) -> wire.UtilityDone:
+        daemon.fleet.ready.pop(W0, None)
+        return figures(ask)
+
+    report = await measured(daemon, keeper(daemon, tmp_path), dies)
+    assert report.boundaries.links.keys() == {W1, W2}
 
 
 async def test_what_links_share_counts_before_it_is_measured(tmp_path: Path) -> None:
