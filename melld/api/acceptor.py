@@ -1,4 +1,4 @@
-"""Accepts connections while file descriptors are to spare; otherwise leaves them in the kernel's queue.
+"""Accepts connections while file descriptors and memory are to spare; else leaves them in the kernel's queue.
 
 Owns a listening socket.  libuv's own server accepts connections that it has no descriptor for and closes them at once.
 """
@@ -54,6 +54,11 @@ class Acceptor:
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # of memory, say: the connection waits, and must not be tried in every turn
+                log.warning("new connections wait: %s", error)
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
                 return
             task = self._loop.create_task(self._join(connection))
             self._joining.add(task)

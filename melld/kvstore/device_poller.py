@@ -54,7 +54,12 @@ class _Lane:
             loop = asyncio.get_running_loop()
             self._open = loop.create_future()
             arguments = (self._ask, self._open, loop)
-            threading.Thread(target=_answer, args=arguments, name=f"read {self.device}", daemon=True).start()
+            thread = threading.Thread(target=_answer, args=arguments, name=f"read {self.device}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread is to be had now
+                state = DeviceState.UNAVAILABLE
+                self._open.set_result(DeviceReading(device=self.device, state=state, reason=str(error)))
         return self._open
 
     def answer(self, question: Question, deadline_s: float) -> DeviceReading:

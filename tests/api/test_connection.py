@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import uvloop
@@ -244,3 +246,34 @@ async def test_small_chunks_are_a_body_up_to_a_bound(chunk_bytes: int, body_byte
             answer = await asyncio.to_thread(talk, client, chunked(chunk * (body_bytes // chunk_bytes)))
         assert answer.split()[1] == str(status).encode()
         assert status == 400 or answer.endswith(str(body_bytes).encode())
+
+
+async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
+    """It is tried again after a while, not in every turn of the loop, and comes through."""
+    tries, faults = list[int](), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, fault: faults.append(fault))
+
+    class Short(socket.socket):
+        """The first two accepted connections find no memory."""
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            tries.append(1)
+            if len(tries) <= 2:
+                raise OSError(errno.ENOBUFS, "No buffer space available")
+            return super().accept()
+
+    joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    class Greeted(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            joined.set_result(None)
+            transport.close()
+
+    listener = Short()
+    listener.bind(("127.0.0.1", 0))
+    acceptor = Acceptor(listener, Greeted)
+    acceptor.start()
+    with socket.create_connection(listener.getsockname()):
+        await asyncio.wait_for(joined, 20)
+    acceptor.stop()
+    assert faults == []

@@ -49,3 +49,17 @@ async def test_a_source_may_come_later() -> None:
     assert await poller.read() == {}
     poller.set_source("cpu:0", lambda: OK)
     assert await poller.read() == {"cpu:0": OK}
+
+
+async def test_without_a_thread_to_spare_there_is_no_reading_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine at its limit of threads must not end the daemon; the next reading may succeed."""
+    poller = DevicePoller({"cpu:0": lambda: OK})
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", fail)
+        reading = (await poller.read())["cpu:0"]
+    assert (reading.state, reading.reason) == (DeviceState.UNAVAILABLE, "can't start new thread")
+    assert await poller.read() == {"cpu:0": OK}

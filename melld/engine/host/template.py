@@ -69,8 +69,8 @@ class TemplateProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lines = OutputLines(self._printed)
         write_end = self._lines.open()
-        with theirs:
-            code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
+        code = BEGIN.format(path=[entry or str(Path.cwd()) for entry in sys.path])
+        try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter
                 [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), self._device_kind],
                 pass_fds=(theirs.fileno(),),
@@ -79,7 +79,12 @@ class TemplateProcess:
                 stdout=write_end,
                 stderr=write_end,
             )
-        os.close(write_end)
+        except OSError:  # no process or memory is left for it now
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
         ours.setblocking(False)
         self._control = ours
         self._fate = Fate()
@@ -100,11 +105,12 @@ class TemplateProcess:
         self.start()
         assert self._control is not None
         self._numbers += 1
-        birth = self._births[self._numbers] = Birth(self._numbers, on_forked, on_exited)
+        birth = Birth(self._numbers, on_forked, on_exited)
         packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
         assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` follows
             socket.send_fds(self._control, [packet], descriptors)
+        self._births[birth.number] = birth
         return birth
 
     def kill(self, birth: Birth) -> None:

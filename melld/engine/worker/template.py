@@ -142,7 +142,14 @@ class Template:
         sys.stdout.flush()
         sys.stderr.flush()
         template_pid, is_whole = os.getpid(), has_one_thread()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process or memory is left: this process must go on, or all its children end
+            os.write(descriptors[1], f"OSError: {error}\n".encode())
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._tell(WorkerExited(number=asked.number, exit_code=1))
+            return
         if pid == 0:
             self._become(asked, descriptors, template_pid, is_whole)
         for descriptor in descriptors:

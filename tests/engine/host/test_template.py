@@ -1,11 +1,14 @@
 """The template process as the daemon sees it: what it makes may be gone before the daemon has heard of that."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+
+import pytest
 
 from melld.engine.host.template import Birth, TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
@@ -43,3 +46,31 @@ async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:
     """Nothing that it printed has to do with it."""
     cause = await end_of_a_template(lambda pid: os.kill(pid, signal.SIGTERM))
     assert cause == "its template process ended by SIGTERM"
+
+
+async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates_end() -> None:
+    """Its caller was told at once; the others must hear of the end."""
+    template = TemplateProcess("cpu", {})
+    told: list[int] = []
+    spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
+    for number, descriptors in enumerate([(9999, 9999), (0, 0)]):
+        with contextlib.suppress(OSError):
+            template.spawn(spec, descriptors, lambda _pid: None, lambda _code, _cause, who=number: told.append(who))
+    template.stop()
+    assert told == [1]
+
+
+async def test_a_template_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new try would take another from those that lack already."""
+    pipes: list[tuple[int, int]] = []
+    make = os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: pipes.append(make()) or pipes[-1])
+
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process is to be had")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(BlockingIOError):
+        TemplateProcess("cpu", {}).start()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pipes[0][1])
