@@ -269,7 +269,7 @@ class Api:
                         await response.write(text.encode())
                         keep_alive.spoke()
                         exchange.events += 1
-                    await response.write_eof()
+                await response.write_eof()  # no comment may follow the end, which a slow reader keeps waiting
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
