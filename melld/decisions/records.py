@@ -3,7 +3,7 @@
 Owns the encoding of facts and decisions; never writes a file (`file` and the simulator's caller do) and never decides.
 Records have the keys `at` (seconds) and `kind`, and then:
 
-    worker    worker, capacity_bytes (zero: it is gone and its requests have no worker), slots
+    worker    worker, capacity_bytes, slots; with `gone` it is gone, and its requests have no worker
     share     worker, shared_bytes: bytes that sharing saves there, out of the sum of its requests' sizes
     arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key);
               cached_tokens, where workers may have the prompt's beginning: how many tokens, by worker
@@ -169,7 +169,7 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, Record]]:
             rest = _fields(event, "worker", "capacity_bytes", "slots", "machine", "block_bytes")
             yield "worker", rest if event.steady else {**rest, "steady": False}
         case events.WorkerDown():
-            yield from (("worker", {"worker": one, "capacity_bytes": 0}) for one in event.workers)
+            yield from (("worker", {"worker": one, "capacity_bytes": 0, "gone": True}) for one in event.workers)
         case events.WorkerCapacityChanged():
             yield "worker", _fields(event, "worker", "capacity_bytes")
         case events.WorkersPaced():

@@ -157,7 +157,7 @@ def _worker_event(fact: dict[str, Any], others: tuple[WorkerId, ...]) -> AnyEven
         return events.WorkerUp(at_s, worker, capacity_bytes, *offered, steady=fact.get("steady", True))
     if "slots" in fact:
         return events.WorkerSlotsChanged(at_s, worker, fact["slots"])
-    if capacity_bytes == 0:
+    if "gone" in fact:
         return events.WorkerDown(at_s, worker, others)
     return events.WorkerCapacityChanged(at_s, worker, capacity_bytes)
 

@@ -133,7 +133,7 @@ class Stories:
                 continue
             event = event or event_in_words(records)
             if record["kind"] == "worker":
-                if record["capacity_bytes"] == 0:
+                if "gone" in record:
                     self._worker_gone(record, event)
             else:
                 self._request(record, event)
@@ -185,7 +185,7 @@ def event_in_words(records: Sequence[Record]) -> str:
         return "an epoch started"
     kind, request, worker = fact["kind"], fact.get("request"), fact.get("worker")
     match kind:
-        case "worker" if fact["capacity_bytes"] == 0:
+        case "worker" if "gone" in fact:
             gone = [str(record["worker"]) for record in records if record["kind"] == "worker"]
             return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         case "worker" if "machine" in fact:

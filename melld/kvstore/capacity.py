@@ -27,7 +27,7 @@ class CapacityRule:
     def seen(self, reading: DeviceReading) -> int | None:
         """Return the new capacity if it must be reported, else None (no change, or the device does not tell).
 
-        The capacity is in whole blocks and at least one: zero would mean that the worker is gone.
+        The capacity is in whole blocks and at least one.
         """
         others_bytes = reading.used_by_others_bytes
         if reading.state is not DeviceState.OK or others_bytes is None:

@@ -130,7 +130,7 @@ class Auditor:
         if "slots" in record:
             self.slots[worker] = int(record["slots"])  # type: ignore[call-overload]
         self.touched.add(worker)
-        if self.capacity[worker] == 0:
+        if "gone" in record:
             self.on_gone(worker)
 
     def on_gone(self, worker: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from melld.decisions.recorder import Recorder
 from melld.decisions.records import Record, decision_record, encode, header_record, is_decision
 from melld.decisions.replay import Replayed, ReplaySettings, UnusableLog, as_event, replay
+from melld.decisions.stories import Happened, stories_of
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role
@@ -90,6 +91,16 @@ def test_a_worker_of_few_slots_says_so() -> None:
     records = history(*UP, e.WorkerSlotsChanged(1.0, "w1", 2))
     assert records[-1] == {"at": 1.0, "kind": "worker", "worker": "w1", "capacity_bytes": 1000, "slots": 2, "step": 3}
     assert replayed(records).difference is None
+
+
+def test_a_worker_that_may_hold_nothing_now_is_not_gone() -> None:
+    """Of several models one may have no memory for a while: its log can be replayed, and its stories are true."""
+    lent = [e.WorkerUp(0.0, "w0", 1000, 0), e.WorkerCapacityChanged(0.0, "w0", 0), e.WorkerSlotsChanged(0.0, "w0", 4)]
+    given = [e.WorkerCapacityChanged(1.0, "w0", 1000), e.RequestArrived(2.0, "r1", 100)]
+    taken = [e.WorkerCapacityChanged(3.0, "w0", 0), e.WorkerSlotsChanged(3.0, "w0", 3)]
+    records = history(*lent, *given, *taken)
+    assert replayed(records).difference is None
+    assert [line.what for line in stories_of(records).story("r1").lines] == [Happened.ARRIVED, Happened.PLACED]
 
 
 def test_a_log_of_an_unknown_policy_is_refused() -> None:
