@@ -52,8 +52,9 @@ class Attainment:
             case events.RequestFinished():
                 self._ended(event)
         for command in commands:
-            if isinstance(command, events.ShedRequest) and self._arrived.pop(command.request, None) is not None:
-                self.judged += 1
+            if isinstance(command, events.ShedRequest | events.RefuseRequest):
+                was_known = self._arrived.pop(command.request, None) is not None
+                self.judged += was_known and isinstance(command, events.ShedRequest)
 
     def _ended(self, event: events.RequestFinished) -> None:
         arrived_s, prompt_tokens = self._arrived.pop(event.request, (0.0, 0))

@@ -54,6 +54,7 @@ class LandlordShell:
         self._by_worker: Mapping[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
+        self._is_telling = False
         self._first = FirstLoads(lambda _place: None)
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._opening: set[ModelName] = set()
@@ -121,11 +122,19 @@ class LandlordShell:
             self.hear(need)
 
     def tell_offers(self) -> None:
-        """Tell each idle scheduler; one that is handling an event is told afterwards, perhaps with newer facts."""
-        for worker in list(self._offers):
-            tenant = self._by_worker[worker]
-            if not tenant.is_busy and (offer := self._offers.pop(worker, None)) is not None:
-                tenant.tell(offer)
+        """Tell each scheduler that is at rest; one that handles an event is told afterwards, by then perhaps anew.
+
+        One offer after the other: a scheduler decides on the first part of one, which changes others, and comes back
+        here; the rest of the first would then undo what is newer.
+        """
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while (worker := next((one for one in self._offers if not self._by_worker[one].is_busy), None)) is not None:
+                self._by_worker[worker].tell(self._offers.pop(worker))
+        finally:
+            self._is_telling = False
 
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
@@ -141,6 +150,8 @@ class LandlordShell:
 
     def wanted(self, worker: WorkerId) -> None:
         """See `WorkerOwner`."""
+        if worker in self._last_offers:  # its scheduler was not told of it while an operator kept it out of service
+            self._offers[worker] = self._last_offers[worker]
         self.hear(e.WorkerActivated(self._clock(), worker))
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:

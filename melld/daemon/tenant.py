@@ -35,7 +35,8 @@ class Tenant:
         match event:
             case events.RequestArrived():
                 self._count(arrivals=1)
-                self._sizes[event.request] = event.kv_bytes
+                if event.request in self.model.parts.cluster.requests:  # else it was refused
+                    self._sizes[event.request] = event.kv_bytes
             case events.RequestsGrew():
                 self._sizes |= {name: size for name, size in event.kv_bytes.items() if name in self._sizes}
             case events.RequestFinished():
@@ -97,7 +98,9 @@ class Tenant:
         capacity_bytes = offer.capacity_bytes
         if not self.lends:
             capacity_bytes = self._offer.capacity_bytes if capacity_bytes else 0
-        if capacity_bytes and (place.is_ready or offer.wake_s):  # else it has just died, which is not told yet
+        if (
+            capacity_bytes and (place.is_ready or offer.wake_s) and not place.stays_out
+        ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
         self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
 

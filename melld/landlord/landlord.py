@@ -237,14 +237,17 @@ class Landlord:
             if one.state is S.DRAINING and one.drained_for is Why.FEWER:
                 self.tenure.keep(one, self._now_s)
                 coming = True
-        if model.declared.pinned and not coming and (choice := self.housing.choose(model, self._now_s)) is not None:
+        in_vain = waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s
+        choice = None
+        if not coming and (model.declared.pinned or in_vain):  # its scheduler may know of nowhere: workers are drained
+            choice = self.housing.choose(model, self._now_s)
+        if choice is not None:
             model.choice = choice
             self.tenure.want(choice.instance, self._now_s)
-        elif waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s:
-            if coming:
-                self.tenure.make_room(model, self._now_s)
-            else:
-                self.tenure.swap(model, self._now_s)
+        elif in_vain and coming:
+            self.tenure.make_room(model, self._now_s)
+        elif in_vain:
+            self.tenure.swap(model, self._now_s)
 
     # ---- afterwards
 

@@ -101,18 +101,18 @@ class Tenure:
 
     def swap(self, model: DeclaredModel, now_s: float) -> None:
         """Unload the instance with the least work for a model that fits nowhere."""
-        if self._housing.choose(model, now_s) is None:
-            pair = self._housing.swap_victim(model, now_s)
-            if pair is not None:
-                victim, heir = pair
-                self.drain(victim, Why.SWAPPED, now_s)
-                self.want(heir, now_s)
+        pair = self._housing.swap_victim(model, now_s)
+        if pair is not None:
+            victim, heir = pair
+            self.drain(victim, Why.SWAPPED, now_s)
+            self.want(heir, now_s)
 
     def make_room(self, model: DeclaredModel, now_s: float) -> None:
         """Unload the longest unused model beside one that is short of memory, for KV or for its weights."""
         for one in model.instances:
             short = one.state in (S.READY, S.CLEARING)
-            victim = next(self._housing.idle(one.house, now_s), None) if short else None
+            others = (other for other in self._housing.idle(one.house, now_s) if other.model is not model)
+            victim = next(others, None) if short else None
             if victim is not None:
                 self.leave(victim, Why.EVICTED, now_s)
                 return
@@ -128,6 +128,8 @@ class Tenure:
         idle = instance.state is S.READY and not instance.requests and not declared.pinned
         if idle and now_s - instance.idle_since_s >= declared.keep_alive_s:
             self.leave(instance, Why.IDLE, now_s)
+        if instance.state in ABSENT and instance.requests:  # they came while it left, or before its load failed
+            self.want(instance, now_s)
 
     def use_fewer(self, now_s: float, is_short: bool) -> None:
         """Empty the least used device, once that has been possible for long enough to earn the loads back.

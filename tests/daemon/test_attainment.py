@@ -75,3 +75,13 @@ def test_a_slow_model_is_promised_half_of_its_best() -> None:
     for _ in range(200):
         attainment.heard(events.WorkersPaced(5.0, {W0: events.WorkerPace(0.1, 1.0, 1.0)}), [])
     assert 0.18 < (attainment.itl_target_s or 0.0) < 0.22
+
+
+def test_who_is_refused_is_forgotten() -> None:
+    """Nothing is kept of requests that could never run, however many come."""
+    attainment = Attainment(TARGETS, {})
+    request = RequestId("huge")
+    refused = events.RefuseRequest(Reason.TOO_LARGE, request, 5, 4)
+    attainment.heard(events.RequestArrived(10.0, request, 5, 10), [refused])
+    assert attainment._arrived == {}
+    assert counts(attainment) == (0, 0, 0, 0)

@@ -282,3 +282,10 @@ def test_commands_name_their_cause() -> None:
     landlord.handle(e.ModelsMeasured(0.0, {}))
     commands = landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0"), id=EventId(7)))
     assert {command.cause for command in commands} == {7}
+
+
+def test_what_waits_in_vain_for_a_place_that_nobody_asks_for_gets_it() -> None:
+    """The scheduler does not know the worker there: an operator had taken it out of service, and it has come back."""
+    town = Town(estate("chat", "code", devices=2))
+    loads = [(at_s, of(e.LoadModel, town.pass_time(float(at_s), chat=WAITS))) for at_s in range(11)]
+    assert [load for load in loads if load[1]] == [(10, ["chat@d0"])]

@@ -167,6 +167,8 @@ class Supervisor:
         place.step("stop")
         if place.may("ended"):  # it was about to be started
             place.step("ended")
+            if self.owner is not None:
+                self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before its start", expected=True))
 
     def sleep(self, worker: WorkerId) -> None:
         """Mark a ready worker as asleep.  Its process stays as it is until `stop_worker`."""

@@ -303,3 +303,37 @@ def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
         await daemon.close()
 
     run_virtually(told)
+
+
+class Owner:
+    """Hears of the workers that it owns."""
+
+    def __init__(self) -> None:
+        self.ended: list[WorkerEnded] = []
+
+    def wanted(self, worker: WorkerId) -> None: ...
+    def worker_ready(self, worker: WorkerId, ready: Any) -> None: ...
+    def worker_gone(self, worker: WorkerId) -> None: ...
+    def tell_offers(self) -> None: ...
+
+    def worker_ended(self, _worker: WorkerId, ended: WorkerEnded) -> None:
+        self.ended.append(ended)
+
+
+def test_an_owner_hears_that_a_start_which_rests_after_a_death_was_called_off() -> None:
+    """It would wait for ever for a worker that an operator has taken out of service meanwhile."""
+
+    async def told(loop: VirtualLoop) -> None:
+        owner = Owner()
+        daemon = VirtualDaemon(loop, workers=1, owner=owner)
+        supervisor = daemon.fleet.supervisor
+        assert supervisor.load(W0)
+        await daemon.settle()
+        daemon.worker(W0).die(1)
+        assert supervisor.load(W0)
+        await daemon.settle()
+        assert supervisor.places[W0].process is None
+        supervisor.stop_worker(W0, stay_out=True)
+        assert [ended.expected for ended in owner.ended] == [False, True]
+
+    run_virtually(told)

@@ -69,14 +69,17 @@ class VirtualDaemon:
         policy: str = "mell-plus",
         health: HealthConfig = SOON_STEADY,
         machines: int = 1,
+        owner: Any = None,
+        name: str = "w",
+        host: Callable[[], VirtualHost] = VirtualHost,
     ) -> None:
-        self.names = [WorkerId(f"w{index}") for index in range(workers)]
+        self.names = [WorkerId(f"{name}{index}") for index in range(workers)]
         specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
         slots = [
             Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec, machine=f"m{number}", machine_number=number)
             for number, spec in zip(itertools.cycle(range(machines)), specs, strict=False)
         ]
-        self.hosts = {slot.machine: VirtualHost() for slot in slots}
+        self.hosts = {slot.machine: host() for slot in slots}
         settings = SchedulerSettings(ClusterSettings(retire_after_s=0.5))
         scheduler = Scheduler(POLICIES[policy], settings)
         self.cluster = scheduler.cluster
@@ -84,12 +87,13 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
+        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=owner)
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries().for_epochs_of(0.1))
-        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1)
+        on_rest = () if owner is None else (owner.tell_offers,)
+        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1, *on_rest)
         self.drains = self.driver.drains
         self.idle = IdleWorkers(self.fleet, self.cluster, REST, loop.time)
         self.clients: dict[RequestId, list[int]] = {}

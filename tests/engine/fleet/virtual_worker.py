@@ -97,6 +97,7 @@ class VirtualWorker:
     reports: int = 0
     order: CommandOrder = field(default_factory=CommandOrder)
     parked: dict[str, Any] = field(default_factory=dict)
+    total_blocks: int = BLOCKS
 
     def told(self, message: Any, payload: list[bytes]) -> None:
         if isinstance(message, wire.Ping) and not self.hung:  # an I/O thread's, whatever the engine does
@@ -120,7 +121,7 @@ class VirtualWorker:
         self.ready = True
         self.say(
             wire.WorkerReady(
-                pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+                pid=1, total_blocks=self.total_blocks, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
                 max_requests=SLOTS, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
                 kv_handle=b"memory",
             )
@@ -213,7 +214,9 @@ class VirtualWorker:
         self.report()
 
     def _check_room(self) -> None:
-        assert self.used_blocks <= BLOCKS, f"{self.name} was given more than it holds: {self.copies} {self.rooms}"
+        assert self.used_blocks <= self.total_blocks, (
+            f"{self.name} was given more than it holds: {self.copies} {self.rooms}"
+        )
         assert len(self.copies) + len(self.rooms) <= SLOTS, f"{self.name} was given more than it has slots"
 
     def _forget(self, request: str) -> None:
@@ -231,7 +234,9 @@ class VirtualWorker:
         gone, self.gone = [request for request in self.gone if request not in blocks], []
         used_blocks = self.used_blocks
         shared_blocks = self._named_blocks - used_blocks
-        done = wire.StepDone(self.reports, 0.01, used_blocks, BLOCKS, blocks, leases or {}, gone, shared_blocks)
+        done = wire.StepDone(
+            self.reports, 0.01, used_blocks, self.total_blocks, blocks, leases or {}, gone, shared_blocks
+        )
         self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
 
     # -- migrations

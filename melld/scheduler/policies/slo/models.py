@@ -42,9 +42,10 @@ class StepModel:
             self._prior = _prior(pace.step_s, worker.capacity_bytes)
             self._stale = True
         expected_s = self.step_s(None, pace.decodes, pace.kv_bytes)
-        factor = self._factors.get(worker.id, 1.0)
-        factor += SMOOTHING * (pace.step_s / expected_s - factor)
-        self._factors[worker.id] = min(max(factor, 1.0 / SLOWEST), SLOWEST)
+        if expected_s > 0.0:  # else nothing but decodes cost time so far, and there were none
+            factor = self._factors.get(worker.id, 1.0)
+            factor += SMOOTHING * (pace.step_s / expected_s - factor)
+            self._factors[worker.id] = min(max(factor, 1.0 / SLOWEST), SLOWEST)
         keep = 1.0 - 1.0 / REMEMBERED
         new = sums_of((1.0, pace.decodes, pace.kv_bytes), pace.step_s)
         self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]

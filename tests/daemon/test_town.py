@@ -1,0 +1,47 @@
+"""Several models under random histories: whatever happens, every request of every model comes to its end."""
+
+import os
+import random
+
+import pytest
+
+from melld.daemon.landlord import LandlordShell
+from melld.ids import WorkerId
+from melld.landlord.events import OfferCapacity, Why
+from melld.landlord.landlord import Landlord
+from tests.daemon.virtual_town import CHOICES, play
+
+HISTORIES = int(os.environ.get("MELLD_HISTORIES", "12"))
+TOLD = [(2, 60), (16, 60), (17, 60), (198, 90)]
+"""Histories that once went wrong."""
+
+
+@pytest.mark.parametrize(("seed", "length"), [*TOLD, *((1000 + number, 90) for number in range(HISTORIES))])
+def test_whatever_happens_every_request_of_every_model_comes_to_its_end(seed: int, length: int) -> None:
+    """Deaths, hangs, drains, unloads and loads that fail, in any order."""
+    chance = random.Random(seed)
+    play([chance.randrange(CHOICES) for _ in range(length)])
+
+
+def test_a_newer_offer_is_not_undone_by_the_rest_of_an_older_one() -> None:
+    """A scheduler decides on the first part of what it is told, and that changes what there is."""
+    told: list[str] = []
+    older, newer = (OfferCapacity(WorkerId("w0"), Why.ROOM, capacity_bytes, 0.0) for capacity_bytes in (9000, 0))
+
+    class Deciding:
+        """Its scheduler places a request at once, and the Landlord offers less."""
+
+        is_busy = False
+
+        def tell(self, offer: OfferCapacity) -> None:
+            told.append(f"{offer.capacity_bytes} begins")
+            if offer is older:
+                shell._offers[offer.worker] = newer
+                shell.tell_offers()
+            told.append(f"{offer.capacity_bytes} ends")
+
+    shell = LandlordShell(Landlord(), lambda: 0.0)
+    shell._by_worker = {older.worker: Deciding()}  # type: ignore[dict-item]
+    shell._offers[older.worker] = older
+    shell.tell_offers()
+    assert told == ["9000 begins", "9000 ends", "0 begins", "0 ends"]

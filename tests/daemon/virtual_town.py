@@ -1,0 +1,386 @@
+"""Several models on shared devices as they are in a daemon, over workers without a model, and their histories.
+
+The Landlord and its shell, fleets, supervisors, drivers, schedulers and drains are the real ones.  A granule holds a
+block.  For hours: `MELLD_HISTORIES=1000000 pytest tests/daemon/test_town.py`.
+"""
+
+import asyncio
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from melld.config import Config, ModelConfig
+from melld.daemon.landlord import LandlordShell
+from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel, Unloaded
+from melld.daemon.tenant import Tenant
+from melld.driver.idle import IdleWorkers
+from melld.engine.fleet.request import RequestKilledWorkers
+from melld.engine.host.ports import Ear
+from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
+from melld.errors import MelldError
+from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord import events as e
+from melld.landlord.instance import ON_DEVICE, InstanceState
+from melld.landlord.landlord import Landlord
+from melld.landlord.tenure import LandlordSettings
+from melld.scheduler.idle import IdleSettings
+from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
+from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker
+from tests.kvstore.laws import check_ledger
+from tests.scheduler.law import check_cluster
+
+WEIGHTS = 4
+ENDINGS = (RequestKilledWorkers, ModelNotLoaded, Unloaded)
+POLICIES = ("mell-slo", "mell-plus", "best-fit")
+
+
+@dataclass
+class Borrower(VirtualWorker):
+    """A worker whose KV memory is lent."""
+
+    granules: set[int] = field(default_factory=set)
+
+    def obey(self, willing: bool = True) -> None:
+        message = self.inbox[0][0] if self.inbox else None
+        if not isinstance(message, wire.GrantGranules | wire.TakeGranules) or not self.ready or self.hung:
+            super().obey(willing)
+            return
+        self.inbox.popleft()
+        if isinstance(message, wire.GrantGranules):
+            self.granules |= set(message.granules)
+            return
+        spare = max(len(self.granules) - self.used_blocks, 0) if willing else 0
+        given = tuple(sorted(self.granules)[len(self.granules) - min(message.granules, spare) :])
+        self.granules -= set(given)
+        self.say(wire.GranulesReturned(take=message.take, granules=given))
+
+
+class BorrowersHost(VirtualHost):
+    """Makes them."""
+
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
+        asyncio.get_running_loop().call_soon(ear.forked, 0)
+        worker = self.workers[spec.worker] = Borrower(spec.worker, ear, total_blocks=40)
+        return VirtualChild(worker)
+
+
+class Town:
+    """Models `a`, `b`, ... on devices of so many granules; the first is pinned if `pinned`.  `start` first."""
+
+    def __init__(
+        self, loop: VirtualLoop, models: int = 2, devices: int = 2, granules: int = 14,
+        keep_alive_s: float = 300.0, policy: str = "mell-slo", pinned: bool = False,
+    ) -> None:  # fmt: skip
+        self.loop = loop
+        self.shell = LandlordShell(Landlord(LandlordSettings()), loop.time)
+        self.shell._done = self._done  # type: ignore[method-assign]
+        self.names = [ModelName("abcdef"[number]) for number in range(models)]
+        self.daemons: dict[ModelName, VirtualDaemon] = {}
+        self.models: dict[ModelName, ServedModel] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.failures: list[BaseException] = []
+        self.refused: list[MelldError] = []
+        houses = [DeviceName(f"d{number}") for number in range(devices)]
+        declared: list[e.AnyLandlordEvent] = [
+            e.DeviceDeclared(loop.time(), house, granules * BLOCK_BYTES, BLOCK_BYTES) for house in houses
+        ]
+        for name in self.names:
+            daemon = self.daemons[name] = VirtualDaemon(
+                loop, devices, policy, SOON_STEADY, owner=self.shell, name=name, host=BorrowersHost
+            )
+            daemon.idle = IdleWorkers(daemon.fleet, daemon.cluster, IdleSettings(2.0, math.inf), loop.time)
+            is_pinned = pinned and name == self.names[0]
+            parts: Any = dict.fromkeys(("boundaries", "history", "why"))
+            parts |= {"fleet": daemon.fleet, "driver": daemon.driver, "cluster": daemon.cluster, "idle": daemon.idle}
+            config = Config(model=ModelConfig(path="", name=name, pinned=is_pinned))
+            parts |= {"config": config, "stories": daemon.stories}
+            self.models[name] = ServedModel(ModelParts(**parts), self.shell.want)
+            facts = WEIGHTS * BLOCK_BYTES, BLOCK_BYTES, 1.0
+            declared.append(
+                e.ModelDeclared(loop.time(), name, *facts, pinned=is_pinned, dozes=False, keep_alive_s=keep_alive_s)
+            )
+            declared += [
+                e.InstanceDeclared(loop.time(), worker, name, house)
+                for worker, house in zip(daemon.names, houses, strict=True)
+            ]
+        tenants = [Tenant(one, BLOCK_BYTES, lends=True) for one in self.models.values()]
+        self.shell.take_over(declared, tenants, {})
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.shell._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
+    def spawn(self, work: Any) -> None:
+        """Run this beside the history; what somebody is refused is his."""
+
+        async def quietly() -> None:
+            try:
+                await work
+            except MelldError as error:
+                self.refused.append(error)
+
+        task = asyncio.get_running_loop().create_task(quietly())
+        self.tasks.add(task)
+
+    async def start(self) -> "Town":
+        """What fits is loaded, and the daemon's loops run."""
+        self.spawn(self.shell.start(lambda _place: None))
+        await self.rest()
+
+        async def open_model(model: ServedModel) -> None:
+            await asyncio.sleep(0)
+            model.serving = SimpleNamespace()
+            model.loaded()
+
+        self.shell.serve(open_model)
+        self.spawn(self.shell.run())
+        for daemon in self.daemons.values():
+            for work in (daemon.fleet.supervisor.watch(), daemon.driver.run(), daemon.idle.run()):
+                self.spawn(work)
+        await self.rest()
+        return self
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self.tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    # -- clients and workers
+
+    def call(self, model: ModelName, blocks: int, length: int) -> None:
+        """A client's call, which waits for a model that was never loaded."""
+
+        async def asked() -> None:
+            if self.models[model].serving is None:
+                await self.models[model].until_loaded()
+            await asyncio.sleep(0)
+            self.daemons[model].admit(blocks, length)
+
+        self.spawn(asked())
+
+    @property
+    def workers(self) -> list[VirtualWorker]:
+        return [one for daemon in self.daemons.values() for one in daemon.workers()]
+
+    def states(self) -> dict[WorkerId, InstanceState]:
+        return {name: one.state for name, one in self.shell.landlord.instances.items()}
+
+    async def settle(self) -> None:
+        for daemon in self.daemons.values():
+            await daemon.settle()
+
+    async def rest(self) -> None:
+        """Whoever loads is ready, and everything that was said is heard and done."""
+        for _ in range(3):
+            await self.settle()
+            for worker in self.workers:
+                worker.become_ready()
+            for daemon in self.daemons.values():
+                await daemon.flush()
+
+    def check(self) -> None:
+        """All records of one fact agree."""
+        assert not self.failures, self.failures
+        self.shell.landlord.check()
+        found: list[str] = []
+        for daemon in self.daemons.values():
+            check_cluster(daemon.cluster)
+            check_ledger(daemon.fleet.ledger)
+            found += [*daemon._of_moves(), *daemon._of_notes(), *daemon._of_stories(), *daemon.auditor.faults]
+        found += self._of_instances()
+        assert not found, found
+
+    def _of_instances(self) -> list[str]:
+        found = []
+        for daemon in self.daemons.values():
+            for name, place in daemon.fleet.places.items():
+                state = self.shell.landlord.instances[name].state
+                if place.is_ready and state not in (InstanceState.READY, InstanceState.DRAINING, InstanceState.LEAVING):
+                    found.append(f"{name} is {place.state}, the Landlord believes {state}")
+                if state is InstanceState.LOADING and place.state.value not in ("starting", "waking"):
+                    found.append(f"{name} is {place.state}, the Landlord waits for its load")
+                if place.process is not None and state not in ON_DEVICE:
+                    found.append(f"{name} has a process, the Landlord believes {state}")
+        return found
+
+    async def finish(self) -> None:
+        """Nothing goes wrong any more: every request comes to its end."""
+        for _ in range(400):
+            await self.rest()
+            for worker in self.workers:
+                worker.step()
+            await self.rest()
+            self.check()
+            await asyncio.sleep(0.3)
+            waiting = any(model.waiting for model in self.models.values())
+            if not waiting and not any(daemon.fleet.live for daemon in self.daemons.values()):
+                break
+        await self.rest()
+        found = [one for daemon in self.daemons.values() for one in self._unanswered(daemon)]
+        found += [f"{name} waits for its load" for name, model in self.models.items() if model.waiting]
+        found += [f"{name}: {tenant._sizes}" for name, tenant in self.shell.tenants.items() if tenant._sizes]
+        assert not found, (found, self.states())
+
+    @staticmethod
+    def _unanswered(daemon: VirtualDaemon) -> Iterator[str]:
+        for request, tokens in daemon.clients.items():
+            answered = len(tokens) == daemon.lengths[request] and request in daemon.finished
+            if not (answered or request in daemon.left or isinstance(daemon.errors.get(request), ENDINGS)):
+                there = daemon.cluster.requests.get(request)
+                where = "unknown" if there is None else there.state
+                yield f"{request} has {len(tokens)} of {daemon.lengths[request]} tokens and is {where}: {daemon.errors}"
+
+
+class History:
+    """One town, and what happens to it."""
+
+    def __init__(self, town: Town) -> None:
+        self.town = town
+        self.told: list[str] = []
+        self._places = [(daemon, name) for daemon in town.daemons.values() for name in daemon.names]
+        self._acts = (
+            *[self._call] * 6,
+            *[self._obey] * 4,
+            *[self._deliver] * 4,
+            *[self._step] * 4,
+            *[self._pass] * 4,
+            *[self._wait] * 2,
+            *[self._load] * 4,
+            *[self._rest] * 6,
+            *[self._kill] * 3,
+            self._refuse,
+            self._hang,
+            self._fail_to_load,
+            self._leave,
+            self._drain,
+            *[self._resume] * 2,
+            self._unload,
+            self._load_model,
+        )
+
+    async def play(self, choice: int) -> None:
+        """One thing that happens; after an odd one nothing runs before the next."""
+        act = self._acts[choice // 2 % len(self._acts)]
+        argument = choice // 2 // len(self._acts)
+        daemon, name = self._places[argument % len(self._places)]
+        number = argument // len(self._places)
+        self.told.append(f"{act.__name__[1:]} {name} {number}")
+        found = act(daemon, name, number)
+        if found is not None:
+            await found
+        if choice % 2 == 0:
+            await self.town.settle()
+            self.town.check()
+
+    def _worker(self, daemon: VirtualDaemon, name: WorkerId) -> Any:
+        (host,) = daemon.hosts.values()
+        return host.workers.get(name)
+
+    def _model(self, name: WorkerId) -> ModelName:
+        return ModelName(name[0])
+
+    def _call(self, _: VirtualDaemon, name: WorkerId, number: int) -> None:
+        self.town.call(self._model(name), 1 + number % 3, 2 + number % 7)
+
+    def _obey(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.obey()
+
+    def _refuse(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.obey(willing=False)
+
+    def _deliver(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.deliver()
+
+    def _step(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if (worker := self._worker(daemon, name)) is not None:
+            while len(worker.outbox) > 8 and worker.ended is None:
+                worker.deliver()
+            worker.step()
+
+    async def _pass(self, _: VirtualDaemon, __: WorkerId, number: int) -> None:
+        await asyncio.sleep(0.05 * (1 + number % 8))
+
+    async def _wait(self, _: VirtualDaemon, __: WorkerId, number: int) -> None:
+        await asyncio.sleep((1.0, 3.0, 6.0, 11.0)[number % 4])
+
+    def _load(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.become_ready()
+
+    async def _rest(self, _: VirtualDaemon, __: WorkerId, ___: int) -> None:
+        await self.town.rest()
+
+    def _kill(self, daemon: VirtualDaemon, name: WorkerId, number: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.die(-signal.SIGKILL, heard=number % 3)
+
+    def _hang(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if worker := self._worker(daemon, name):
+            worker.hung = worker.ready
+
+    def _fail_to_load(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        if (worker := self._worker(daemon, name)) is not None and not worker.ready:
+            worker.die(1)
+
+    def _leave(self, daemon: VirtualDaemon, _: WorkerId, number: int) -> None:
+        if requests := daemon.open:
+            daemon.leave(requests[number % len(requests)])
+
+    def _drain(self, daemon: VirtualDaemon, name: WorkerId, number: int) -> None:
+        self.town.spawn(daemon.drains.drain(name, wait=False, deadline_s=(None, 0.2, 3.0)[number % 3]))
+
+    def _resume(self, daemon: VirtualDaemon, name: WorkerId, _: int) -> None:
+        self.town.spawn(daemon.drains.resume(name))
+
+    def _unload(self, _: VirtualDaemon, name: WorkerId, number: int) -> None:
+        self.town.spawn(self.town.shell.unload(self.town.models[self._model(name)], now=bool(number % 2)))
+
+    def _load_model(self, _: VirtualDaemon, name: WorkerId, __: int) -> None:
+        self.town.spawn(self.town.models[self._model(name)].until_loaded())
+
+    async def end(self) -> None:
+        for daemon, name in self._places:
+            if worker := self._worker(daemon, name):
+                worker.hung = False
+            self.town.spawn(daemon.drains.resume(name))
+        await self.town.finish()
+
+
+CHOICES = 65536
+KEPT_S = (300.0, 0.0, 5.0)
+GRANULES, FEWEST_BESIDE_PINNED = (14, 11, 20), 14
+"""Of a device; two models with the largest request of one of them fit into the second."""
+
+
+def play(choices: Sequence[int]) -> None:
+    """One history, from its first start to its last answer.  The first number says what the town is like."""
+
+    async def history(loop: VirtualLoop) -> None:
+        rest, policy = divmod(choices[0], len(POLICIES))
+        rest, kept = divmod(rest, len(KEPT_S))
+        rest, size = divmod(rest, len(GRANULES))
+        models, devices, is_pinned = 2 + rest % 2, 1 + rest // 2 % 2, rest // 4 % 4 == 0
+        granules = max(GRANULES[size], FEWEST_BESIDE_PINNED) if is_pinned else GRANULES[size]
+        town = await Town(loop, models, devices, granules, KEPT_S[kept], POLICIES[policy], pinned=is_pinned).start()
+        told = History(town)
+        try:
+            for choice in choices[1:]:
+                await told.play(choice)
+            await told.end()
+            await town.close()
+        except Exception as error:
+            error.add_note("\n".join(["after:", str(choices[0]), *told.told]))
+            raise
+
+    run_virtually(history)
