@@ -52,6 +52,7 @@ def test_a_form_in_several_pieces_is_read_whole() -> None:
         (*form({"model": MODEL}, None), "file holds the audio"),
         (*form({f"f{number}": "x" for number in range(MAX_FIELDS + 1)}, b""), "Too many fields"),
     ],
+    ids=["no boundary", "no form", "a text as file", "no file", "too many fields"],
 )
 def test_what_is_no_form_with_a_file_is_refused(kind: str, body: bytes, words: str) -> None:
     with pytest.raises(Refusal, match=words) as refused:
