@@ -105,3 +105,12 @@ def test_a_transcription_survives_its_worker(daemon: DaemonProcess, operator: Op
 def test_what_is_heard_decides_what_is_written(daemon: DaemonProcess) -> None:
     """Or the tests above would prove little."""
     assert len({Hearing(daemon, sound(seed), GREEDY).result() for seed in range(4)}) == 4
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", "200"), ("priority", "-1000")])
+def test_limits_hold_in_forms(daemon: DaemonProcess, name: str, value: str) -> None:
+    """As in any other call."""
+    url, files = f"{daemon.url}/v1/audio/transcriptions", {"file": ("a.wav", sound(1))}
+    answer = httpx.post(url, data=GREEDY | {name: value}, files=files, timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"]

@@ -112,9 +112,12 @@ KNOW_PRIORITY = tuple(path for path in ROUTES if path not in COMPUTE_NOTHING)
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_limits_hold_on_every_route(strict: DaemonProcess, path: str) -> None:
-    """One small call cannot ask for two hundred answers, nor push in before others, in any type of JSON."""
+    """One small call cannot ask for two hundred answers, nor push in before others, in any type of JSON.
+
+    Of forms: `tests/migrate/test_audio`.
+    """
     described = json.loads(request(strict.url, "GET", "/openapi.json").body)["paths"]
-    posted = {name for name, methods in described.items() if "post" in methods}
+    posted = {name for name, methods in described.items() if "post" in methods and "/audio/" not in name}
     assert {name for name in posted if "{" not in name} == ROUTES.keys()  # the others have no body
     for name, number, knowing in (("n", 200, KNOW_CHOICES), ("priority", -1000, KNOW_PRIORITY)):
         for text in in_every_type(number):
