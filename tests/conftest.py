@@ -27,6 +27,7 @@ OF_VLLM = (
     "test_long_answers",
     "test_media",
     "test_prompt_logprobs",
+    "test_slow_end",
     "test_token_texts",
     "test_vllm_tiers",
 )

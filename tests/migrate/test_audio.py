@@ -68,8 +68,15 @@ class Hearing(threading.Thread):
         return self.text
 
 
-@pytest.mark.parametrize("fields", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("seconds", [SHORT, LONG])
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        pytest.param(GREEDY, LONG, id="greedy, long"),
+        pytest.param(SEEDED, SHORT, id="seeded, short"),
+        pytest.param(GREEDY, SHORT, id="greedy, short", marks=pytest.mark.long),
+        pytest.param(SEEDED, LONG, id="seeded, long", marks=pytest.mark.long),
+    ],
+)
 def test_a_transcription_moves_by_its_tokens(
     daemon: DaemonProcess, operator: Operator, fields: dict[str, Any], seconds: float
 ) -> None:

@@ -67,7 +67,7 @@ def check_followed(report: Any) -> None:
     assert not {"copied", "has little left to do"} & set(story), report["story"]
 
 
-HERE = ("penalties", "json_schema", "n", "prompt_logprobs")
+HERE = ("json_schema", "prompt_logprobs")
 """In the short form."""
 
 

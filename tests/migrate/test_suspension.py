@@ -20,7 +20,7 @@ BODIES = {
     "prompt_logprobs": {**PROMPT, "prompt_logprobs": 2, "stream": False},
     "echoed logprobs": {**PROMPT, "echo": True, "logprobs": 2, "stream": False},
 }
-HERE = ("greedy", "penalties", "json_schema", "n", "prompt_logprobs")
+HERE = ("penalties", "n")
 """In the short form."""
 URGENT = GREEDY | {"priority": -1, "max_tokens": 20}
 KILLED = ("suspending", "aborted", "waiting", "resumed", "step")

@@ -96,6 +96,7 @@ def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[s
     assert (answer.error, answer.choices[0].text) == (None, told[case])
 
 
+@pytest.mark.long
 def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[str, str]) -> None:
     """An operator takes a pair of devices out of service: nobody is cut, and both are free until they are wanted."""
     stream = group.begun("long")

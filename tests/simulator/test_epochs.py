@@ -14,7 +14,7 @@ def test_short_epochs_pack_as_well_as_long_ones(policy: str) -> None:
     machines = msgspec.structs.replace(
         SMALL, capacity_bytes=8 * SMALL.capacity_bytes, link=LinkSettings(bytes_per_s=1e9)
     )
-    load = small_load(rate_per_s=1.0, seconds=400.0).scaled(10)
+    load = small_load(rate_per_s=1.0, seconds=200.0).scaled(10)
     ratios = {}
     for epoch_s in (1.0, 0.1):
         report = run_policy(policy, msgspec.structs.replace(machines, epoch_s=epoch_s), load, SchedulerChoices()).report
