@@ -15,7 +15,7 @@ from melld.simulator.running import Integers, Running
 
 
 class SimulatedMemory:
-    """What the requests in `running` need.  `preempted`: runs by worker index; `moving`: runs with a move."""
+    """Memory that the requests in `running` need.  `preempted`: runs by worker index; `moving`: runs with a move."""
 
     def __init__(self, running: Running, capacity_bytes: int) -> None:
         self.preempted: dict[int, list[Run]] = {}

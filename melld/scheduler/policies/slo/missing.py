@@ -11,7 +11,7 @@ REMEMBERED = 2000.0
 
 
 class MissingWorkers:
-    """What the cluster's wakes cost."""
+    """Fading sums of one cluster, and what a wake costs by them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
