@@ -39,7 +39,7 @@ from melld.cluster.envelopes import (
     pieces,
 )
 from melld.cluster.facts import device_facts, facts_of
-from melld.cluster.link import Link
+from melld.cluster.link import AGENT_PATIENCE, Link
 from melld.engine.host.local import LocalChild, LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.worker.start import die_with_parent
@@ -169,7 +169,7 @@ class Agent:
                 relay.judge_reading()
 
     async def _dial(self, summons: Summons) -> Link:
-        link = Link(ToAgent, summons.silence_s, self._received, self._leave)
+        link = Link(ToAgent, summons.silence_s, self._received, self._leave, AGENT_PATIENCE)
         where, loop = f"the daemon at {summons.host}:{summons.port}", asyncio.get_running_loop()
         tls = pinned_context(summons.certificate)
         dialling = loop.create_connection(lambda: link, summons.host, summons.port, ssl=tls, ssl_shutdown_timeout=1.0)

@@ -1,6 +1,10 @@
 """One end of a connection that carries envelopes: framing, beats, and the end of it.
 
 Owns the transport.  Time is counted in ticks of this end's loop, so one that was itself held up blames nobody.
+
+The daemon decides who is lost, after `silence_s`.  An agent, which cannot know whether its daemon is gone or held up,
+waits `AGENT_PATIENCE` times as long: a daemon that has given it up meanwhile has closed the connection, so nothing that
+its workers still say is heard.
 """
 
 import asyncio
@@ -13,13 +17,14 @@ from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, Beat
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 
 TICKS = 4
-"""Ticks, and beats, in the time after which silence ends the connection."""
+"""Ticks, and beats, in `silence_s`."""
+AGENT_PATIENCE = 6
 
 
 class Link(asyncio.Protocol):
     """An end.  Calls `received(message, payload)`, and `lost(reason)` once, after which nothing more is received.
 
-    `silence_s`: how long without a byte until it is lost; None: only when the other end closes it.
+    `silence_s`: after `patience` times so long without a byte it is lost; None: only when the other end closes it.
     """
 
     def __init__(
@@ -28,9 +33,11 @@ class Link(asyncio.Protocol):
         silence_s: float | None,
         received: Callable[[Any, list[bytes]], None],
         lost: Callable[[str], None],
+        patience: int = 1,
     ) -> None:
         self._decoder = FrameDecoder(messages, MAX_ENVELOPE_BYTES)
         self._silence_s = silence_s
+        self._patience = patience
         self.received = received
         self.lost = lost
         self._transport: asyncio.Transport | None = None
@@ -93,8 +100,9 @@ class Link(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._silence_s / TICKS, self._tick)
 
     def _tick(self) -> None:
-        if self._silent_ticks >= TICKS:
-            self.end(f"nothing was heard of it for {self._silence_s:g} s")
+        assert self._silence_s is not None
+        if self._silent_ticks >= TICKS * self._patience:
+            self.end(f"nothing was heard of it for {self._silence_s * self._patience:g} s")
             return
         self._silent_ticks += 1
         self.send(Beat())

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
+import uvloop
 
+from melld.cluster import link
 from melld.cluster import machine as machines
 from melld.engine.wire import messages as wire
 from tests.cluster.plain_agent import Proxy, Site, site, until_gone
@@ -72,14 +75,33 @@ async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path) -> None
 
 
 async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
-    """The daemon gives the machine up, and the agent ends its workers: nobody computes for nobody."""
+    """The daemon gives the machine up, and later the agent ends its workers: nobody computes for nobody."""
     async with site(demo_model, SILENCE_S) as at, Proxy.open(at.gate.port) as (proxy, port):
         machine, agent = await at.join(port=port)
         worker = await at.ready_worker(machine)
         proxy.cut()
         assert await lost(at) == "nothing was heard of it for 1 s"
-        assert await agent.word() == "nothing was heard of it for 1 s"
+        assert await agent.word() == f"nothing was heard of it for {link.AGENT_PATIENCE} s"
         await until_gone(worker.pid)
+
+
+def test_a_daemon_that_was_held_up_loses_no_machine(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspended, stopped or busy: that was its own silence, and not theirs; what came meanwhile counts as in time."""
+    monkeypatch.setattr(machines, "KILL_S", SILENCE_S)
+
+    async def hold_up() -> None:
+        async with site(demo_model, SILENCE_S) as at:
+            machine, _ = await at.join(devices=2)
+            killed, other = await at.ready_worker(machine), await at.ready_worker(machine, "w1")
+            killed.kill()
+            time.sleep(3 * SILENCE_S)  # noqa: ASYNC251  this is the fault
+            other.send(wire.Ping())
+            await at.until("w1 Pong")
+            assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (its own)"
+            assert machine.why_lost is None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(hold_up())
 
 
 async def test_a_machine_that_does_not_confirm_a_kill_is_dropped(
