@@ -146,7 +146,9 @@ class Cluster:
         while True:
             begun_s = asyncio.get_running_loop().time()
             try:
-                await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told)
+                ended = await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told)
+                if ended:
+                    self._cannot_use(f"the launcher, which speaks with Ray, {ended}")
             except OSError as error:
                 self._cannot_use(f"no launcher could be started: {error}")
             self._launcher = None
@@ -276,6 +278,8 @@ class Cluster:
         return "; ".join(f"machine {name}: {one.failure}" for name, one in self._launching.items() if one.failure)
 
     def _no_nodes(self) -> str:
+        if not self._host:
+            return "Ray has let none in, and given no reason"
         if self._nodes:
             return "their agents did not call"
         what = "a GPU" if self._kind == "cuda" else "the resource melld_device, which CPU devices need"

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from melld.cluster.envelopes import FromLauncher
+from melld.cluster.envelopes import FromLauncher, LauncherFailed
 from melld.cluster.link import Link
 from melld.config import ClusterConfig
+from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
 
 log = logging.getLogger("melld.cluster")
@@ -42,14 +43,24 @@ async def why_not_usable(config: ClusterConfig) -> str:
 
 async def run_launcher(
     config: ClusterConfig, run: str, kind: str, began: Callable[[Link], None], told: Callable[[Any], None]
-) -> None:
+) -> str:
     """Run a launcher to its end, or end it when cancelled.  Calls `began(link)`, and `told` with all that it says.
+
+    Returns how it ended, or "" if it said why itself.
 
     Raises:
         OSError: there is no process for it.
     """
     ended = asyncio.Event()
-    link = Link(FromLauncher, None, lambda message, _: told(message), lambda _: ended.set())
+    is_told = False
+
+    def received(message: Any, _payload: list[bytes]) -> None:
+        nonlocal is_told
+        is_told = isinstance(message, LauncherFailed)
+        told(message)
+
+    link = Link(FromLauncher, None, received, lambda _: ended.set())
+    fate = Fate()
     lines = OutputLines(lambda line: log.debug("launcher: %s", line))
     ours, theirs = socket.socketpair()
     words = (theirs.fileno(), os.getpid(), config.address, run, kind, config.allow_open_cluster)
@@ -75,3 +86,5 @@ async def run_launcher(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+    lines.read_rest()
+    return "" if is_told else end_in_words(process.returncode, fate.killer, lines.last)

@@ -1,0 +1,40 @@
+"""What is told of a launcher that does not launch.  Real processes, in the launcher's place."""
+
+import pytest
+
+from melld.cluster import launcher_process
+from melld.cluster.cluster import Cluster, ClusterFailed
+from melld.cluster.machine import Machine
+from melld.config import ClusterConfig
+
+
+class Nobody:
+    """No machine joins."""
+
+    def machine_joined(self, machine: Machine) -> None: ...
+
+    def machine_lost(self, machine: Machine, reason: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "the launcher, which speaks with Ray, ended by SIGKILL (from outside)"),
+        (
+            "raise ImportError('libray.so is broken')",
+            "the launcher, which speaks with Ray, ended with exit code 1: ImportError: libray.so is broken",
+        ),
+        ("import time; time.sleep(60)", "0 of 1 machines joined within 5 s: Ray has let none in, and given no reason"),
+    ],
+    ids=["killed", "broken", "hangs"],
+)
+async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch, code: str, told: str
+) -> None:
+    """Whoever starts the daemon does not look for GPUs that are there."""
+    monkeypatch.setattr(launcher_process, "BEGIN", code)
+    made = Cluster(ClusterConfig(address="127.0.0.1:1", start_timeout_s=5.0), "cuda", [], {}, Nobody())
+    with pytest.raises(ClusterFailed) as failed:
+        await made.start()
+    await made.stop()
+    assert str(failed.value) == told
