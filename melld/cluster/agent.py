@@ -28,6 +28,7 @@ from melld.cluster.envelopes import (
     Kill,
     Leave,
     Printed,
+    Readings,
     ReturnSeat,
     SeatAnswer,
     Seated,
@@ -42,8 +43,11 @@ from melld.cluster.facts import device_facts, facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
 from melld.engine.host.local import LocalChild, LocalHost
 from melld.engine.host.template import TemplateProcess
+from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.start import die_with_parent
 from melld.errors import MelldError
+from melld.kvstore.nvml import Nvml
+from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 
 log = logging.getLogger("melld.agent")
 DIAL_S = 10.0
@@ -73,7 +77,9 @@ class NotJoined(MelldError):
 class Relay:
     """Relays what one worker says to the daemon.  `number`: the daemon's, on this connection."""
 
-    def __init__(self, number: int, daemon: Link, ended: Callable[[int], None]) -> None:
+    def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
+        self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
+        """Without a process until it is forked."""
         self._number = number
         self._daemon = daemon
         self._ended = ended
@@ -83,6 +89,7 @@ class Relay:
 
     def forked(self, pid: int) -> None:
         """See `Ear.forked`."""
+        self.devices = msgspec.structs.replace(self.devices, pid=pid)
         self._daemon.send(Forked(self._number, pid))
 
     def received(self, data: bytes) -> None:
@@ -142,7 +149,7 @@ class Agent:
         self._parent.close()
 
     async def _serve(self) -> None:
-        """Join the daemon, and watch that workers read.
+        """Join the daemon, watch that workers read, and read their devices.
 
         Raises:
             MelldError: the daemon cannot be joined.
@@ -163,10 +170,13 @@ class Agent:
                 devices=devices,
             )
         )
+        readings = WorkerReadings(Nvml() if self._kind == "cuda" else None)
         while True:
             await asyncio.sleep(UNREAD_S)
             for relay in list(self._relays.values()):
                 relay.judge_reading()
+            running = [relay.devices for relay in self._relays.values() if relay.devices.pid]
+            daemon.send(Readings(await readings.read(running)))
 
     async def _dial(self, summons: Summons) -> Link:
         link = Link(ToAgent, summons.silence_s, self._received, self._leave, AGENT_PATIENCE)
@@ -210,7 +220,7 @@ class Agent:
     def _spawn(self, asked: Spawn) -> None:
         assert self._daemon is not None
         assert self._template is not None
-        relay = Relay(asked.number, self._daemon, self._gone)
+        relay = Relay(asked.number, asked.spec, self._daemon, self._gone)
         try:
             relay.child = LocalHost(self._template).spawn(asked.spec, relay)
         except OSError as error:

@@ -11,6 +11,7 @@ import msgspec
 
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
+from melld.kvstore.worker_readings import WorkerReading
 
 MAX_PIECE_BYTES = 1 << 18
 """Most bytes of a worker's wire in one envelope, so that one worker's long message hardly delays the others."""
@@ -91,6 +92,12 @@ class Exited(Envelope, frozen=True, tag=True):
     number: int
     reason: str
     from_outside: bool
+
+
+class Readings(Envelope, frozen=True, tag=True):
+    """What the devices of the machine's workers said last, by worker."""
+
+    readings: dict[str, WorkerReading]
 
 
 class SeatTaken(Envelope, frozen=True, tag=True):
@@ -208,7 +215,7 @@ class LauncherFailed(Envelope, frozen=True, tag=True):
     reason: str
 
 
-ToDaemon = Hello | Forked | Bytes | Printed | Exited | SeatTaken | Beat | Leave
+ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | SeatTaken | Beat | Leave
 ToAgent = Spawn | Kill | Bytes | ReturnSeat | TakeSeat | Beat | Leave
 FromActor = Summons | Seated | SeatAnswer
 ToActor = ReturnSeat | TakeSeat | Leave

@@ -19,6 +19,7 @@ from melld.cluster.envelopes import (
     Kill,
     Leave,
     Printed,
+    Readings,
     ReturnSeat,
     SeatTaken,
     Spawn,
@@ -30,6 +31,7 @@ from melld.engine.host.ports import Ear
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
+from melld.kvstore.worker_readings import WorkerReading
 
 log = logging.getLogger("melld.cluster")
 KILL_S = 10.0
@@ -50,6 +52,8 @@ class Machine:
         self.name = hello.machine
         self.devices: dict[int, DeviceFacts] = {one.index: one for one in hello.devices}
         """By seat: those that this daemon has now."""
+        self.readings: dict[str, WorkerReading] = {}
+        """The last, by worker."""
         self.why_lost: str | None = None
         self._link = link
         self._on_lost = on_lost
@@ -113,6 +117,8 @@ class Machine:
                 self._children[number].ear.printed(line)
             case Exited(number, reason, from_outside) if number in self._children:
                 self._children.pop(number).exited(reason, from_outside)
+            case Readings(readings):
+                self.readings = readings
             case SeatTaken():
                 self._seat_taken(message)
             case Leave(reason):

@@ -19,6 +19,7 @@ from melld.engine.fleet.place import Slot
 from melld.engine.host.ports import Host
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
+from melld.kvstore.worker_readings import WorkerReading
 
 log = logging.getLogger("melld.cluster")
 
@@ -36,6 +37,7 @@ class Machines:
         self._fleet = fleet
         self._workers: dict[str, list[WorkerId]] = {}
         self._lost: dict[str, str] = {}
+        self._joined: dict[str, Machine] = {}
 
     def machine_joined(self, machine: Machine) -> None:
         """Have a worker started on each of its devices: those that it had before, if it was lost."""
@@ -45,6 +47,7 @@ class Machines:
         for slot in returned:  # its devices may be other ones now
             self._fleet.places[slot.worker].slot = slot
         self._lost.pop(machine.name, None)
+        self._joined[machine.name] = machine
         seats, each = sorted(machine.devices), self._config.devices.group_size
         for index, slot in enumerate(slots):
             host: Host = machine
@@ -58,12 +61,17 @@ class Machines:
     def machine_lost(self, machine: Machine, reason: str) -> None:
         """Lose all its workers in one event."""
         self._lost[machine.name] = reason
+        self._joined.pop(machine.name, None)
         with self._fleet.losing(self._workers[machine.name], f"machine {machine.name} is lost: {reason}"):
             machine.end_children()
 
     def workers(self, machine: str) -> list[WorkerId]:
         """Return the workers of that machine; none if it never joined."""
         return list(self._workers.get(machine, ()))
+
+    def readings(self) -> dict[str, WorkerReading]:
+        """Return the last reading of each worker's device."""
+        return {worker: one for machine in self._joined.values() for worker, one in machine.readings.items()}
 
     def status(self) -> tuple[MachineStatus, ...]:
         """Return what operators may know of each machine."""

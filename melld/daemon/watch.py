@@ -7,7 +7,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -22,10 +22,9 @@ from melld.engine.fleet.request import Live
 from melld.engine.pin import VLLM_VERSION
 from melld.ids import WorkerId
 from melld.kvstore.capacity import CapacityRule
-from melld.kvstore.device_poller import DevicePoller
-from melld.kvstore.device_reading import DeviceReading, DeviceState, worst_of
+from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
-from melld.kvstore.process_meter import ProcessMeter, with_children
+from melld.kvstore.worker_readings import WorkerDevices, WorkerReading, WorkerReadings
 from melld.migrate.snapshot import Phase
 
 RATE_WINDOW = 5
@@ -68,69 +67,55 @@ class Watch:
         self._machines = machines
         self._identity = identity
         self._condition = condition
-        self._nvml = nvml
-        self._poller = DevicePoller({})
-        self._metered: dict[WorkerId, int] = {}
-        self._capacities: dict[WorkerId, CapacityRule] = {}
-        self._readings: dict[str, DeviceReading] = {}
+        self._reader = WorkerReadings(nvml)
+        self._readings: dict[str, WorkerReading] = {}
+        self._capacities: dict[WorkerId, tuple[int, CapacityRule]] = {}
+        """The rule of each worker's process."""
         self._tokens: dict[WorkerId, deque[tuple[float, int]]] = {}
 
     async def run(self) -> None:
         """Read the devices and the rates once a second, until cancelled."""
         while True:
-            self._set_sources()
-            self._readings = await self._poller.read()
-            self._follow_capacities()
-            now_s = time.monotonic()
-            for worker, facts in [pair for model in self._models for pair in model.parts.fleet.workers.items()]:
-                seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
-                if seen and facts.tokens < seen[-1][1]:
-                    seen.clear()  # a new process, which counts from 0
-                seen.append((now_s, facts.tokens))
+            await self.look()
             await asyncio.sleep(1.0)
+
+    async def look(self) -> None:
+        """Read them now."""
+        self._readings = await self._reader.read(list(self._local()))
+        if self._machines is not None:
+            self._readings |= self._machines.readings()
+        self._follow_capacities()
+        now_s = time.monotonic()
+        for worker, facts in [pair for model in self._models for pair in model.parts.fleet.workers.items()]:
+            seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
+            if seen and facts.tokens < seen[-1][1]:
+                seen.clear()  # a new process, which counts from 0
+            seen.append((now_s, facts.tokens))
 
     def _places(self) -> Iterator[tuple[ServedModel, Place]]:
         for model in self._models:
             for place in model.parts.fleet.places.values():
                 yield model, place
 
-    def _set_sources(self) -> None:
+    def _local(self) -> Iterator[WorkerDevices]:
         for _, place in self._places():
-            worker, pid = place.slot.worker, place.process.pid if place.process is not None else 0
-            if not pid or place.slot.machine or self._metered.get(worker) == pid:
-                continue
-            self._metered[worker] = pid
-            if place.slot.uuid is None:
-                self._readings.pop(worker, None)  # it belongs to the process before
-            self._capacities.pop(worker, None)
-            self._poller.set_source(worker, self._reader(place, pid))
-
-    def _reader(self, place: Place, pid: int) -> Callable[[], DeviceReading]:
-        device, uuids, nvml = place.slot.device, place.slot.uuids, self._nvml
-        if not uuids or nvml is None:
-            return ProcessMeter(device, pid).read
-        return lambda: worst_of([nvml.read(device, uuid, *self._pids(uuid)) for uuid in uuids])
-
-    def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
-        """Return the pids of the workers on that device, and of all others, ranks included: none counts as foreign."""
-        own: list[int] = []
-        guests: list[int] = []
-        for _, place in self._places():
-            if place.process is not None and place.process.pid:
-                (own if uuid in place.slot.uuids else guests).extend(with_children(place.process.pid))
-        return own, guests
+            if place.process is not None and place.process.pid and not place.slot.machine:
+                yield WorkerDevices(place.slot.worker, place.process.pid, place.slot.uuids)
 
     def _follow_capacities(self) -> None:
         """Adjust GPU workers' capacities to the memory that other programs hold; CPU devices have no such limit."""
         for model, place in self._places():
-            fleet, worker, reading = model.parts.fleet, place.slot.worker, self._readings.get(place.slot.worker)
-            blocks = fleet.ledger.worker(worker)
-            if blocks is None or reading is None or place.slot.uuid is None or not fleet.is_ready(worker):
+            fleet, worker, read = model.parts.fleet, place.slot.worker, self._readings.get(place.slot.worker)
+            blocks, process = fleet.ledger.worker(worker), place.process
+            if blocks is None or read is None or place.slot.uuid is None or not fleet.is_ready(worker):
                 continue
-            rule = self._capacities.get(worker)
-            if rule is None:
-                rule = self._capacities[worker] = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
-            if (capacity_bytes := rule.seen(reading)) is not None:
+            if process is None or process.pid != read.pid:
+                continue  # it was read before this process was there
+            pid, rule = self._capacities.get(worker, (0, None))
+            if rule is None or pid != read.pid:
+                rule = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
+                self._capacities[worker] = read.pid, rule
+            if (capacity_bytes := rule.seen(read.device)) is not None:
                 fleet.limit_capacity(worker, capacity_bytes)
 
     # -- readiness --------------------------------------------------------------------------------------------------
@@ -244,10 +229,8 @@ class Watch:
 
     def _reading(self, place: Place) -> DeviceReading | None:
         """Return the device's last reading.  A CPU device's reading is its process's, so an earlier one is dropped."""
-        pid = place.process.pid if place.process is not None else None
-        if place.slot.uuid is None and self._metered.get(place.slot.worker) != pid:
-            return None
-        return self._readings.get(place.slot.worker)
+        read, pid = self._readings.get(place.slot.worker), place.process.pid if place.process is not None else None
+        return None if read is None or (place.slot.uuid is None and read.pid != pid) else read.device
 
     def _tokens_per_s(self, worker: WorkerId) -> float:
         seen = self._tokens.get(worker)

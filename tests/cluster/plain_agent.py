@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from melld.cluster.envelopes import Hello, Leave, Seated, Summons, ToActor
+from melld.cluster.envelopes import Hello, Leave, Readings, Seated, Summons, ToActor
 from melld.cluster.facts import facts_of
 from melld.cluster.gate import Gate
 from melld.cluster.link import Link
@@ -128,6 +128,14 @@ class Site(News):
 
     def _entered(self, hello: Hello, link: Link) -> None:
         self.machines[hello.machine] = Machine(hello, link, lambda one, why: self.tell(f"lost {one.name}", why))
+        received = link.received
+
+        def heard(message: Any, payload: list[bytes]) -> None:
+            received(message, payload)
+            if isinstance(message, Readings) and message.readings:
+                self.tell(f"{hello.machine} is read")
+
+        link.received = heard
         self.tell(f"joined {hello.machine}")
 
     def worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:

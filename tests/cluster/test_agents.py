@@ -12,6 +12,7 @@ import uvloop
 from melld.cluster import link
 from melld.cluster import machine as machines
 from melld.engine.wire import messages as wire
+from melld.kvstore.device_reading import DeviceState
 from tests.cluster.plain_agent import Proxy, Site, site, until_gone
 
 SILENCE_S = 1.0
@@ -47,6 +48,17 @@ async def test_a_worker_behind_an_agent_is_a_worker(demo_model: Path) -> None:
         assert await at.until("w1 ended") == "ended by SIGKILL (from outside) (from outside)"
         machine.dismiss()
         assert await agent.word() == "the daemon has stopped"
+
+
+async def test_what_a_device_says_comes_with_its_machine(demo_model: Path) -> None:
+    """Status and metrics show memory and load of workers elsewhere, too."""
+    async with site(demo_model) as at:
+        machine, _ = await at.join()
+        worker = await at.ready_worker(machine)
+        await at.until("m1 is read", len(at.told))
+        reading = machine.readings["w0"]
+        assert (reading.pid, reading.device.state) == (worker.pid, DeviceState.OK)
+        assert (reading.device.used_bytes or 0) > 1 << 20
 
 
 async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:

@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
+from melld.cluster.envelopes import Hello, Readings
+from melld.cluster.link import Link
+from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
 from melld.control.status import DaemonState, WorkerState, workers_ready
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
+from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.watch import Condition, Identity, Watch
@@ -17,8 +22,10 @@ from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
 from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
-from melld.engine.fleet.process import WorkerEnded
+from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.wire import messages as wire
+from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.kvstore.worker_readings import WorkerReading
 from melld.scheduler.idle import IdleSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
@@ -50,7 +57,8 @@ class Watched:
         )
         self.model = ServedModel(parts)
         self.condition = Condition(state=DaemonState.READY)
-        self.watch = Watch([self.model], identity, self.condition, None)
+        self.machines = Machines(parts.config, {}, daemon.fleet)
+        self.watch = Watch([self.model], identity, self.condition, None, machines=self.machines)
         self.fleet = daemon.fleet
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
@@ -176,3 +184,29 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
     }
     assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 1e9)
     assert told[W0, W1].transport is None
+
+
+async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> None:
+    """As one on this machine: its requests leave before another program's memory is what its steps lack."""
+    watched = Watched()
+    hello = Hello(token="", machine="m1", versions={}, model_digests={}, devices=())
+    machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
+    watched.machines.machine_joined(machine)
+    place = watched.places[0]
+    place.slot = msgspec.structs.replace(place.slot, uuids=("GPU-1",), machine="m1")
+    place.process = WorkerProcess(place.slot.spec, machine, lambda *_: None, lambda _: None)
+    place.process.forked(7)
+    capacity_bytes = watched.watch.status().workers[0].capacity_bytes
+
+    async def read(pid: int, others_bytes: int) -> int:
+        """What the scheduler counts on after this reading."""
+        reading = DeviceReading(device="w0", state=DeviceState.OK, used_bytes=5, used_by_others_bytes=others_bytes)
+        machine._received(Readings({"w0": WorkerReading(pid, reading)}), [])
+        await watched.watch.look()
+        return watched.daemon.scheduler.cluster.workers[W0].capacity_bytes
+
+    assert await read(7, 1000) == capacity_bytes
+    assert await read(7, 1000 + capacity_bytes // 2) == capacity_bytes // 2
+    assert watched.watch.status().workers[0].memory_bytes == 5
+    assert await read(6, 1000) == capacity_bytes // 2, "of its process before"
+    assert await read(7, 1000) == capacity_bytes

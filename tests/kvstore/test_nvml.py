@@ -136,6 +136,21 @@ def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) ->
     assert "processes: Insufficient Permissions" in hidden["reason"]
 
 
+def test_workers_are_read_by_the_processes_that_they_have_now(machine: Machine) -> None:
+    """No worker counts as foreign on another's GPU; a stopped worker's GPU is read on, with nobody of ours on it."""
+    machine.set(gpu0_process="100 20000", gpu1_process="200 30000")
+
+    def others_bytes(*running: tuple[str, int, list[str]]) -> dict[str, tuple[int, int | None]]:
+        read = machine.ask("workers", running)
+        return {name: (one["pid"], one["device"]["used_by_others_bytes"]) for name, one in read.items()}
+
+    first, second = ("w0", 100, [FIRST]), ("w1", 200, [SECOND])
+    assert others_bytes(first, second) == {"w0": (100, 10_000), "w1": (200, 0)}
+    assert others_bytes(second) == {"w0": (100, 30_000), "w1": (200, 0)}
+    machine.set(gpu0_process="101 25000")
+    assert others_bytes(("w0", 101, [FIRST]), second) == {"w0": (101, 5_000), "w1": (200, 0)}
+
+
 def test_a_context_that_a_sibling_keeps_here_is_not_somebody_elses(machine: Machine) -> None:
     """A worker that reads this GPU's blocks through the host must not shrink the capacity of the worker here."""
     machine.set(gpu0_process="100 20000")

@@ -59,3 +59,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: prompts take what vLLM gives them."""
     age_s: float = 60.0
     """A request that has waited on the worker for so long goes before all others there."""
+
+    @property
+    def own_devices(self) -> tuple[str, ...]:
+        """Return the UUIDs of the worker's own GPUs."""
+        return self.visible_devices[: self.engine_arguments.get("tensor_parallel_size", 1)]

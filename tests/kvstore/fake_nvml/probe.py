@@ -12,6 +12,7 @@ import msgspec
 
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.nvml import Nvml
+from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 from melld.migrate.topology import segments_of_gpus
 
 
@@ -21,6 +22,7 @@ class Probe:
     def __init__(self) -> None:
         self._nvml = Nvml()
         self._poller = DevicePoller({})
+        self._workers = WorkerReadings(self._nvml)
 
     async def discover(self) -> object:
         return self._nvml.discover()
@@ -41,6 +43,10 @@ class Probe:
             sources = {uuid: functools.partial(self._nvml.read, uuid, uuid) for uuid in uuids}
             self._poller = DevicePoller(sources, deadline_s)
         return await self._poller.read()
+
+    async def workers(self, running: list[tuple[str, int, list[str]]]) -> object:
+        """Name, process and GPUs of each."""
+        return await self._workers.read([WorkerDevices(name, pid, tuple(uuids)) for name, pid, uuids in running])
 
 
 async def main() -> None:
