@@ -233,5 +233,5 @@ class BoundaryKeeper:
         except (RuntimeError, TimeoutError) as error:
             if self._fleet.live or str(error) == wire.WANTED:
                 raise NotMeasured("a request arrived; try again when none are running") from error
-            notes.append(f"{worker}: {error or 'no answer in time'}")
+            notes.append(f"{worker}: {str(error) or 'no answer in time'}")
             return None
