@@ -98,6 +98,18 @@ def test_a_split_keeps_a_tighter_pace_on_no_more_workers() -> None:
     assert split.gpu_seconds <= 1.02 * mixed.gpu_seconds
 
 
+def test_a_prefill_worker_has_one_that_decodes_on_its_machine() -> None:
+    """KV is handed over within a machine: what a lone worker computed would stay with it, and be slow."""
+    far = LinkSettings(RATE_BYTES_S, kv_gap_s=GAP_S, copy_cost_s=0.0, kv_between_machines=False)
+    machines = msgspec.structs.replace(MACHINE, gpus_per_machine=3, link=far)
+    played = simulated(prompts_and_answers(6.0), AUTO, machines)
+    prefilling = {one.worker for one in played.commands if isinstance(one, SetRole) and one.role is Role.PREFILL}
+    assert prefilling
+    assert WorkerId("w3") not in prefilling
+    alone = msgspec.structs.replace(machines, gpus_per_machine=1)
+    assert not any(isinstance(one, SetRole) for one in simulated(prompts_and_answers(6.0), AUTO, alone).commands)
+
+
 def test_a_loose_pace_or_none_splits_nothing() -> None:
     """Nothing at all changes: each command is the same."""
     for itl_s in (0.06, None):

@@ -6,11 +6,13 @@
     hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
 
 `roles.pressure` has the arithmetic; the pause of a hand-over is learned from those that were made.  One worker changes
-per 5 s, the one with the fewest bytes first; what it decodes leaves a few at a time.  Nobody is woken for a role: the
+per 5 s, on the machine where most others decode the one with the fewest bytes; what it decodes leaves a few at a time.
+Without another on its machine a worker stays mixed: KV is handed over within one.  Nobody is woken for a role: the
 number in service is `demand`'s, as if all were mixed.  Owns the roles; never assigns a request.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from melld.ids import RequestId, WorkerId
@@ -117,20 +119,32 @@ class Roles:
             return
         awake = {worker.id: worker for worker in self._cluster.active.values() if not worker.wake_s}
         self._prefill = {name: order for name, order in self._prefill.items() if name in awake}
-        if target_s is None or len(awake) < 2 or not self._steps.known:
+        places = Counter(map(self._place, awake.values()))
+        if target_s is None or max(places.values(), default=0) < 2 or not self._steps.known:
             self.wanted, self._stood_s = 0, now_s
-            self.because = "fewer than two workers compute, or there is no pace to keep"
+            self.because = "fewer than two workers of a machine compute, or there is no pace to keep"
         else:
             self._want(self._best(awake.values(), prompts, target_s))
             self.wanted = min(self.wanted, len(awake) - 1)
         while len(self._prefill) > self.wanted:
             self._prefill.popitem()
+        decoding = places - Counter(self._place(awake[name]) for name in self._prefill)
+        self._prefill = {name: order for name, order in self._prefill.items() if decoding[self._place(awake[name])]}
         if len(self._prefill) < self.wanted and now_s - self._changed_s >= CHANGE_S:
-            self._changed_s = now_s
-            others = (worker for worker in awake.values() if worker.id not in self._prefill)
-            chosen = min(others, key=lambda worker: (worker.used_bytes, worker.order))
-            self._prefill[chosen.id] = chosen.order
+            self._take_one(awake.values(), decoding)
         self._tell(awake.values())
+
+    def _take_one(self, awake: Iterable[Worker], decoding: Counter[int]) -> None:
+        """Have one more worker compute prompts if others decode where it is; `decoding`: how many, by place."""
+        others = [one for one in awake if one.id not in self._prefill and decoding[self._place(one)] > 1]
+        if others:
+            self._changed_s = self._cluster.now_s
+            chosen = min(others, key=lambda one: (-decoding[self._place(one)], one.used_bytes, one.order))
+            self._prefill[chosen.id] = chosen.order
+
+    def _place(self, worker: Worker) -> int:
+        """Return where KV can be copied from this worker: its machine's number, or 0 for everywhere."""
+        return worker.machine if self._cluster.distances.some_are_far else 0
 
     def _tell(self, awake: Iterable[Worker]) -> None:
         """Record the roles that have changed."""
