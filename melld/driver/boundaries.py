@@ -75,6 +75,7 @@ class BoundaryKeeper:
         self._settings = settings
         self._clock = clock
         self._busy = False
+        self._measured: set[WorkerId] = set()
         self._file = settings.file
         planner.respect(msgspec.structs.replace(planner.boundaries, segments=settings.segments))
         self._load()
@@ -127,14 +128,22 @@ class BoundaryKeeper:
 
     # -- measured ----------------------------------------------------------------------------------------------------
 
+    def is_due(self) -> bool:
+        """Return True before the first measurement, and for workers of a machine that has joined since.
+
+        KV goes to another machine only over what was measured.
+        """
+        far = {worker for worker, ready in self._fleet.ready.items() if ready.far_kv_handle}
+        return self.profiled is None or not far <= self._measured
+
     async def run(self) -> None:
-        """Measure once, unasked, when no request has run for a while; try again if one comes meanwhile."""
-        if self.profiled is not None or not self._settings.measure_unasked:
+        """Measure unasked what is due, when no request has run for a while; try again if one comes meanwhile."""
+        if not self._settings.measure_unasked:
             return
         quiet_since_s = self._clock()
-        while self.profiled is None:
+        while True:
             await asyncio.sleep(1.0)
-            if self._fleet.live:
+            if self._fleet.live or not self.is_due():
                 quiet_since_s = self._clock()
             elif self._clock() - quiet_since_s >= QUIET_S:
                 try:
@@ -176,6 +185,7 @@ class BoundaryKeeper:
                 took_s=round(self._clock() - began_s, 3),
                 notes=tuple(notes),
             )
+            self._measured.update(workers)
             await asyncio.to_thread(self._save, profiled)
             self._adopt(profiled)
             return profiled

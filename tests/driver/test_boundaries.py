@@ -124,6 +124,21 @@ async def test_a_worker_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert report.boundaries.links.keys() == {W1, W2}
 
 
+async def test_machines_that_join_later_are_measured_too(tmp_path: Path) -> None:
+    """Else requests would go there by their tokens for as long as the daemon runs."""
+    daemon = OfflineDaemon()
+    one = keeper(daemon, tmp_path)
+    assert one.is_due()
+    fleet = daemon.fleet
+    joining = fleet.workers.pop(W2), msgspec.structs.replace(fleet.ready.pop(W2), far_kv_handle=b"memory")
+    await measured(daemon, one)
+    assert not one.is_due()
+    fleet.workers[W2], fleet.ready[W2] = joining
+    assert one.is_due()
+    await measured(daemon, one)
+    assert not one.is_due()
+
+
 async def test_what_links_share_counts_before_it_is_measured(tmp_path: Path) -> None:
     """Four copies at once do not begin at four times what the memory between CPU workers carries."""
     daemon = OfflineDaemon()
