@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from melld.cluster.envelopes import (
@@ -39,6 +40,8 @@ from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger("melld.cluster")
 MAX_BACK_OFF_S = 60.0
+TRIES = 3
+"""Attempts before the start of the daemon fails: on a loaded machine the first agent may be late."""
 
 
 class ClusterFailed(MelldError):
@@ -63,7 +66,7 @@ class Launching:
         self.node = ""
         """The node, by Ray's id."""
         self.timer: asyncio.TimerHandle | None = None
-        self.failure = ""
+        self.failure, self.tries = "", 0
 
 
 class Cluster:
@@ -114,7 +117,7 @@ class Cluster:
         """
         facts = await asyncio.to_thread(facts_of, self._models)
         self._started = asyncio.get_running_loop().create_future()
-        self._gate = Gate(facts, self._config.silence_s, self._entered, self._refused)
+        self._gate = Gate(facts, self._config.silence_s, self._entered, partial(self._refused, tries=TRIES))
         self._own(self._keep_launcher(), "launcher")
         try:
             await asyncio.wait_for(asyncio.shield(self._started), self._config.start_timeout_s)
@@ -146,8 +149,7 @@ class Cluster:
         while True:
             begun_s = asyncio.get_running_loop().time()
             try:
-                ended = await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told)
-                if ended:
+                if ended := await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told):
                     self._cannot_use(f"the launcher, which speaks with Ray, {ended}")
             except OSError as error:
                 self._cannot_use(f"no launcher could be started: {error}")
@@ -232,12 +234,13 @@ class Cluster:
         late = f"its agent did not call within {config.start_timeout_s:g} s"
         launching.timer = asyncio.get_running_loop().call_later(config.start_timeout_s, self._refused, name, late)
 
-    def _refused(self, name: str, reason: str) -> None:
-        """Note that a machine cannot join; try again later."""
+    def _refused(self, name: str, reason: str, tries: int = 1) -> None:
+        """Note that a machine cannot join, which counts as so many attempts; try again later."""
         log.warning("machine %s cannot join: %s", name, reason)
-        self._launching[name].failure = reason
+        launching = self._launching[name]
+        launching.failure, launching.tries = reason, launching.tries + tries
         self._summon_later(name)
-        failed = [one for one, launching in self._launching.items() if launching.failure]
+        failed = [one for one, launching in self._launching.items() if launching.tries >= TRIES]
         if len(self._nodes.keys() - failed) < self._config.min_machines:
             self._fail(self._failures())
 

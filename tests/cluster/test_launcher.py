@@ -7,6 +7,21 @@ from melld.cluster.cluster import Cluster, ClusterFailed
 from melld.cluster.machine import Machine
 from melld.config import ClusterConfig
 
+LATE = """
+import socket, sys
+sys.path[:] = {path!r}
+from melld.cluster.envelopes import AgentEnded, Joined, Launch, Node, Nodes
+from melld.engine.wire.frames import FrameDecoder, encode_frame
+daemon, decoder, tries = socket.socket(fileno=({words})[0]), FrameDecoder(Launch), 0
+tell = lambda message: daemon.sendall(b"".join(encode_frame(message)))
+tell(Joined("127.0.0.1"))
+tell(Nodes((Node("n1", "m1", 1),)))
+while data := daemon.recv(1 << 16):
+    for launch, _ in decoder.feed(data):
+        tries += 1
+        tell(AgentEnded(launch.node, f"it was late {{tries}} times"))
+"""
+
 
 class Nobody:
     """No machine joins."""
@@ -38,3 +53,12 @@ async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
         await made.start()
     await made.stop()
     assert str(failed.value) == told
+
+
+async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine; the daemon's start fails only when it was late three times."""
+    monkeypatch.setattr(launcher_process, "BEGIN", LATE)
+    made = Cluster(ClusterConfig(address="127.0.0.1:1"), "cpu", [], {}, Nobody())
+    with pytest.raises(ClusterFailed, match=r"^machine m1: it was late 3 times$"):
+        await made.start()
+    await made.stop()
