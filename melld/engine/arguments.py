@@ -155,7 +155,22 @@ def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
 
     if arguments.reasoning_parser_plugin:
         import_parsers("reasoning_parser_plugin", arguments.reasoning_parser_plugin)
+    inspect_models_here()
     return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def inspect_models_here() -> None:
+    """Have vLLM inspect a model's class in this process on CPUs, where nothing forbids it.
+
+    vLLM inspects a class that it has not seen yet in a process of its own, which imports all of vLLM for it: 13 s of
+    processor, at a first start in each worker and in the daemon.  It does so to keep CUDA out of the parent
+    (`vllm.model_executor.models.registry`).
+    """
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        registry._run_in_subprocess = lambda inspect: inspect()  # noqa: SLF001
 
 
 def import_parsers(option: str, file: str) -> None:

@@ -57,6 +57,19 @@ def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
     assert ours == theirs
 
 
+def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: Path) -> None:
+    """Which would import all of vLLM; a second start finds what the first has seen, as vLLM's own does."""
+    code = (
+        "import subprocess, sys; subprocess.Popen = None;"
+        "from melld.engine.arguments import async_engine_args, engine_config;"
+        "engine_config(async_engine_args(sys.argv[1], {'dtype': 'float32', 'kv_cache_memory_bytes': 1 << 26}))"
+    )
+    environment = os.environ | COMMON_ENVIRONMENT | {"VLLM_CACHE_ROOT": str(tmp_path)}
+    done = run_python("-c", code, str(demo_model), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("modelinfos/*.json"))) == 1
+
+
 def on_gpu(own: str = "") -> tuple[Any, str]:
     """What a GPU worker is told of async scheduling, and what people are told."""
     config = parse_config(f'[model]\npath="m"\n[model.vllm]\n{own}', "test")

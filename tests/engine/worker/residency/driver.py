@@ -149,7 +149,7 @@ class Worker:
         from vllm.v1.engine.input_processor import InputProcessor
         from vllm.v1.executor import Executor
 
-        from melld.engine.arguments import BY_PRIORITY
+        from melld.engine.arguments import BY_PRIORITY, inspect_models_here
         from melld.engine.wire.spec import ArenaSpec
         from melld.engine.worker.residency.arena import ArenaMemory
 
@@ -169,6 +169,7 @@ class Worker:
             "max_logprobs": 20,
             **BY_PRIORITY,
         } | options
+        inspect_models_here()
         self.config = EngineArgs(**arguments).create_engine_config()
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
