@@ -180,7 +180,8 @@ class Api:
         if call.engine or model.serving is None:
             check_open(model)
             model.check_queue(exchange.client.name, priority)
-        with self._called_by(exchange.client.name, priority), self._counts.in_flight.track_inprogress():
+        counted = self._counts.in_flight.track_inprogress()
+        with self._called_by(exchange.client.name, priority), counted, model.called():
             wanted = request.headers.get("X-Request-Id")
             check_request_id(wanted, "X-Request-Id")
             exchange.request_id = wanted or exchange.request_id

@@ -4,6 +4,7 @@ Owns the choice.  A model's names are its own and those of its adapters.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from starlette.datastructures import State
@@ -19,6 +20,9 @@ class AskedModel(Protocol):
     names: tuple[str, ...]
     serving: State | None
     """vLLM's serving classes, as `init_app_state` leaves them; None until the model was loaded once."""
+
+    def called(self) -> AbstractContextManager[None]:
+        """Count a call inside the context."""
 
     async def until_loaded(self) -> None:
         """Have a model loaded that is not; raise if it cannot be, or not in time."""

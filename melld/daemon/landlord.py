@@ -57,6 +57,7 @@ class LandlordShell:
         self._is_telling = False
         self._first = FirstLoads(lambda _place: None)
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
+        self._scrubbed: set[WorkerId] = set()
         self._opening: set[ModelName] = set()
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -216,7 +217,9 @@ class LandlordShell:
 
     def worker_gone(self, worker: WorkerId) -> None:
         """See `WorkerOwner`: its KV memory can be freed."""
-        if self.landlord.instances[worker].state is not InstanceState.LOADING:  # else it has no granules
+        is_loading = self.landlord.instances[worker].state is InstanceState.LOADING  # and has no granules
+        if not is_loading and worker not in self._scrubbed:  # else it has died as it began to doze
+            self._scrubbed.add(worker)
             self._do(self._scrub(worker))
 
     def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
@@ -226,6 +229,7 @@ class LandlordShell:
     async def _scrub(self, worker: WorkerId) -> None:
         tenant = self._by_worker[worker]
         await self.courier.scrub(tenant, worker, self.landlord.instances[worker].house.name)
+        self._scrubbed.discard(worker)
         dozing_bytes = tenant.fleet.places[worker].dozing_bytes
         if dozing_bytes is not None and tenant.fleet.places[worker].state is WorkerState.DOZING:
             self.hear(e.ModelDozed(self._clock(), worker, dozing_bytes))
@@ -257,11 +261,13 @@ class LandlordShell:
             case e.LoadModel():
                 self._load(tenant, worker)
             case e.UnloadModel():
+                tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE:
                     self._told_too_large(tenant, worker)
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
+                tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
             case e.DrainInstance() | e.ReopenInstance():

@@ -5,8 +5,9 @@ process, is the daemon's.
 """
 
 import asyncio
+import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -89,6 +90,8 @@ class ServedModel:
         """Why its last load failed; empty if it did not."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Calls that wait for its load."""
+        self.first_calls = 0
+        """Calls that came before its first load, and have not ended."""
         self._on_wanted = on_wanted
         self._closed_until_s = 0.0
         self.frontend: Any = None
@@ -146,6 +149,16 @@ class ServedModel:
     def is_warm(self) -> bool:
         """Return True if a worker has the model loaded."""
         return any(place.is_ready for place in self.parts.fleet.places.values())
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Count a call that comes before the model's first load: until it is a request, nothing else tells of it."""
+        is_first = self.serving is None
+        self.first_calls += is_first
+        try:
+            yield
+        finally:
+            self.first_calls -= is_first
 
     async def until_loaded(self) -> None:
         """Have the model loaded; return once it can be asked.

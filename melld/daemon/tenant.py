@@ -64,7 +64,7 @@ class Tenant:
     def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
         """Yield what the scheduler counts on each worker where that has changed since the last call.
 
-        Calls that wait for the front end will be requests on the worker that is there.
+        Calls that came before the front end will be requests on the worker that is there.
         """
         cluster = self.model.parts.cluster
         ahead_bytes = max(cluster.ahead_bytes, self.block_bytes)
@@ -72,7 +72,7 @@ class Tenant:
             known = cluster.workers.get(name)
             used_bytes, count = (known.used_bytes, known.count) if known is not None else (0, 0)
             if place.is_ready:
-                count += len(self.model.waiting)
+                count = max(count, self.model.first_calls)
             need = (used_bytes, count * ahead_bytes, count) if self.lends else (0, 0, count)
             if need != self._told.get(name, (0, 0, 0)):
                 self._told[name] = need

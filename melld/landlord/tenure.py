@@ -97,7 +97,7 @@ class Tenure:
         """End what has dozed the longest on the device, unless something leaves it already."""
         dozing = [one for one in house.instances if one.state is S.DOZING and house.ledger.resident(one.id)]
         if dozing and not any(one.state is S.LEAVING for one in house.instances):
-            self.leave(min(dozing, key=lambda one: (one.since_s, one.id)), Why.ROOM, now_s)
+            self.leave(min(dozing, key=lambda one: (one.since_s, one.id)), Why.EVICTED, now_s)
 
     def swap(self, model: DeclaredModel, now_s: float) -> None:
         """Unload the instance with the least work for a model that fits nowhere."""

@@ -6,6 +6,7 @@ holds the loop up is either the loop's own work or another thread that holds the
 """
 
 import asyncio
+import contextlib
 import socket
 import sys
 import time
@@ -103,6 +104,9 @@ class Asked:
 
     def why_closed(self) -> str | None:
         return None
+
+    def called(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     async def until_loaded(self) -> None:
         """It is."""

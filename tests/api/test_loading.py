@@ -24,6 +24,9 @@ class Absent:
         self.asked = asyncio.Event()
         self.known = asyncio.Event()
 
+    def called(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     async def until_loaded(self) -> None:
         self.asked.set()
         await self.known.wait()

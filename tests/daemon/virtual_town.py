@@ -7,8 +7,9 @@ block.  For hours: `MELLD_HISTORIES=1000000 pytest tests/daemon/test_town.py`.
 import asyncio
 import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,23 +42,39 @@ POLICIES = ("mell-slo", "mell-plus", "best-fit")
 
 @dataclass
 class Borrower(VirtualWorker):
-    """A worker whose KV memory is lent."""
+    """A worker whose KV memory is lent, and which dozes once nothing is left on it."""
 
     granules: set[int] = field(default_factory=set)
+    is_to_doze: bool = False
 
     def obey(self, willing: bool = True) -> None:
         message = self.inbox[0][0] if self.inbox else None
-        if not isinstance(message, wire.GrantGranules | wire.TakeGranules) or not self.ready or self.hung:
+        mine = wire.GrantGranules | wire.TakeGranules | wire.Doze | wire.Wake
+        if not isinstance(message, mine) or not self.ready or self.hung:
             super().obey(willing)
-            return
-        self.inbox.popleft()
-        if isinstance(message, wire.GrantGranules):
-            self.granules |= set(message.granules)
-            return
-        spare = max(len(self.granules) - self.used_blocks, 0) if willing else 0
-        given = tuple(sorted(self.granules)[len(self.granules) - min(message.granules, spare) :])
-        self.granules -= set(given)
-        self.say(wire.GranulesReturned(take=message.take, granules=given))
+        else:
+            self.inbox.popleft()
+            self._obey(message, willing)
+        if self.is_to_doze and self.ended is None and not self.used_blocks:
+            self.is_to_doze = False
+            self.granules.clear()
+            self.say(wire.Dozed(resident_bytes=BLOCK_BYTES))
+
+    def _obey(self, message: Any, willing: bool) -> None:
+        match message:
+            case wire.GrantGranules():
+                self.granules |= set(message.granules)
+            case wire.TakeGranules():
+                spare = max(len(self.granules) - self.used_blocks, 0) if willing else 0
+                given = tuple(sorted(self.granules)[len(self.granules) - min(message.granules, spare) :])
+                self.granules -= set(given)
+                self.say(wire.GranulesReturned(take=message.take, granules=given))
+            case wire.Doze() if willing:
+                self.is_to_doze = True
+            case wire.Doze():
+                self.say(wire.Dozed(failure="will not"))
+            case wire.Wake():
+                self.ready, self.reports = False, 0  # until its weights are read
 
 
 class BorrowersHost(VirtualHost):
@@ -69,12 +86,31 @@ class BorrowersHost(VirtualHost):
         return VirtualChild(worker)
 
 
+class VirtualArena:
+    """KV memory of a device; scrubbing takes a while, and nobody may use meanwhile what is scrubbed."""
+
+    resident_bytes = 0
+
+    def __init__(self, borrowers: Callable[[], list[Borrower]]) -> None:
+        self._borrowers = borrowers
+
+    async def scrub(self, granules: Collection[int]) -> None:
+        self.check(granules)
+        await asyncio.sleep(0.05)
+        self.check(granules)
+
+    def check(self, granules: Collection[int] = ()) -> None:
+        """No granule is in two places."""
+        users = [set(granules), *(one.granules for one in self._borrowers())]
+        assert len(set().union(*users)) == sum(map(len, users)), f"granules are used twice: {users}"
+
+
 class Town:
     """Models `a`, `b`, ... on devices of so many granules; the first is pinned if `pinned`.  `start` first."""
 
     def __init__(
         self, loop: VirtualLoop, models: int = 2, devices: int = 2, granules: int = 14,
-        keep_alive_s: float = 300.0, policy: str = "mell-slo", pinned: bool = False,
+        keep_alive_s: float = 300.0, policy: str = "mell-slo", pinned: bool = False, dozes: bool = False,
     ) -> None:  # fmt: skip
         self.loop = loop
         self.shell = LandlordShell(Landlord(LandlordSettings()), loop.time)
@@ -85,6 +121,8 @@ class Town:
         self.tasks: set[asyncio.Task[None]] = set()
         self.failures: list[BaseException] = []
         self.refused: list[MelldError] = []
+        self.reading_s = 0.0
+        """What the front end takes to make a request of a call."""
         houses = [DeviceName(f"d{number}") for number in range(devices)]
         declared: list[e.AnyLandlordEvent] = [
             e.DeviceDeclared(loop.time(), house, granules * BLOCK_BYTES, BLOCK_BYTES) for house in houses
@@ -101,15 +139,20 @@ class Town:
             parts |= {"config": config, "stories": daemon.stories}
             self.models[name] = ServedModel(ModelParts(**parts), self.shell.want)
             facts = WEIGHTS * BLOCK_BYTES, BLOCK_BYTES, 1.0
-            declared.append(
-                e.ModelDeclared(loop.time(), name, *facts, pinned=is_pinned, dozes=False, keep_alive_s=keep_alive_s)
-            )
+            kept: dict[str, Any] = {"keep_alive_s": keep_alive_s, "stop_after_s": 15.0, "wake_s": 0.1}
+            declared.append(e.ModelDeclared(loop.time(), name, *facts, pinned=is_pinned, dozes=dozes, **kept))
             declared += [
                 e.InstanceDeclared(loop.time(), worker, name, house)
                 for worker, house in zip(daemon.names, houses, strict=True)
             ]
         tenants = [Tenant(one, BLOCK_BYTES, lends=True) for one in self.models.values()]
-        self.shell.take_over(declared, tenants, {})
+        self.arenas = {house: VirtualArena(partial(self._borrowers, number)) for number, house in enumerate(houses)}
+        self.shell.take_over(declared, tenants, self.arenas)  # type: ignore[arg-type]
+
+    def _borrowers(self, device: int) -> list[Borrower]:
+        """The processes on this device."""
+        names = [daemon.names[device] for daemon in self.daemons.values()]
+        return [one for one in self.workers if one.name in names and isinstance(one, Borrower) and one.ended is None]
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self.shell._tasks.discard(task)
@@ -159,10 +202,11 @@ class Town:
         """A client's call, which waits for a model that was never loaded."""
 
         async def asked() -> None:
-            if self.models[model].serving is None:
-                await self.models[model].until_loaded()
-            await asyncio.sleep(0)
-            self.daemons[model].admit(blocks, length)
+            with self.models[model].called():
+                if self.models[model].serving is None:
+                    await self.models[model].until_loaded()
+                await asyncio.sleep(self.reading_s)
+                self.daemons[model].admit(blocks, length)
 
         self.spawn(asked())
 
@@ -190,6 +234,8 @@ class Town:
         """All records of one fact agree."""
         assert not self.failures, self.failures
         self.shell.landlord.check()
+        for arena in self.arenas.values():
+            arena.check()
         found: list[str] = []
         for daemon in self.daemons.values():
             check_cluster(daemon.cluster)
@@ -207,7 +253,7 @@ class Town:
                     found.append(f"{name} is {place.state}, the Landlord believes {state}")
                 if state is InstanceState.LOADING and place.state.value not in ("starting", "waking"):
                     found.append(f"{name} is {place.state}, the Landlord waits for its load")
-                if place.process is not None and state not in ON_DEVICE:
+                if place.process is not None and state not in ON_DEVICE | {InstanceState.DOZING}:
                     found.append(f"{name} has a process, the Landlord believes {state}")
         return found
 
@@ -372,7 +418,10 @@ def play(choices: Sequence[int]) -> None:
         rest, size = divmod(rest, len(GRANULES))
         models, devices, is_pinned = 2 + rest % 2, 1 + rest // 2 % 2, rest // 4 % 4 == 0
         granules = max(GRANULES[size], FEWEST_BESIDE_PINNED) if is_pinned else GRANULES[size]
-        town = await Town(loop, models, devices, granules, KEPT_S[kept], POLICIES[policy], pinned=is_pinned).start()
+        dozes = rest // 16 % 2 == 1
+        granules += 3 * dozes
+        kind: dict[str, Any] = {"pinned": is_pinned, "dozes": dozes}
+        town = await Town(loop, models, devices, granules, KEPT_S[kept], POLICIES[policy], **kind).start()
         told = History(town)
         try:
             for choice in choices[1:]:

@@ -57,7 +57,7 @@ def test_what_a_dozing_process_keeps_is_accounted_for() -> None:
     assert ledger.limit == GRANULES - WEIGHTS - 6
     assert town.offers[CODE] == GRANULES - WEIGHTS
     assert of(e.UnloadModel, town.need(CODE, GRANULES - WEIGHTS - 6, 62.0)) == []
-    assert whys(e.UnloadModel, town.need(CODE, GRANULES - WEIGHTS - 5, 63.0)) == [(CHAT, e.Why.ROOM)]
+    assert whys(e.UnloadModel, town.need(CODE, GRANULES - WEIGHTS - 5, 63.0)) == [(CHAT, e.Why.EVICTED)]
     assert len(town.granules[CODE]) == GRANULES - WEIGHTS - 5
 
 

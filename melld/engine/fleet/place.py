@@ -120,6 +120,8 @@ class Place:
         self.unanswered = 0
         self.is_owned = False
         """Somebody else decides when it starts and what it offers; it is never given up."""
+        self.unloaded_because = ""
+        """Why its owner last had it end or doze."""
         self.rested_s = 0.0
         """When it may be started again after its last death."""
         self.dozing_bytes: int | None = None
