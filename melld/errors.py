@@ -68,7 +68,7 @@ class RequestTooLarge(MelldError):
 
     def __init__(self, request: str, kv_bytes: int, capacity_bytes: int) -> None:
         super().__init__(
-            f"request {request} needs {kv_bytes} bytes of KV cache; the largest worker has {capacity_bytes}"
+            f"request {request} needs {kv_bytes} bytes of KV cache; a worker can have {capacity_bytes} at most"
         )
         self.request = request
         self.kv_bytes = kv_bytes

@@ -1,11 +1,13 @@
-"""The first loads of several models: which are loaded at the start, and whether each succeeded.
+"""The first loads of several models: at the start, and of each model, which then gets its front end.
 
-Owns when the start is over.
+Owns when the start is over, and which front ends are being made.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+from melld.daemon.model import ServedModel
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.errors import MelldError
@@ -64,3 +66,32 @@ class FirstLoads:
         await self._over.wait()
         if None not in self._failures.values():
             raise next(failure for failure in self._failures.values() if failure is not None)
+
+
+class FrontEnds:
+    """Makes the front end of each model that has been loaded, once.  `do` runs a task.
+
+    `open_model` does it; None until calls can be served.
+    """
+
+    def __init__(self, do: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self.open_model: Callable[[ServedModel], Awaitable[None]] | None = None
+        self._do = do
+        self._opening: set[ServedModel] = set()
+
+    def open(self, model: ServedModel) -> None:
+        """Wake the calls that wait for a model that is loaded, or have its front end made."""
+        if model.is_warm and model.serving is not None:
+            model.loaded()
+        elif model.is_warm and self.open_model is not None and model not in self._opening:
+            self._opening.add(model)
+            self._do(self._open(model, self.open_model))
+
+    async def _open(self, model: ServedModel, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
+        try:
+            await open_model(model)
+        except Exception as error:  # whatever vLLM raises: callers are told, and the task fails with it
+            model.failed(f"its front end could not be made: {error}", 0.0)
+            raise
+        finally:
+            self._opening.discard(model)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from melld.control.status import DeviceStatus, WorkerState
-from melld.daemon.first_loads import FirstLoads
+from melld.daemon.first_loads import FirstLoads, FrontEnds
 from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
 from melld.daemon.shared_devices import devices
@@ -35,8 +35,8 @@ from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
-KEPT_OUT_S, TOO_LARGE_S = 10.0, 3600.0
-"""How long until a worker that an operator keeps out, or a model that is too large, is tried again."""
+KEPT_OUT_S = 10.0
+"""How long until a worker that an operator keeps out, or a model that has no room, is tried again."""
 
 
 class LandlordShell:
@@ -48,7 +48,6 @@ class LandlordShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self.tenants: dict[ModelName, Tenant] = {}
         self.loads: Counter[ModelName] = Counter()
-        self._open_model: Callable[[ServedModel], Awaitable[None]] | None = None
         self._clock = clock
         self._heard_s = 0.0
         self._by_worker: Mapping[WorkerId, Tenant] = {}
@@ -58,7 +57,7 @@ class LandlordShell:
         self._first = FirstLoads(lambda _place: None)
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._scrubbed: set[WorkerId] = set()
-        self._opening: set[ModelName] = set()
+        self._front_ends = FrontEnds(self._do)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -94,6 +93,7 @@ class LandlordShell:
                 self._tell_needs(tenant)
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
+                self._refuse_what_never_fits(tenant)
             loads = {name: tenant.take_load(self._held(tenant)) for name, tenant in self.tenants.items()}
             self.hear(e.ModelsMeasured(self._clock(), loads))
 
@@ -140,7 +140,7 @@ class LandlordShell:
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
         tenant = self.tenants[ModelName(model.name)]
-        self._open(tenant)
+        self._front_ends.open(model)
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
         there = any(one.state in ON_DEVICE for one in instances)
@@ -160,45 +160,18 @@ class LandlordShell:
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.loads_again()
         self._first.ready(tenant.fleet.places[worker])
-        self.hear(e.ModelLoaded(self._clock(), worker, self._measured(tenant, ready), ready.block_bytes))
-        ledger = instance.house.ledger
-        most = (ledger.memory_bytes - instance.model.resident_bytes) // ledger.granule_bytes - 1
-        tenant.note_ready(ready, most * instance.usable_bytes)
+        self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.block_bytes))
+        tenant.note_ready(ready, instance.most_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self.tell_offers()
         self._first.ended(worker)
-        self._open(tenant)
-
-    def _measured(self, tenant: Tenant, ready: wire.WorkerReady) -> int:
-        """Return what the worker holds beside the arena; 0: not measured."""
-        if tenant.lends and ready.arena_failure:
-            log.warning("%s lends no memory: %s", tenant.name, ready.arena_failure)
-            tenant.lends = False
-        own_bytes = 0 if tenant.lends else ready.total_blocks * ready.block_bytes
-        return ready.resident_bytes + own_bytes if ready.resident_bytes else 0
+        self._front_ends.open(tenant.model)
 
     def serve(self, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
         """Have `open_model` make the front end of each model that is loaded for the first time from now on."""
-        self._open_model = open_model
+        self._front_ends.open_model = open_model
         for tenant in self.tenants.values():
-            self._open(tenant)
-
-    def _open(self, tenant: Tenant) -> None:
-        model = tenant.model
-        if model.is_warm and model.serving is not None:
-            model.loaded()
-        elif model.is_warm and self._open_model is not None and tenant.name not in self._opening:
-            self._opening.add(tenant.name)
-            self._do(self._open_first(model, self._open_model))
-
-    async def _open_first(self, model: ServedModel, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
-        try:
-            await open_model(model)
-        except Exception as error:  # whatever vLLM raises: callers are told, and the task fails with it
-            model.failed(f"its front end could not be made: {error}", 0.0)
-            raise
-        finally:
-            self._opening.discard(ModelName(model.name))
+            self._front_ends.open(tenant.model)
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """See `WorkerOwner`."""
@@ -264,27 +237,26 @@ class LandlordShell:
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE:
-                    self._told_too_large(tenant, worker)
+                    instance = self.landlord.instances[worker]
+                    self._first.ended(worker, WorkerStartFailed(worker, instance.house.name, instance.why_too_large))
+                    self._refuse_what_never_fits(tenant)
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
             case e.DrainInstance() | e.ReopenInstance():
-                self._drain(tenant, worker, is_reopened=isinstance(command, e.ReopenInstance))
+                tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
 
-    def _told_too_large(self, tenant: Tenant, worker: WorkerId) -> None:
-        """Refuse the callers of a model that takes more memory than estimated, if it can never fit."""
-        instance = self.landlord.instances[worker]
-        ledger, resident_bytes = instance.house.ledger, instance.model.resident_bytes
-        why = (
-            f"{worker} takes {resident_bytes / 2**20:,.0f} MiB of the {ledger.memory_bytes / 2**20:,.0f} MiB that "
-            f"{instance.house.name} may hold, which leaves no room for KV memory"
-        )
-        self._first.ended(worker, WorkerStartFailed(worker, str(instance.house.name), why))
-        if resident_bytes + 2 * ledger.granule_bytes > ledger.memory_bytes:
-            log.error("%s: %s", tenant.name, why)
-            tenant.model.failed(why, TOO_LARGE_S)
+    def _refuse_what_never_fits(self, tenant: Tenant) -> None:
+        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
+        declared = self.landlord.models[tenant.name]
+        tenant.refuse_larger(declared.most_bytes)
+        if not declared.most_bytes and tenant.model.why_closed() is None:
+            why = declared.instances[0].why_too_large
+            if why not in tenant.model.failure:
+                log.error("%s: %s", tenant.name, why)
+            tenant.model.failed(why, KEPT_OUT_S)
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
@@ -294,12 +266,6 @@ class LandlordShell:
         if not tenant.fleet.supervisor.load(worker):
             self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
-
-    def _drain(self, tenant: Tenant, worker: WorkerId, *, is_reopened: bool) -> None:
-        """Tell the scheduler, if it knows the worker and no operator drains it."""
-        if worker in tenant.model.parts.cluster.workers and worker not in tenant.driver.drains.by_worker:
-            kind = events.WorkerResumed if is_reopened else events.WorkerDraining
-            tenant.driver.handle(kind(self._clock(), worker=worker))
 
     # -- for operators -----------------------------------------------------------------------------------------------
 

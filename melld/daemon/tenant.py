@@ -3,14 +3,18 @@
 Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
 """
 
+import logging
 from collections.abc import Iterator
 
 from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Offer
 from melld.engine.wire import messages as wire
+from melld.errors import RequestTooLarge
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.landlord.events import KvNeeded, ModelLoad, OfferCapacity
 from melld.scheduler import events
+
+log = logging.getLogger("melld.landlord")
 
 
 class Tenant:
@@ -55,11 +59,23 @@ class Tenant:
     def take_load(self, held: int) -> ModelLoad:
         """Return what the model did since the last call; `held` placed requests wait for memory for its weights."""
         counts, self._counts = self._counts, {}
-        known = self.model.parts.cluster.requests
-        unplaced = [known[name].kv_bytes for name, live in self.fleet.live.items() if not live.worker and name in known]
-        first_bytes = unplaced[0] if unplaced and self.lends else 0
+        unplaced = self._unplaced()
+        first_bytes = next(iter(unplaced.values()), 0) if self.lends else 0
         waiting = held + len(unplaced) + len(self.model.waiting)
         return ModelLoad(waiting=waiting, first_bytes=first_bytes, **counts)  # type: ignore[arg-type]
+
+    def _unplaced(self) -> dict[RequestId, int]:
+        """Return the sizes of the requests that have no place."""
+        known = self.model.parts.cluster.requests
+        return {
+            name: known[name].kv_bytes for name, live in self.fleet.live.items() if not live.worker and name in known
+        }
+
+    def refuse_larger(self, most_bytes: int) -> None:
+        """End the requests that wait for more KV memory than there can be."""
+        for name, kv_bytes in self._unplaced().items():
+            if self.lends and kv_bytes > most_bytes:
+                self.fleet.end(name, RequestTooLarge(name, kv_bytes, most_bytes))
 
     def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
         """Yield what the scheduler counts on each worker where that has changed since the last call.
@@ -79,6 +95,14 @@ class Tenant:
                 yield KvNeeded(now_s, name, *need)
 
     # -- what its scheduler is told ----------------------------------------------------------------------------------
+
+    def measured(self, ready: wire.WorkerReady) -> int:
+        """Return what the worker holds beside the arena; 0: not measured."""
+        if self.lends and ready.arena_failure:
+            log.warning("%s lends no memory: %s", self.name, ready.arena_failure)
+            self.lends = False
+        own_bytes = 0 if self.lends else ready.total_blocks * ready.block_bytes
+        return ready.resident_bytes + own_bytes if ready.resident_bytes else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
         """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""
@@ -103,6 +127,12 @@ class Tenant:
         ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
         self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
+
+    def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
+        """Have its scheduler place nothing more there, or again, if it knows the worker and no operator drains it."""
+        if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
+            kind = events.WorkerResumed if is_reopened else events.WorkerDraining
+            self.driver.handle(kind(now_s, worker=worker))
 
     @property
     def is_busy(self) -> bool:

@@ -98,6 +98,11 @@ class DeclaredModel:
         return self.declared.dozes and 2 * self.dozing_bytes <= self.resident_bytes
 
     @property
+    def most_bytes(self) -> int:
+        """Return the KV memory that it could ever have on one device; 0: it can be loaded on none."""
+        return max((one.most_bytes for one in self.instances), default=0)
+
+    @property
     def is_served(self) -> bool:
         """Return True while an instance serves or will."""
         return any(one.state in PRESENT for one in self.instances)
@@ -234,9 +239,35 @@ class Instance:
         return max(self.need, self.granted) if now_s < self.stuck_until_s else self.need
 
     @property
+    def most_bytes(self) -> int:
+        """Return the KV memory that it could ever have: beside pinned models with a floor each.  0: it has no room."""
+        ledger, pinned = self.house.ledger, self._pinned
+        resident_bytes = sum(one.model.resident_bytes for one in (self, *pinned))
+        granules = (ledger.memory_bytes - resident_bytes) // ledger.granule_bytes - 1 - len(pinned)
+        return max(granules, 0) * self.usable_bytes
+
+    @property
+    def why_too_large(self) -> str:
+        """Say what leaves it no room."""
+        resident, memory = _mib(self.model.resident_bytes), _mib(self.house.ledger.memory_bytes)
+        beside = "".join(f", and {one.model.name}, pinned, {_mib(one.model.resident_bytes)}" for one in self._pinned)
+        held = f"{self.id} takes {resident} of the {memory} that {self.house.name} may hold{beside}"
+        return f"{held}, which leaves no room for KV memory"
+
+    @property
+    def _pinned(self) -> "list[Instance]":
+        """Instances on its device that stay: each is all that serves a pinned model."""
+        pinned = [one for one in self.house.present if one.model.declared.pinned and one.model is not self.model]
+        return [one for one in pinned if sum(other.state in PRESENT for other in one.model.instances) == 1]
+
+    @property
     def weights(self) -> int:
         """Granules that its weights displace."""
         return -(-self.model.resident_bytes // self.house.ledger.granule_bytes)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB"
 
 
 class Choice(NamedTuple):

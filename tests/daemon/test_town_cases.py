@@ -1,9 +1,12 @@
 """Cases of several models that random histories seldom meet, on the same virtual town."""
 
 import asyncio
-from typing import Any
 
+import pytest
+
+from melld.errors import RequestTooLarge
 from melld.ids import ModelName, WorkerId
+from melld.landlord.instance import InstanceState
 from tests.daemon.virtual_town import Borrower, Town
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 
@@ -66,6 +69,53 @@ def test_a_model_that_is_kept_for_no_time_serves_its_first_call() -> None:
             await answered(town)
             await asyncio.sleep(0.1)
         assert town.shell.loads[last] == 1
+        await town.close()
+
+    run_virtually(history)
+
+
+@pytest.mark.parametrize("before", ["loaded", "unloaded", "pinned one was gone"])
+def test_a_request_that_never_fits_beside_a_pinned_model_is_refused(before: str) -> None:
+    """At once, and those behind it are served."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=14, keep_alive_s=1.0, pinned=True).start()
+        if before == "unloaded":
+            await asyncio.sleep(3.0)
+            await town.rest()
+            await asyncio.sleep(0.1)  # its memory is freed
+        elif before == "pinned one was gone":
+            worker_of(town, "a0").die()
+            town.call(B, 1, 2)
+            for _ in range(12):
+                await answered(town)
+                await asyncio.sleep(0.1)
+        await town.rest()
+        assert town.states()[WorkerId("a0")] is InstanceState.READY
+        assert (town.states()[WorkerId("b0")] is InstanceState.STOPPED) is (before == "unloaded")
+        b, before_s = town.daemons[B], loop.time()
+        finished = len(b.finished)
+        town.call(B, 6, 2)
+        town.call(B, 1, 2)
+        while not ((b.errors or town.refused) and len(b.finished) > finished) and loop.time() - before_s < 5.0:
+            await answered(town)
+            await asyncio.sleep(0.1)
+        assert len(b.finished) == finished + 1, "the small one is answered"
+        assert [type(error) for error in (*town.refused, *b.errors.values())] == [RequestTooLarge]
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_model_that_never_fits_beside_a_pinned_one_is_refused_with_the_arithmetic() -> None:
+    """Nobody waits for it until a deadline."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=9, pinned=True).start()
+        await asyncio.sleep(0.5)
+        why = town.models[B].why_closed()
+        assert why is not None
+        assert "b0 takes 0 MiB of the 0 MiB that d0 may hold, and a, pinned, 0 MiB" in why
         await town.close()
 
     run_virtually(history)

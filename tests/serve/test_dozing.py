@@ -80,6 +80,7 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
     assert dozing["granted_bytes"] == 0
     asleep = worker(dozy)
     assert (asleep["state"], asleep["pid"]) == ("dozing", process["pid"])
+    assert "(idle)" in asleep["why"]
     assert memory_bytes(process["pid"]) < held_bytes - WIDE * 4096, "its weights are gone from memory"
     states = {card["id"]: card["status"] for card in json.loads(dozy.get("/v1/models"))["data"]}
     assert states["wide"] == "unloaded"
