@@ -206,8 +206,8 @@ class LandlordShell:
         dozing_bytes = tenant.fleet.places[worker].dozing_bytes
         if dozing_bytes is not None and tenant.fleet.places[worker].state is WorkerState.DOZING:
             self.hear(e.ModelDozed(self._clock(), worker, dozing_bytes))
-        else:
-            self.hear(e.ModelGone(self._clock(), worker))
+            return
+        self.hear(e.ModelGone(self._clock(), worker))
         if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
             leaving.set_result(None)
 

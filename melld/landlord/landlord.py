@@ -130,6 +130,8 @@ class Landlord:
             self.tenure.drain(instance, Why.OPERATOR, self._now_s)
         elif instance.state is S.DOZING:
             self.tenure.leave(instance, Why.OPERATOR, self._now_s)
+        elif instance.drained_for is not None:
+            instance.drained_for = Why.OPERATOR
         self._settle_all()
 
     def _needed(self, event: events.KvNeeded) -> None:
@@ -182,6 +184,8 @@ class Landlord:
         instance = self.instances[event.worker]
         instance.become("dozed", event.at_s)
         instance.model.dozing_bytes = event.resident_bytes
+        if instance.drained_for is Why.OPERATOR:  # asked for since
+            self.tenure.leave(instance, Why.OPERATOR, self._now_s)
         self._left(instance, event.resident_bytes)
 
     def _gone(self, event: events.ModelGone) -> None:

@@ -119,3 +119,29 @@ def test_a_model_that_never_fits_beside_a_pinned_one_is_refused_with_the_arithme
         await town.close()
 
     run_virtually(history)
+
+
+@pytest.mark.parametrize("has_dozed", [False, True])
+def test_what_an_operator_unloads_while_it_begins_to_doze_ends(has_dozed: bool) -> None:
+    """He is told so when its process is gone."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=20, keep_alive_s=1.0, dozes=True).start()
+        await asyncio.sleep(1.5)
+        worker = worker_of(town, "a0")
+        assert town.states()[WorkerId("a0")] is InstanceState.LEAVING
+        while has_dozed and worker.inbox:
+            worker.obey()
+        while worker.outbox:
+            worker.deliver()
+        unloading = asyncio.ensure_future(town.shell.unload(town.models[A], now=False))
+        for _ in range(4):
+            await town.rest()
+            await asyncio.sleep(0.1)
+        assert unloading.done()
+        assert worker.ended is not None
+        assert town.states()[WorkerId("a0")] is InstanceState.STOPPED
+        town.check()
+        await town.close()
+
+    run_virtually(history)

@@ -19,7 +19,7 @@ MODELS: dict[str, dict[str, object]] = {
     "embed": {"resident_bytes": 20 * MIB, "pinned": True},
 }
 WORKERS = [f"{model}@d{device}" for model in MODELS for device in range(2)]
-ON_DEVICE = ("loading", "ready", "leaving")
+ON_DEVICE = ("loading", "ready", "leaving", "closing")
 
 
 class Books:
@@ -74,7 +74,8 @@ class LandlordMachine(RuleBasedStateMachine):
             if name.startswith("embed"):
                 twin = next(other for other in WORKERS if other.startswith("embed") and other != name)
                 assert self.books[twin].state == "ready", "a pinned model has left"
-            one.state = "ending" if one.state == "dozing" else "leaving"
+            ends = "closing" if one.state == "ready" else "ending"
+            one.state = "leaving" if isinstance(command, e.DozeModel) else ends
         elif isinstance(command, e.DrainInstance):
             assert not one.drained
             one.drained = True
@@ -114,6 +115,10 @@ class LandlordMachine(RuleBasedStateMachine):
         loads = {ModelName(name): e.ModelLoad(arrivals=1, waiting=1, first_bytes=MIB) for name in waiting}
         self.tell(e.ModelsMeasured(self.now_s, loads))
 
+    @rule(name=st.sampled_from([name for name in WORKERS if not name.startswith("embed")]))
+    def unload(self, name: str) -> None:
+        self.tell(e.UnloadAsked(self.now_s, WorkerId(name)))
+
     @precondition(lambda self: self.some("loading"))
     @rule(data=st.data(), fails=st.booleans())
     def load(self, data: st.DataObject, fails: bool) -> None:
@@ -121,20 +126,16 @@ class LandlordMachine(RuleBasedStateMachine):
         self.books[name].state = "away" if fails else "ready"
         self.tell(e.LoadFailed(self.now_s, WorkerId(name), 3.0) if fails else e.ModelLoaded(self.now_s, WorkerId(name)))
 
-    @precondition(lambda self: self.some("leaving", "ending"))
+    @precondition(lambda self: self.some("leaving", "closing", "ending"))
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.some("leaving", "ending")))
+        name = data.draw(st.sampled_from(self.some("leaving", "closing", "ending")))
         one = self.books[name]
-        dozes = one.state == "leaving" and bool(MODELS[name.partition("@")[0]].get("dozes", True))
+        dozes = one.state == "leaving"
         one.granules.clear()
         one.asked = 0
         one.state = "dozing" if dozes else "away"
-        self.tell(
-            e.ModelDozed(self.now_s, WorkerId(name))
-            if one.state == "dozing"
-            else e.ModelGone(self.now_s, WorkerId(name))
-        )
+        self.tell(e.ModelDozed(self.now_s, WorkerId(name)) if dozes else e.ModelGone(self.now_s, WorkerId(name)))
 
     @precondition(lambda self: self.some("ready", "dozing"))
     @rule(data=st.data())
