@@ -31,7 +31,6 @@ class Why(enum.StrEnum):
     SWAPPED = "swapped for another model"
     IDLE = "idle"
     FEWER = "fewer devices"
-    PINNED = "pinned"
     TOO_LARGE = "larger than its device"
     BACK = "back"
     OPERATOR = "operator"

@@ -9,7 +9,7 @@ from melld.daemon.landlord import LandlordShell
 from melld.ids import WorkerId
 from melld.landlord.events import OfferCapacity, Why
 from melld.landlord.landlord import Landlord
-from tests.daemon.virtual_town import CHOICES, play
+from tests.daemon.town_history import CHOICES, play
 
 HISTORIES = int(os.environ.get("MELLD_HISTORIES", "12"))
 TOLD = [(2, 60), (16, 60), (17, 60), (198, 90)]
