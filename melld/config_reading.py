@@ -83,9 +83,10 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
 
 
 def _below(value: Any, name: str) -> Any:
-    """Return what is written for a key of a table, or of each table in a list; what is no table as it is."""
+    """Return what is written for a key of a table, or of the tables in a list; what is no table as it is."""
     if isinstance(value, list):
-        return [_below(one, name) for one in value]
+        found = [below for one in value if (below := _below(one, name)) is not None]
+        return found[0] if len(found) == 1 else found
     return value.get(name) if isinstance(value, dict) else value
 
 

@@ -51,6 +51,7 @@ def client(text: str) -> str:
         ('[[models]]\npath="m"\n[[models]]\npath="/x/m"', "are both called 'm': rename one"),
         ('[[models]]\npath="m"\n[[models]]\npath="n"\nname=["a", "m"]', "are both called 'm': rename one"),
         ('[[models]]\npath="m"\nweight=0', "[models.weight] wants a number above 0"),
+        ('[[models]]\npath="m"\nkeep_alive_s=-1\n[[models]]\npath="n"', "wants a number from 0, such as 300.0, not -1"),
         ('[[models]]\npath="m"\nmax_model_len=1', "options of vLLM stand in [model.vllm]"),
         ('[[models]]\nname="m"', "[[models]] lacks `path`"),
         ('[[models]]\npath="m"\npined=true', "[[models]] unknown key `pined`; did you mean 'pinned'?"),

@@ -101,8 +101,8 @@ class History:
         self, event: events.AnyEvent, commands: Sequence[events.AnyCommand], _routes: Mapping[RequestId, str]
     ) -> None:
         """Note an event and its commands."""
-        if isinstance(event, events.WorkerDown):
-            for worker in event.workers:
+        if isinstance(event, events.WorkerDown | events.WorkerResumed):
+            for worker in event.workers if isinstance(event, events.WorkerDown) else (event.worker,):
                 self.switched.pop(worker, None)
         for command in commands:
             if isinstance(command, events.ActivateWorker | events.RetireWorker):

@@ -79,7 +79,7 @@ class Explainer:
             case Duty.DRAINING | Duty.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
             case Duty.ASLEEP if place.unloaded_because and place.state in UNLOADED:
-                return f"not loaded{self._since(worker, place.unloaded_because)}; {self._wakes(place)}"
+                return f"not loaded ({place.unloaded_because}); {self._wakes(place)}"
             case Duty.ASLEEP:
                 return f"not needed{self._since(worker)}; {self._wakes(place)}"
         if known.count:
@@ -105,9 +105,9 @@ class Explainer:
                 return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when it is needed"
         return "; ".join(filter(None, ("wakes at once", self._idle_workers.outlook(place.slot.worker))))
 
-    def _since(self, worker: WorkerId, cause: str = "") -> str:
+    def _since(self, worker: WorkerId) -> str:
         because = self._history.switched.get(worker)
-        return f" for {self._clock() - because.at_s:.0f} s ({cause or because.cause})" if because is not None else ""
+        return f" for {self._clock() - because.at_s:.0f} s ({because.cause})" if because is not None else ""
 
     def _idle(self, worker: Worker) -> str:
         left_s = self._policy.sleeps_in_s(worker) - (self._clock() - self._cluster.now_s)
