@@ -252,7 +252,7 @@ class LandlordShell:
         """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
         declared = self.landlord.models[tenant.name]
         tenant.refuse_larger(declared.most_bytes)
-        if not declared.most_bytes and tenant.model.why_closed() is None:
+        if not declared.most_bytes and not declared.is_served and tenant.model.why_closed() is None:
             why = declared.instances[0].why_too_large
             if why not in tenant.model.failure:
                 log.error("%s: %s", tenant.name, why)
