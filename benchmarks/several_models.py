@@ -1,11 +1,11 @@
-"""Three models on CPU devices: `PYTHONPATH=. python benchmarks/several_models.py history` (or `switches`).
+"""Three models on CPU devices: `PYTHONPATH=. python benchmarks/several_models.py history` (or another).
 
 `history`: on two devices that hold three and a bit, clients ask all three while workers are killed (-9) at random and
 while they give back memory; idle models doze.  Every greedy and seeded answer must be the one of a quiet run, every
 byte accounted for afterwards, and memory flat.
 `switches`: the third of three models is asked, of which two fit, again and again, half of the time beside a stream of
-another model; its first token against one of a model loaded beside nobody.  Then, of models with larger weights, the
-first token of one that dozes against one that is loaded.
+another model; its first token against one of a model loaded beside nobody.
+`wakes`: the first token of a model that dozes, against one that is loaded.
 """
 
 import argparse
@@ -92,16 +92,14 @@ def wakes(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
         if stream.result().choices != quiet.choices:
             wrong.append(f"{way}: {stream.answer}")
         times_s[way].append(stream.arrivals_s[0] - began_s)
-    happened: dict[str, Any] = {
-        f"of weights of 86 MB, {way}_s": [round(one, 3) for one in found] for way, found in times_s.items()
-    }
-    medians_s = [round(statistics.median(found), 3) for found in times_s.values()]
-    return happened | {"of weights of 86 MB, medians_s": medians_s}, wrong
+    happened: dict[str, Any] = {f"{way}_s": [round(one, 3) for one in found] for way, found in times_s.items()}
+    return happened | {"medians_s": [round(statistics.median(found), 3) for found in times_s.values()]}, wrong
 
 
-PARTS = {
-    "history": [(history, 2, {"wide": True, "keep_alive_s": 3})],
-    "switches": [(switches, 1, {}), (wakes, 1, {"wide": True, "keep_alive_s": 0.5})],
+PARTS: dict[str, tuple[Any, int, dict[str, Any]]] = {
+    "history": (history, 2, {"wide": True, "keep_alive_s": 3}),
+    "switches": (switches, 1, {}),
+    "wakes": (wakes, 1, {"wide": True, "keep_alive_s": 0.5}),
 }
 """Each with its number of devices, and what its models are like."""
 
@@ -120,12 +118,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="record what happened")
     asked = parser.parse_args()
-    happened: dict[str, Any] = {}
-    wrong: list[str] = []
-    for part, devices, kind in PARTS[asked.what]:
-        found, faults = play(part, devices, asked, **kind)
-        happened |= found
-        wrong += faults
+    part, devices, kind = PARTS[asked.what]
+    happened, wrong = play(part, devices, asked, **kind)
     happened |= {"load of the machine": round(os.getloadavg()[0], 1), "wrong": len(wrong)}
     table = "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in happened.items())])
     print(table, *wrong[:20], sep="\n")
