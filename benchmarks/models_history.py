@@ -23,7 +23,7 @@ from tests.serve.daemon_process import DaemonProcess
 
 NAMES = ("chat", "coder", "writer")
 WORDS = ("the", "of", "a", "worker", "memory", "block", "granule", "answer", "model", "device", "stream", "token")
-WIDE = 14_000
+WIDE = 20_000
 """So wide are the hidden layers of models whose weights take more than half of a worker's memory, and so may doze."""
 SAMPLE_S = 5.0
 LEAST_SAMPLES = 30

@@ -132,7 +132,7 @@ def play(part: Any, devices: int, asked: argparse.Namespace, **kind: Any) -> Out
     """Play a part with a daemon of its own."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "melld.toml"
-        memory = asked.memory or ("500MiB" if kind else "300MiB")
+        memory = asked.memory or ("580MiB" if kind else "300MiB")
         config.write_text(
             f"{make_models(Path(directory), **kind)}[health]\nsteady_after_s = 0\n"
             f'[devices]\ncpu = {{count = {devices}, memory_bytes = "{memory}"}}\n'
