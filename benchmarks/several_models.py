@@ -1,8 +1,8 @@
 """Three models on CPU devices: `PYTHONPATH=. python benchmarks/several_models.py history` (or another).
 
 `history`: on two devices that hold three and a bit, clients ask all three while workers are killed (-9) at random and
-while they give back memory; idle models doze.  Every greedy and seeded answer must be the one of a quiet run, every
-byte accounted for afterwards, and memory flat.
+while they give back memory.  Every greedy and seeded answer must be the one of a quiet run, every byte accounted for
+afterwards, and memory flat.  `dozing`: the same of models with larger weights, which doze when idle.
 `switches`: the third of three models is asked, of which two fit, again and again, half of the time beside a stream of
 another model; its first token against one of a model loaded beside nobody.
 `wakes`: the first token of a model that dozes, against one that is loaded.
@@ -97,7 +97,8 @@ def wakes(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
 
 
 PARTS: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "history": (history, 2, {"wide": True, "keep_alive_s": 3}),
+    "history": (history, 2, {}),
+    "dozing": (history, 2, {"wide": True, "keep_alive_s": 3}),
     "switches": (switches, 1, {}),
     "wakes": (wakes, 1, {"wide": True, "keep_alive_s": 0.5}),
 }
