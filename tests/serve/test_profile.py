@@ -1,6 +1,9 @@
 """`melld profile` on a real daemon: real copies and real steps, and users first."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from melld.cli import main
 from tests.migrate.live import Operator, Stream
@@ -32,6 +35,25 @@ def test_a_daemon_measures_what_moves_may_cost(daemon: DaemonProcess) -> None:
     assert "tokens computed for moves" in daemon.melld("profile", "--show").stdout.lower()
     status = daemon.status()
     assert [worker["used_blocks"] for worker in status["workers"]] == [0, 0]
+
+
+@pytest.mark.long
+def test_a_slow_link_is_measured_as_slow(demo_model: Path) -> None:
+    """Copies are as large as the link is fast: else nobody would know that a slow one is slower than computing."""
+    limit = ("--device", "cpu:2", "--set", 'migration.link_bytes_per_s="512KiB"')
+    with DaemonProcess(demo_model, *limit, "--set", "idle.sleep_after_s=inf") as slow:
+        slow.wait_ready()
+        Operator(slow).wait_ready()
+        Operator(slow).wait_linked(slow)
+        report = json.loads(slow.melld("profile", "--json").stdout)
+    assert report["notes"] == []
+    rates = [
+        count / report["boundaries"]["epoch_s"]
+        for row in report["boundaries"]["links"].values()
+        for count in row.values()
+    ]
+    assert len(rates) == 2
+    assert all(256 << 10 < rate < 1 << 20 for rate in rates), rates
 
 
 def test_without_a_daemon_there_is_nothing_to_measure(tmp_path: object) -> None:

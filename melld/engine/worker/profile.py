@@ -34,7 +34,7 @@ PAIRS = 12
 """Steps with a foreign prompt, and as many without, for the medians."""
 ALONE_TOKENS = 1024
 ALONE_TIMES = 3
-COPY_BLOCKS = 64
+FEW_BLOCKS, COPY_BLOCKS = 4, 64
 JOB = "profile"
 
 
@@ -216,7 +216,7 @@ class Profiler:
 
 
 class _LinkTrial:
-    """Repeated copies over one link; the first warms it up and does not count."""
+    """Repeated copies over one link, larger and larger until they take long; those of the last size count."""
 
     def __init__(self, ask: wire.MeasureLink, copies: Any, scratch: list[int]) -> None:
         self.ask = ask
@@ -224,6 +224,8 @@ class _LinkTrial:
         self.nbytes = 0
         self.seconds = 0.0
         self._copies = copies
+        self._blocks = min(FEW_BLOCKS, len(scratch))
+        self._counts = False
         self._name = f"{JOB}.{ask.call}"
         self._jobs = 0
         self._began_s = 0.0
@@ -233,7 +235,8 @@ class _LinkTrial:
         """Copy the sibling's first blocks again, without block 0, vLLM's null block."""
         self._jobs += 1
         self._began_s = time.monotonic()
-        self._copies.submit(f"{self._name}.{self._jobs}", range(1, len(self.scratch) + 1), self.scratch)
+        destination = self.scratch[: self._blocks]
+        self._copies.submit(f"{self._name}.{self._jobs}", range(1, self._blocks + 1), destination)
 
     def owns(self, job: str) -> bool:
         """Return True if the copy belongs to this trial."""
@@ -241,9 +244,14 @@ class _LinkTrial:
 
     def count(self, done: CopyDone) -> None:
         """Add the bytes, and the seconds from the request for them until the engine saw the end."""
-        if done.pulled is not None and self._jobs > 1:
+        took_s = time.monotonic() - self._began_s
+        if self._counts and done.pulled is not None:
             self.nbytes += done.pulled.nbytes
-            self.seconds += time.monotonic() - self._began_s
+            self.seconds += took_s
+        elif self._blocks == len(self.scratch) or took_s > self.ask.seconds / 4:
+            self._counts = True  # that copy has warmed the link up
+        else:
+            self._blocks = min(2 * self._blocks, len(self.scratch))
 
     def is_over(self) -> bool:
         """Return True once the time is over and at least one copy has been measured."""
