@@ -3,14 +3,16 @@
 Two nodes on one machine, at two of its addresses: ratios travel, absolute figures do not.
 
     figures   one daemon with two local workers, one with a worker on each of two nodes, asked in turns
-    chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, agents freeze;
-              every answer is held against an unharmed run
-    moves     moves between the machines, by KV (NIXL over TCP) and by tokens in turns, by the length of the request
+    chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, a machine
+              freezes, the daemon is held up; every answer is held against an unharmed run
+    moves     moves between the machines, by KV (NIXL over TCP) and by tokens in turns, by the length of the request,
+              also over a link made slow; and which way the daemon takes by its own profile
 """
 
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -25,8 +27,8 @@ from typing import Any
 from benchmarks import tables
 from melld.control.client import ControlClient
 from melld.control.messages import Profile
-from melld.demo_model import make_demo_model
-from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
+from melld.demo_model import CONTEXT_TOKENS, make_demo_model
+from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, ancestors
 from tests.migrate.chaos import History, orphans, pause_after
 from tests.migrate.live import CALM, GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
@@ -40,6 +42,8 @@ SPREAD = (
     "--set",
     "health.steady_after_s=0",
 )
+SLOW_LINK = "512KiB"
+"""Per second."""
 NIXL = ("--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"')
 TOKENS = 400
 BODY = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
@@ -64,7 +68,8 @@ class ClusterHistory(History):
         self._harms: dict[str, Callable[[random.Random], None]] = {
             "worker killed": self._kill_worker,
             "agent killed": lambda chance: os.kill(self._agent(chance), signal.SIGKILL),
-            "agent frozen": self._freeze_agent,
+            "machine frozen": self._freeze_machine,
+            "daemon held up": self._hold_up,
             "node killed": self._kill_node,
             "launcher killed": lambda _: os.kill(nodes.processes("melld: launcher")[0], signal.SIGKILL),
         }
@@ -91,13 +96,21 @@ class ClusterHistory(History):
         self._noted(victim["worker"], "KILL", "anywhere")
         os.kill(victim["pid"], signal.SIGKILL)
 
-    def _freeze_agent(self, chance: random.Random) -> None:
+    def _freeze_machine(self, chance: random.Random) -> None:
         """Until it is given up, and its actor killed; one that thaws before counts for nothing either."""
         agent = self._agent(chance)
-        os.kill(agent, signal.SIGSTOP)
-        self._over.wait(2 * SILENCE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(agent, signal.SIGCONT)
+        self._stop([pid for pid in self._nodes.processes("melld: ") if agent in (pid, *ancestors(pid))])
+
+    def _hold_up(self, _: random.Random) -> None:
+        """For longer than would make a machine lost: none is."""
+        self._stop([self._daemon.process.pid])
+
+    def _stop(self, pids: list[int]) -> None:
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            self._over.wait(2 * SILENCE_S if number is signal.SIGSTOP else 0.0)
 
     def _kill_node(self, _: random.Random) -> None:
         """Kill the node without Ray's head, and start another in its place."""
@@ -216,42 +229,60 @@ def figures(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
 
 
 def far_move(daemon: DaemonProcess, tokens: int, via: str | None, salt: str) -> Any:
-    """Move a stream with a prompt of so many tokens, which no cache holds, to the other machine; return the report."""
+    """Move a stream with a prompt of so many tokens, which no cache holds, to the other machine; return the report.
+
+    The stream goes on for longer than the move takes, which is paced so as to slow nobody down, and is left then.
+    """
     prompt = [10 + number % 200 for number in range(tokens)]
-    body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
-    operator, stream = Operator(daemon), Stream(daemon, body)
+    body = {"prompt": prompt, "max_tokens": CONTEXT_TOKENS - tokens, "temperature": 0, "ignore_eos": True}
+    operator, stream = Operator(daemon), Stream(daemon, body | {"cache_salt": salt})
     stream.wait_chunks(10)
     (request,) = operator.requests_of(stream)
     report = operator.migrate(request["request"], "w1" if request["worker"] == "w0" else "w0", via)
-    stream.result()
+    stream.leave()
+    operator.wait_idle()
     assert report["outcome"] == "committed", report
     return report
 
 
+def far_moves(daemon: DaemonProcess, tokens: int, rounds: int) -> str:
+    """Move by KV and by tokens in turns, and once as the daemon chooses; return a row."""
+    seen: dict[str, list[Any]] = {"kv": [], "tokens": []}
+    for number in range(rounds):
+        for via in ("kv", "tokens") if number % 2 else ("tokens", "kv"):
+            seen[via].append(far_move(daemon, tokens, via, f"{tokens} {number} {via}"))
+    cells = [f"{statistics.median(one['copied_bytes'] for one in seen['kv']) / 2**20:.1f}"]
+    for key in ("total_s", "gap_s"):
+        cells += [f"{statistics.median(one[key] for one in seen[via]) * 1e3:.0f}" for via in ("kv", "tokens")]
+    chosen = [far_move(daemon, tokens, None, f"{tokens} {number}")["via"] for number in range(rounds)]
+    cells.append(", ".join(f"{chosen.count(via)} by {via}" for via in ("kv", "tokens") if via in chosen))
+    print(tokens, *cells, flush=True)
+    return f"{tokens} | {' | '.join(cells)}"
+
+
 def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
-    """Measure in turns; print medians."""
-    flags = (*flags_of(nodes), *NIXL, "--set", "cluster.devices_per_machine=1")
+    """Measure over a link that is as it is, and over a slow one, each with its own profile; print medians."""
+    flags = (*flags_of(nodes), *NIXL, "--set", "cluster.devices_per_machine=1", *SPREAD)
     rows = ""
-    with DaemonProcess(model, *flags, *SPREAD, genuine=True) as daemon:
-        daemon.wait_ready()
-        Operator(daemon).wait_ready()
-        for _ in range(2):
-            daemon.wait_for(" by nixl")
-        print(ControlClient([daemon.runtime_directory]).operate("profile", Profile(measure=True), 120.0).decode())
-        for tokens in (250, 1000, 3500):
-            seen: dict[str, list[Any]] = {"kv": [], "tokens": []}
-            for number in range(asked.rounds):
-                for via in ("kv", "tokens") if number % 2 else ("tokens", "kv"):
-                    seen[via].append(far_move(daemon, tokens, via, f"{tokens} {number} {via}"))
-            rate = statistics.median(one["copied_bytes"] / one["copy_s"] / 2**20 for one in seen["kv"])
-            cells = [f"{statistics.median(one['copied_bytes'] for one in seen['kv']) / 2**20:.1f}", f"{rate:.0f}"]
-            for key in ("total_s", "gap_s"):
-                cells += [f"{statistics.median(one[key] for one in seen[via]) * 1e3:.0f}" for via in ("kv", "tokens")]
-            cells.append(far_move(daemon, tokens, None, f"{tokens}")["via"])
-            rows += f"\n| {tokens} | {' | '.join(cells)} |"
-            print(tokens, *cells, flush=True)
-    head = "| prompt tokens | KV MiB | MiB/s | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen |"
-    table = f"{head}\n|{'---|' * 8}{rows}"
+    for limit, lengths in ((None, (250, 1000, 2500)), (SLOW_LINK, (250, 1000))):
+        limited = () if limit is None else ("--set", f'migration.link_bytes_per_s="{limit}"')
+        with DaemonProcess(model, *flags, *limited, genuine=True) as daemon:
+            daemon.wait_ready()
+            Operator(daemon).wait_ready()
+            for _ in range(2):
+                daemon.wait_for(" by nixl")
+            client = ControlClient([daemon.runtime_directory])
+            found = json.loads(client.operate("profile", Profile(measure=True), 120.0))
+            print(found, flush=True)
+            limits = found["boundaries"]
+            each = [nbytes for row in limits["links"].values() for nbytes in row.values()]
+            rate = f"{statistics.mean(each) / limits['epoch_s'] / 2**20:.1f}" if each else "unknown"
+            for tokens in lengths:
+                rows += f"\n| {rate} | {far_moves(daemon, tokens, asked.rounds)} |"
+    names = (
+        "profiled MiB/s | prompt tokens | KV MiB | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen"
+    )
+    table = f"| {names} |\n|{'---|' * 8}{rows}"
     print(table)
     if asked.write:
         tables.record(tables.RESULTS, "cluster-moves", table, "two CPU cores, two Ray nodes on them")
