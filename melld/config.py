@@ -31,7 +31,7 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     port: Port = 0
     """The port there.  0: a free one."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """Silence after which a machine is lost: its requests go on elsewhere, and it ends its workers."""
+    """Silence after which a machine is lost: its requests go on elsewhere, and it ends its workers some time later."""
     return_idle: bool = False
     """Give the devices of stopped workers back to Ray, and take devices again to start them.  After five starts without
     a free one, only `melld resume` tries again."""
