@@ -50,7 +50,7 @@ from melld.kvstore.nvml import Nvml
 from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 
 log = logging.getLogger("melld.agent")
-DIAL_S = 10.0
+DIAL_S = 30.0
 MAX_UNREAD_BYTES = 8 << 20
 """A worker that leaves more unread, and reads nothing of it for `UNREAD_S`, is killed."""
 UNREAD_S = 2.0

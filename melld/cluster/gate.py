@@ -16,7 +16,7 @@ from melld.cluster.facts import Facts, why_different
 from melld.cluster.link import Link
 
 log = logging.getLogger("melld.cluster")
-HELLO_S = 10.0
+HELLO_S = 30.0
 """How long a connection may take for TLS, and as long again to say who it is."""
 
 

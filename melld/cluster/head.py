@@ -11,7 +11,7 @@ import grpc
 
 from melld.errors import MelldError
 
-PROBE_S = 5.0
+PROBE_S = 20.0
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call that every Ray head answers, or refuses for want of a token."""
 
