@@ -42,6 +42,11 @@ class PrefixIndex:
         self._held: dict[WorkerId, collections.OrderedDict[int, None]] = {}
         self._requests: dict[RequestId, _Blocks] = {}
 
+    @property
+    def is_needed(self) -> bool:
+        """Return True if a worker keeps prefixes."""
+        return bool(self._held)
+
     def open_worker(self, worker: WorkerId, block_tokens: int, blocks: int) -> None:
         """Note a worker whose cache is empty."""
         self._block_tokens = block_tokens

@@ -1,6 +1,6 @@
 """Keeps one worker process per device running: starts, stops and wakes workers, restarts dead ones, kills hung ones.
 
-Owns the processes and their back-off.  Knows no requests: the fleet does.  `place` has the lifecycle.
+Owns the processes.  Knows no requests: the fleet does.  `place` has the lifecycle, `restarts` the rests.
 
     a worker dies                    restarted after 1, 2, 4 ... 60 s, until it has run for `steady_after_s`
     it dies while loading, in a row  given up after `MAX_FAILED_STARTS`
@@ -8,8 +8,9 @@ Owns the processes and their back-off.  Knows no requests: the fleet does.  `pla
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from melld.config import HealthConfig
@@ -20,6 +21,7 @@ from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.fleet.restarts import Restarts
 from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
@@ -46,15 +48,14 @@ class Supervisor:
         self._hosts: dict[WorkerId, Host] = {}
         self._is_started = False
         self._listener = listener
-        self._health = health
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: asyncio.Queue[BaseException] = asyncio.Queue()
-        self._steadying: dict[WorkerId, asyncio.TimerHandle] = {}
         self._stopping = False
         self.owner = owner
         self._first = FirstStart(self.places.values())
         self._hung = HungWorkers(self.places.values(), health)
         self._dozing = Dozing(listener, self.stop_worker)
+        self._restarts = Restarts(self._spawn, self._own, listener, health.steady_after_s)
         self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
@@ -80,8 +81,6 @@ class Supervisor:
         self._stopping = True
         for task in self._tasks:
             task.cancel()
-        for timer in self._steadying.values():
-            timer.cancel()
         await asyncio.gather(*[self._end(place) for place in self.places.values() if place.process is not None])
 
     # -- machines ---------------------------------------------------------------------------------------------------
@@ -97,14 +96,17 @@ class Supervisor:
             elif self._is_started:
                 self._spawn(place)
 
-    def send_away(self, workers: Iterable[WorkerId]) -> None:
-        """Start none of these workers until `bring_back`: their machine is lost."""
-        for worker in workers:
-            self.places[worker].is_away = True
+    @contextlib.contextmanager
+    def losing(self, workers: Iterable[WorkerId], why: str) -> Iterator[None]:
+        """Start none of these workers until `bring_back`: their machine is lost, and the block ends their processes.
 
-    def write_off(self, workers: Iterable[WorkerId], why: str) -> None:
-        """Count those as dead, too, that had no process when their machine was lost, unless an operator wants none."""
-        for place in (self.places[worker] for worker in workers):
+        Count those as dead, too, that had no process, unless an operator wants none.
+        """
+        places = [self.places[worker] for worker in workers]
+        for place in places:
+            place.is_away = True
+        yield
+        for place in places:
             if place.may("died") and not place.stays_out:
                 place.died(was_ready=True)
                 place.detail = why
@@ -116,20 +118,16 @@ class Supervisor:
             place.is_away = False
             place.forgive()
             if place.state is WorkerState.FAILED and self._is_started:
-                self._restart(place)
+                self._restarts.restart(place)
             elif not place.stays_out:  # an operator has resumed it meanwhile
                 self._begin(place, "start")
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
     def start_worker(self, worker: WorkerId) -> None:
-        """Start a worker that was stopped, is being stopped, or was given up; ignore any other.
-
-        Returns at once; the listener hears of `WorkerReady`, or of the process's end.
-        """
-        place = self.places[worker]
-        place.stays_out = False
-        self._begin(place, "start")
+        """Begin to start a worker that was stopped, is being stopped, or was given up; ignore any other."""
+        self.places[worker].stays_out = False
+        self._begin(self.places[worker], "start")
 
     def load(self, worker: WorkerId) -> bool:
         """Start a worker for its owner, after a death once it has rested; return False if an operator keeps it out."""
@@ -141,7 +139,7 @@ class Supervisor:
             place.restarts += 1
         place.step(event)
         if place.process is None:
-            self._own(self._spawn_rested(place), f"start {worker}")
+            self._restarts.start_rested(place)
         elif dozes:
             place.process.wake()
         return True
@@ -157,7 +155,7 @@ class Supervisor:
         `stay_out`: an operator asked for it; only `start_worker` ends that.
         """
         place = self.places[worker]
-        place.stays_out = place.stays_out or stay_out
+        place.stays_out |= stay_out
         if not place.may("stop"):
             return
         place.detail = ""
@@ -172,8 +170,7 @@ class Supervisor:
 
     def sleep(self, worker: WorkerId) -> None:
         """Mark a ready worker as asleep.  Its process stays as it is until `stop_worker`."""
-        place = self.places[worker]
-        if place.may("sleep"):
+        if (place := self.places[worker]).may("sleep"):
             place.step("sleep")
 
     def wake(self, worker: WorkerId) -> None:
@@ -182,8 +179,7 @@ class Supervisor:
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """Return the worker's process if it is ready."""
-        place = self.places[worker]
-        return place.process if place.is_ready else None
+        return place.process if (place := self.places[worker]).is_ready else None
 
     def _begin(self, place: Place, event: str) -> None:
         """Bring a worker back if the table allows this event; one without a process only if it has no owner."""
@@ -208,8 +204,7 @@ class Supervisor:
         return place.process.stop(0.0 if is_loading else STOP_DEADLINE_S)
 
     def _own(self, work: Any, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work, name=name))
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -235,49 +230,42 @@ class Supervisor:
 
     def _said(self, place: Place, message: Any, payload: list[bytes]) -> None:
         place.unanswered = 0
-        if isinstance(message, wire.Pong):
-            self._hung.judge_step(place, message)
-            return
-        if isinstance(message, wire.Dozed):
-            self._dozing.answered(place, message)
-            return
-        if isinstance(message, wire.WorkerReady):
-            if place.process is None or place.process.asked_to_end:
-                return
-            place.step("ready")
-            place.failed_starts = 0
-            place.detail = ""
-            place.wake_s = asyncio.get_running_loop().time() - place.process.began_s
-            if place.setbacks:
-                loop, after_s = asyncio.get_running_loop(), self._health.steady_after_s
-                self._steadying[place.slot.worker] = loop.call_later(after_s, self._steadied, place)
-            level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
-            what = (place.slot.worker, place.slot.device, message.pid, message.load_s)
-            log.log(level, "%s is ready on %s (pid %d, %.1f s)", *what)
-            is_first = not self._first.anybody_was_ready
-            place.has_been_ready = True
-            # Now it is known that the model can be served.
-            for failed in self.places.values() if is_first and self.owner is None else ():
-                if failed.state is WorkerState.FAILED:
-                    self._restart(failed)
-        self._listener.worker_said(place.slot, message, payload)
-        if isinstance(message, wire.WorkerReady):
-            self._first.became_ready(place)
+        match message:
+            case wire.Pong():
+                self._hung.judge_step(place, message)
+            case wire.Dozed():
+                self._dozing.answered(place, message)
+            case wire.WorkerReady():
+                if place.process is not None and not place.process.asked_to_end:
+                    self._ready(place, message, place.process)
+            case _:
+                self._listener.worker_said(place.slot, message, payload)
 
-    def _steadied(self, place: Place) -> None:
-        place.forgive()
-        self._listener.worker_steadied(place.slot)
+    def _ready(self, place: Place, message: wire.WorkerReady, process: WorkerProcess) -> None:
+        place.step("ready")
+        place.failed_starts = 0
+        place.detail = ""
+        place.wake_s = asyncio.get_running_loop().time() - process.began_s
+        self._restarts.ready(place)
+        level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
+        text = "%s is ready on %s (pid %d, %.1f s)"
+        log.log(level, text, place.slot.worker, place.slot.device, message.pid, message.load_s)
+        is_first = not self._first.anybody_was_ready
+        place.has_been_ready = True
+        # Now it is known that the model can be served.
+        for failed in self.places.values() if is_first and self.owner is None else ():
+            if failed.state is WorkerState.FAILED:
+                self._restarts.restart(failed)
+        self._listener.worker_said(place.slot, message, [])
+        self._first.became_ready(place)
 
     def _ended(self, place: Place, ended: WorkerEnded) -> None:
         place.process = None
-        if (timer := self._steadying.pop(place.slot.worker, None)) is not None:
-            timer.cancel()
+        self._restarts.forget(place.slot.worker)
         if ended.expected:
             place.step("ended")
         else:
-            place.died(place.is_ready)
-            place.rested_s = asyncio.get_running_loop().time() + place.back_off_s
-            place.detail = ended.reason
+            self._restarts.died(place, ended.reason)
             self._first.failed(WorkerStartFailed(ended.worker, place.slot.device, ended.reason))
             log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
         self._listener.worker_ended(place.slot, ended)
@@ -285,32 +273,9 @@ class Supervisor:
         if self.owner is not None:
             self.owner.worker_ended(place.slot.worker, ended)
         elif not self._stopping and place.state is WorkerState.FAILED and self._first.anybody_was_ready:
-            self._restart(place)
+            self._restarts.restart(place)
         if not self._stopping and place.state is WorkerState.WAKING:
             self._spawn(place)
-
-    def _restart(self, place: Place) -> None:
-        if place.is_away:
-            return
-        if place.given_up:
-            then = f"`melld resume {place.slot.worker}` tries again"
-            place.detail = f"given up after {place.failed_starts} failed starts ({place.detail}); {then}"
-            log.error("%s: %s", place.slot.worker, place.detail)
-            return
-        place.restarts += 1
-        self._own(self._start_again(place), f"restart {place.slot.worker}")
-
-    async def _start_again(self, place: Place) -> None:
-        await asyncio.sleep(place.back_off_s)
-        if place.may("retry") and not place.is_away:
-            place.step("retry")
-            self._spawn(place)
-
-    async def _spawn_rested(self, place: Place) -> None:
-        await asyncio.sleep(max(place.rested_s - asyncio.get_running_loop().time(), 0.0))
-        self._spawn(place)
-
-    # -- hung workers -----------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Kill hung workers, until cancelled.

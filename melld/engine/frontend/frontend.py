@@ -34,7 +34,8 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
-from melld.engine.fleet.fleet import Failures, Fleet
+from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.requests import Failures
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges

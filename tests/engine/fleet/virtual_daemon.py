@@ -321,7 +321,7 @@ class VirtualDaemon:
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
             if held and self._state(owner) is not WorkerState.WAKING:
                 yield f"{request} is held for {owner}, which nobody wakes: {self._state(owner)}"
-        probation = self.fleet._delivery._probation
+        probation = self.fleet._requests.delivery._probation
         lines = {request: worker for worker, line in probation._lines.items() for request in line}
         if lines != probation._worker_of:
             yield f"in the queue of suspects are {lines}, and by request {probation._worker_of}"
@@ -439,7 +439,7 @@ class VirtualDaemon:
         for request, live in self.fleet.live.items():
             if live.worker is None or not self.fleet.is_ready(live.worker):
                 continue
-            if self.fleet._delivery._probation.waits(request) or self.worker(live.worker).hung:
+            if self.fleet._requests.delivery._probation.waits(request) or self.worker(live.worker).hung:
                 continue
             if request not in self.worker(live.worker).copies:
                 wrong.append(f"{request} is not on {live.worker}")
