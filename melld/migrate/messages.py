@@ -184,26 +184,7 @@ class CommandFailed(MoveMessage, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
-MoveCommand = (
-    DescribeRequest
-    | ReserveBlocks
-    | WarmRequest
-    | CopyBlocks
-    | FreezeRequest
-    | AttachRequest
-    | ReleaseRequest
-    | ThawRequest
-    | CancelReservation
-)
-MoveAnswer = (
-    RequestDescribed
-    | RoomReserved
-    | BlocksCopied
-    | RequestFrozen
-    | RequestAttached
-    | RequestReleased
-    | RequestThawed
-    | ReservationCancelled
-    | CopyFailed
-    | CommandFailed
-)
+_Arriving = ReserveBlocks | WarmRequest | CopyBlocks | AttachRequest | CancelReservation
+MoveCommand = _Arriving | DescribeRequest | FreezeRequest | ReleaseRequest | ThawRequest
+_Arrived = RoomReserved | BlocksCopied | RequestAttached | ReservationCancelled | CopyFailed
+MoveAnswer = _Arrived | RequestDescribed | RequestFrozen | RequestReleased | RequestThawed | CommandFailed

@@ -40,16 +40,13 @@ class Event(Identified, frozen=True, tag=True, gc=False):
 
 
 class RequestArrived(Event, frozen=True, tag=True, gc=False):
-    """A request needs a worker.  `kv_bytes`: size of its prompt.  Lower `priority` goes first, as in vLLM.
-
-    `client` is the unit of fair sharing: a short name for an API key, never the key.
-    """
+    """A request needs a worker.  `kv_bytes`: size of its prompt.  Lower `priority` goes first, as in vLLM."""
 
     request: RequestId
     kv_bytes: int
     prompt_tokens: int = 0
     priority: int = 0
-    client: str = ""
+    client: str = ""  # the unit of fair sharing: a short name for an API key, never the key
     cached_tokens: Mapping[WorkerId, int] = {}
     """How many tokens of its prompt each worker probably has in its prefix cache; none where it is missing."""
 
@@ -87,8 +84,7 @@ class RequestResumed(Event, frozen=True, tag=True, gc=False):
 class WorkerUp(Event, frozen=True, tag=True, gc=False):
     """A worker may be used and activated.  `slots`: the most requests that it runs at once.
 
-    `machine` groups workers that are near each other (the distance part of the priority of GPUs).  `block_bytes`: step
-    in which sizes grow; 0: any.
+    `machine` groups workers that are near each other.  `block_bytes`: step in which sizes grow; 0: any.
     """
 
     worker: WorkerId
@@ -153,10 +149,7 @@ class WorkerResumed(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerWakeTimeChanged(Event, frozen=True, tag=True, gc=False):
-    """The worker's time from activation to computing has changed; 0 while its process is warm.
-
-    Among sleeping workers that are large enough, the one that wakes soonest is activated first.
-    """
+    """The worker's time from activation to computing has changed; 0 while its process is warm."""
 
     worker: WorkerId
     wake_s: float
@@ -297,26 +290,9 @@ class SetRole(Command, frozen=True, tag=True, gc=False):
     role: Role
 
 
-AnyEvent = (
-    RequestArrived
-    | RequestsGrew
-    | RequestFinished
-    | RequestPreempted
-    | RequestResumed
-    | WorkerUp
-    | WorkerSteadied
-    | WorkerDown
-    | WorkerCapacityChanged
-    | WorkerSharingChanged
-    | WorkerSlotsChanged
-    | WorkerWakeTimeChanged
-    | WorkersPaced
-    | WorkerDraining
-    | WorkerResumed
-    | MoveCommitted
-    | MoveAborted
-    | MoveAsked
-    | EpochStarted
-)
-AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | SuspendRequest | RefuseRequest | ShedRequest | MoveRequest
-AnyCommand = AboutRequest | ActivateWorker | RetireWorker | SetRole
+_OfRequests = RequestArrived | RequestsGrew | RequestFinished | RequestPreempted | RequestResumed
+_OfWorkers = WorkerUp | WorkerSteadied | WorkerDown | WorkerDraining | WorkerResumed | WorkersPaced
+_OfRoom = WorkerCapacityChanged | WorkerSharingChanged | WorkerSlotsChanged | WorkerWakeTimeChanged
+AnyEvent = _OfRequests | _OfWorkers | _OfRoom | MoveCommitted | MoveAborted | MoveAsked | EpochStarted
+_AboutRequest = PlaceRequest | QueueRequest | PromiseRoom | SuspendRequest | RefuseRequest | ShedRequest | MoveRequest
+AnyCommand = _AboutRequest | ActivateWorker | RetireWorker | SetRole

@@ -286,38 +286,12 @@ class WorkerFailed(Message, frozen=True, tag=True):
     traceback: str
 
 
-ToWorker = (
-    AddRequest
-    | ResumeRequest
-    | AbortRequests
-    | CallUtility
-    | MeasurePrefill
-    | MeasureLink
-    | OpenLink
-    | CloseLink
-    | GrantGranules
-    | TakeGranules
-    | MoveCommand
-    | Doze
-    | Wake
-    | Ping
-    | StopWorker
-)
-ToDaemon = (
-    WorkerReady
-    | StepDone
-    | UtilityDone
-    | LinkOpened
-    | LinkClosed
-    | GranulesReturned
-    | MoveAnswer
-    | Dozed
-    | Pong
-    | RequestTaken
-    | RequestRejected
-    | WorkerLoading
-    | WorkerFailed
-)
+_OfRequests = AddRequest | ResumeRequest | AbortRequests | MoveCommand
+_OfMemory = MeasureLink | OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | Wake
+ToWorker = _OfRequests | _OfMemory | CallUtility | MeasurePrefill | Ping | StopWorker
+_AboutRequests = StepDone | RequestTaken | RequestRejected | MoveAnswer
+_AboutMemory = LinkOpened | LinkClosed | GranulesReturned | Dozed
+ToDaemon = _AboutRequests | _AboutMemory | UtilityDone | Pong | WorkerLoading | WorkerReady | WorkerFailed
 
 # What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
 UTILITIES = frozenset(
