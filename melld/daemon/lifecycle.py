@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import prometheus_client
@@ -21,15 +21,14 @@ from melld.control.messages import Reload, Reloaded
 from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory
 from melld.control.server import Operation, serve_control
 from melld.control.status import SERVING, DaemonState, workers_ready
-from melld.daemon.hub import check_hub
+from melld.daemon import preflight
 from melld.daemon.metrics import LoopProbe
 from melld.daemon.model import ServedModel
 from melld.daemon.operations import operations_of
-from melld.daemon.preflight import StartProgress, check_model, check_policy, example_of, ready_text, url_of
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import let_devices, make_parts
+from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
@@ -47,9 +46,7 @@ class Daemon:
         self._reload = reload
         self.failed = False
         self._condition = Condition()
-        self._hung_up = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._abort = asyncio.Event()
+        self._hung_up, self._stop, self._abort = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
         self.operations: dict[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
 
@@ -87,19 +84,19 @@ class Daemon:
     def _open(self, supervision: Supervision, stack: contextlib.AsyncExitStack) -> ControlSocket:
         check_vllm_version()
         config = self.config
-        check_policy(config.scheduler.policy)
+        preflight.check_policy(config.scheduler.policy)
         self.settings = Settings(config, self._reload, supervision)
         stack.callback(self.settings.close)
         for model in config.served:
-            check_model(model.path)
+            preflight.check_model(model.path)
         control = open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
         stack.callback(control.close)
         for model in config.served:
-            self._condition.warnings += check_hub(model.path)
+            self._condition.warnings += preflight.check_hub(model.path)
         for remark in self.settings.remarks():
             log.warning("%s", remark)
             self._condition.warnings.append(remark)
-        self._parts = make_parts(config, url_of(self.settings.listeners), self._condition)
+        self._parts = make_parts(config, preflight.url_of(self.settings.listeners), self._condition)
         self.watch, self._models = self._parts.watch, self._parts.models
         self.operations |= operations_of(self._models, self._parts.landlord, self._parts.machines)
         return control
@@ -108,9 +105,8 @@ class Daemon:
 
     async def _start(self) -> bool:
         """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
-        paths = ", ".join(model.path for model in self.config.served)
-        self._say(f"melld: loading {paths} on {self._where()}")
-        progress = StartProgress(self._places, self._say)
+        progress = preflight.StartProgress(self._places, self._say)
+        progress.begun(self.config)
         saying = asyncio.ensure_future(progress.run())
         starting = asyncio.ensure_future(self._start_both(progress))
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -129,18 +125,11 @@ class Daemon:
     def _places(self) -> list[Place]:
         return [place for model in self._models for place in model.parts.fleet.places.values()]
 
-    def _where(self) -> str:
-        """Say where the workers will be."""
-        if (cluster := self.config.cluster).address is not None:
-            return f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} must join)"
-        return ", ".join(dict.fromkeys(place.slot.device for place in self._places()))
-
-    async def _start_both(self, progress: StartProgress) -> list[tuple[Any, Namespace]]:
+    async def _start_both(self, progress: preflight.StartProgress) -> list[tuple[Any, Namespace]]:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
         if self._parts.cluster is not None:
             await self._parts.cluster.check()
-        configs = [model.parts.config for model in self._models]
-        preparing = asyncio.ensure_future(asyncio.to_thread(_prepare_frontends, configs, self._parts.kind))
+        preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
         if (landlord := self._parts.landlord) is not None:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
@@ -155,7 +144,7 @@ class Daemon:
         finally:
             workers.cancel()
 
-    async def _start_workers(self, progress: StartProgress) -> None:
+    async def _start_workers(self, progress: preflight.StartProgress) -> None:
         if self._parts.cluster is not None:
             await self._parts.cluster.start()
         await self._models[0].start(progress.became_ready)
@@ -207,7 +196,7 @@ class Daemon:
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self._condition.state = DaemonState.READY
-            self._notifier.ready(f"serving on {url_of(self.settings.listeners)}")
+            self._notifier.ready(f"serving on {preflight.url_of(self.settings.listeners)}")
             self._say_ready()
             try:
                 yield
@@ -217,10 +206,10 @@ class Daemon:
     def _say_ready(self) -> None:
         """Show the operator where the API is, with a call to try, and which workers do not serve."""
         first = next(model for model in self._models if model.serving is not None)
-        example = example_of(first.serving)
         directory, status = self.config.server.runtime_directory, self.watch.status()
         missing = [one for one in status.workers if one.state not in SERVING]
-        self._say(ready_text(status.url, first.name, bool(self.settings.keys), example, directory, missing))
+        how = status.url, first.name, bool(self.settings.keys), preflight.example_of(first.serving)
+        self._say(preflight.ready_text(*how, directory, missing))
 
     # -- drain ------------------------------------------------------------------------------------------------------
 
@@ -279,9 +268,8 @@ class Daemon:
         status = self.watch.status()
         hopeless = status.state is DaemonState.READY and self.watch.why_closed() is not None
         state = self.watch.why_not_ready() or status.state.value
-        return Beat(
-            well=not hopeless, status=f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
-        )
+        told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
+        return Beat(well=not hopeless, status=told)
 
     def status(self) -> Any:
         """Return the status, for the control socket."""
@@ -308,10 +296,3 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _prepare_frontends(configs: Sequence[Config], device_kind: str) -> list[tuple[Any, Namespace]]:
-    """Import vLLM and check the configurations with it.  Takes seconds: to be called in a thread."""
-    from melld.engine.frontend.rehearsal import prepare
-
-    return [prepare(config, device_kind) for config in configs]

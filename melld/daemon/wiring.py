@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,6 +141,13 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
     return DaemonParts(template, models, watch, metrics, kind, landlord, gpus, cluster, machines)
+
+
+def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
+    """Import vLLM and check each model's configuration with it.  Takes seconds: to be called in a thread."""
+    from melld.engine.frontend.rehearsal import prepare
+
+    return [prepare(model.parts.config, parts.kind) for model in parts.models]
 
 
 def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:

@@ -44,15 +44,16 @@ class Calls:
 
         return list(await asyncio.gather(*(self._begin(worker, make) for worker in workers)))
 
-    def answered(self, done: wire.UtilityDone) -> None:
-        """Pass a worker's answer to its caller; ignore one that nobody waits for."""
-        _, future = self._futures.pop(done.call, (None, None))
+    def answered(self, call: int, result: Any, error: str | None = None) -> bool:
+        """Pass a worker's answer to its caller; return False if nobody waits for it."""
+        _, future = self._futures.pop(call, (None, None))
         if future is None or future.done():
-            return
-        if done.error is not None:
-            future.set_exception(RuntimeError(done.error))
+            return False
+        if error is not None:
+            future.set_exception(RuntimeError(error))
         else:
-            future.set_result(done.result)
+            future.set_result(result)
+        return True
 
     def worker_lost(self, worker: WorkerId) -> None:
         """Fail every call of a worker that has ended."""

@@ -185,7 +185,7 @@ class Fleet:
             case wire.WorkerReady():
                 self._worker_ready(slot, message)
             case wire.UtilityDone():
-                self.calls.answered(message)
+                self.calls.answered(message.call, message.result, message.error)
             case wire.LinkOpened() | MoveMessage():
                 self._listener().executor.answered(slot.worker, message, payload)
             case wire.LinkClosed():

@@ -1,16 +1,16 @@
 """Grants granules of arenas to workers and takes them back, and says when those of an ended worker are free.
 
-Owns the takes under way, and the siblings that may still copy from a worker that has ended.
+Owns the siblings that may still copy from a worker that has ended.
 
     take ──TakeGranules──► worker ──GranulesReturned──► the caller, or the owner if it has given up
     worker ends ──CloseLink──► siblings ──LinkClosed──► the owner: nobody reads its memory any longer
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.ports import WorkerOwner
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
@@ -35,8 +35,7 @@ class Lending:
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send
         self._owner = owner
-        self._takes: dict[int, tuple[WorkerId, asyncio.Future[wire.GranulesReturned]]] = {}
-        self._numbers = 0
+        self._takes = Calls(send)
         self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
 
     def grant(self, worker: WorkerId, granules: Iterable[int], cause: EventId = NO_EVENT) -> None:
@@ -51,31 +50,26 @@ class Lending:
         Raises:
             TakeFailed: the worker has ended, or does not answer.
         """
-        self._numbers += 1
-        number = self._numbers
-        future: asyncio.Future[wire.GranulesReturned] = asyncio.get_running_loop().create_future()
-        self._takes[number] = worker, future
-        self._send(worker, wire.TakeGranules(number, granules, deadline_s, cause))
+
+        def make(number: int) -> wire.TakeGranules:
+            return wire.TakeGranules(number, granules, deadline_s, cause)
+
         try:
-            return await asyncio.wait_for(future, deadline_s + ANSWER_S)
+            returned: wire.GranulesReturned = await self._takes.ask(worker, make, deadline_s + ANSWER_S)
         except TimeoutError as error:
             raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
-        finally:
-            self._takes.pop(number, None)
+        except RuntimeError as error:
+            raise TakeFailed(worker, str(error)) from error
+        return returned
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Pass a worker's answer on."""
-        _, future = self._takes.get(returned.take, (worker, None))
-        if future is not None and not future.done():
-            future.set_result(returned)
-        elif self._owner is not None:
+        if not self._takes.answered(returned.take, returned) and self._owner is not None:
             self._owner.returned_late(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
         """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
-        for asked, future in list(self._takes.values()):
-            if asked == worker and not future.done():
-                future.set_exception(TakeFailed(worker, "it has ended"))
+        self._takes.worker_lost(worker)
         for _, readers in self._reading:
             readers.discard(worker)
         if worker not in [ended for ended, _ in self._reading]:  # else it dozed, and has died since

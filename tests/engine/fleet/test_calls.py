@@ -22,7 +22,7 @@ async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
     calls = Calls(lambda worker, message: told.put_nowait((worker, message)))
     asked = [asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1)]
     for worker, message in reversed([await told.get(), await told.get()]):
-        calls.answered(wire.UtilityDone(call=message.call, result=worker))
+        calls.answered(message.call, worker)
     assert await asyncio.gather(*asked) == [W0, W1]
 
 
@@ -32,7 +32,7 @@ async def test_a_late_answer_is_nothing() -> None:
     calls = Calls(lambda _worker, message: told.append(message))
     with pytest.raises(TimeoutError):
         await calls.ask(W0, ping, 0.0)
-    calls.answered(wire.UtilityDone(call=told[0].call, result=True))
+    calls.answered(told[0].call, True)
     with pytest.raises(TimeoutError):
         await calls.ask(W0, ping, 0.0)
 
@@ -42,7 +42,7 @@ async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
 
     def answer(worker: WorkerId, message: Any) -> None:
         error = "busy" if worker == W1 else None
-        asyncio.get_running_loop().call_soon(calls.answered, wire.UtilityDone(message.call, True, error))
+        asyncio.get_running_loop().call_soon(calls.answered, message.call, True, error)
 
     calls = Calls(answer)
     assert await calls.ask_all([W0], "reset_prefix_cache", []) == [True]
@@ -63,5 +63,5 @@ async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> N
     for one in (lost, all_of_them):
         with pytest.raises(RuntimeError, match="w0 ended before it answered"):
             await one
-    calls.answered(wire.UtilityDone(call=asked[1].call, result=W1))
+    calls.answered(asked[1].call, W1)
     assert await other == W1

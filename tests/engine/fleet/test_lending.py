@@ -66,7 +66,7 @@ async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
     lost, other = (asyncio.ensure_future(lending.take(worker, 1, 10.0)) for worker in (W0, W1))
     await asyncio.sleep(0)
     lending.worker_ended(W0, [])
-    with pytest.raises(TakeFailed, match="it has ended"):
+    with pytest.raises(TakeFailed, match="w0 ended before it answered"):
         await lost
     lending.returned(W1, returned(2, 9))
     assert (await other).granules == (9,)
