@@ -61,11 +61,15 @@ class EngineLoop:
 
     def __init__(self, spec: WorkerSpec, connection: socket.socket) -> None:
         started = time.monotonic()
+        from melld.engine.worker.ranks import watched
         from melld.engine.worker.residency.arena import ArenaMemory
 
         arena = ArenaMemory(spec.arena) if spec.arena is not None else None
         self._engine, response = build_engine(
-            spec, lambda stage: write_frame(connection, wire.WorkerLoading(stage)), arena, [connection.fileno()]
+            spec,
+            lambda stage: write_frame(connection, wire.WorkerLoading(stage)),
+            arena,
+            lambda executor: watched(executor, [connection.fileno()]),
         )
         from melld.engine.worker.parts import make_parts
 

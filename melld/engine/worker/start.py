@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,27 +83,24 @@ def vital(work: Callable[[], None]) -> Callable[[], None]:
 def build_engine(
     spec: WorkerSpec,
     tell: Callable[[str], None],
-    arena: "ArenaMemory | None" = None,
-    own_files: Sequence[int] = (),
+    arena: "ArenaMemory | None",
+    among_ranks: "Callable[[type[Executor]], type[Executor]]",
 ) -> "tuple[EngineCore, bytes]":
     """Build vLLM's engine core in this process, with its executor; return it and its ready response.
 
-    `tell` gets each stage of the progress.  `arena`: where its KV goes, if it can.  `own_files`: descriptors that are
-    for this process alone, and not for its ranks.
+    `tell` gets each stage of the progress.  `arena`: where its KV goes, if it can.  `among_ranks` makes an executor
+    with several devices.
     """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.executor import Executor
 
     from melld.engine.arguments import async_engine_args, engine_config
-    from melld.engine.worker.start import open_no_ports
 
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
     if config.parallel_config.world_size > 1:
-        from melld.engine.worker.ranks import watched
-
-        executor = watched(executor, own_files)
+        executor = among_ranks(executor)
     if arena is not None:
         executor = arena.hold_kv_of(executor)
     tell("loading the model")

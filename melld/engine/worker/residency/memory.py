@@ -38,20 +38,12 @@ class KvMemory(RankMemory):
     def __init__(self, engine: "EngineCore") -> None:
         """Read the layout; raise `UnsupportedLayout` as `RankMemory`."""
         scheduler: Any = engine.scheduler
-        super().__init__(_runner_of(engine), scheduler.kv_cache_config.num_blocks)
-
-
-def kv_cache_tensors(engine: "EngineCore") -> list[torch.Tensor]:
-    """Return each tensor object of the engine's KV cache: the runner's, and those of the attention layers."""
-    return _tensors_of(_runner_of(engine))
-
-
-def _runner_of(engine: "EngineCore") -> Any:
-    executor: Any = engine.model_executor
-    return executor.driver_worker.worker.model_runner
+        executor: Any = engine.model_executor
+        super().__init__(executor.driver_worker.worker.model_runner, scheduler.kv_cache_config.num_blocks)
 
 
 def _tensors_of(runner: Any) -> list[torch.Tensor]:
+    """Return each tensor object of a KV cache: the runner's, and those of the attention layers."""
     layers = runner.vllm_config.compilation_config.static_forward_context.values()
     found = [*runner.kv_caches, *(getattr(layer, "kv_cache", None) for layer in layers)]
     distinct = {id(tensor): tensor for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel()}
