@@ -29,7 +29,7 @@ from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.scheduler.idle import IdleSettings
 from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
-from tests.engine.fleet.virtual_loop import VirtualLoop
+from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker
 from tests.kvstore.laws import check_ledger
 from tests.scheduler.law import check_cluster
@@ -188,11 +188,7 @@ class Town:
         return self
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self.tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        await end_all(self.tasks)
 
     # -- clients and workers
 

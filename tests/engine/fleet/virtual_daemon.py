@@ -37,7 +37,7 @@ from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState
 from tests.decisions.audit import Auditor
-from tests.engine.fleet.virtual_loop import VirtualLoop
+from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import VirtualCodec, VirtualHost, VirtualWorker, Words, core_request
 from tests.kvstore.laws import check_ledger, pages
 from tests.scheduler.law import check_cluster
@@ -123,11 +123,7 @@ class VirtualDaemon:
 
     async def close(self) -> None:
         """End the daemon's loops; what one of them fell over is raised."""
-        for task in self.tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self.tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        await end_all(self.tasks)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Run this beside the history; what an operator is refused is his."""

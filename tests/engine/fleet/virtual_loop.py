@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Self
 
 
@@ -52,3 +52,12 @@ def run_virtually(work: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> N
     with VirtualLoop() as loop:
         loop.run_until_complete(work(loop))
         assert not loop.failures, loop.failures
+
+
+async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel these tasks; raise what one of them fell over."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -15,28 +14,19 @@ from melld.migrate.transports import choose, nixl
 from melld.migrate.transports.layout import layout_of
 from melld.migrate.transports.nixl import NixlAgent
 from melld.migrate.transports.transport import LinkBroken, Puller, TransportFailed
-from tests.forked import ROOT, ForkedPython
+from tests.forked import ROOT
+from tests.migrate.transports.other_process import Sibling
 from tests.migrate.transports.sibling import BLOCKS, fill, make_cache, region_of
 
 pytest.importorskip("nixl", reason="NIXL is not installed: locks/nixl.txt")
-MAIN = """
-import sys
-from multiprocessing.connection import Connection
-from tests.migrate.transports.sibling import sibling_main
-sibling_main(Connection(int(sys.argv[1])), "cpu", sys.argv[2], "lo")
-"""
 SOURCE, TARGET = [3, 4, 5, 9, 1, 20], [7, 8, 9, 2, 23, 0]
 
 
-class Peer:
+class Peer(Sibling):
     """A process on another machine."""
 
     def __init__(self, order: str = "LBHNC") -> None:
-        self.pipe, theirs = Pipe()
-        with theirs:
-            number = theirs.fileno()
-            self.process = ForkedPython([sys.executable, "-c", MAIN, str(number), order], pass_fds=(number,), cwd=ROOT)
-        self.pid, self.handle = self.pipe.recv()
+        super().__init__(order, "lo")
 
     def freeze(self) -> None:
         """Stop every thread of it."""
@@ -45,11 +35,6 @@ class Peer:
             line.read_text().rpartition(")")[2].split()[0] for line in Path(f"/proc/{self.pid}/task").glob("*/stat")
         } != {"T"}:
             pass
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.pipe.close()
 
 
 class Ours:

@@ -1,11 +1,7 @@
 """CPU devices: a sibling's blocks are read out of its own memory."""
 
-import os
-import signal
-import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -14,35 +10,8 @@ import torch
 from melld.migrate.transports import choose, shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
 from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed, Wait
-from tests.forked import ROOT, ForkedPython
+from tests.migrate.transports.other_process import Sibling
 from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
-
-MAIN = """
-import sys
-from multiprocessing.connection import Connection
-from tests.migrate.transports.sibling import sibling_main
-sibling_main(Connection(int(sys.argv[1])), "cpu", sys.argv[2])
-"""
-
-
-class Sibling:
-    """The other process."""
-
-    def __init__(self, order: str = "LBHNC") -> None:
-        self.pipe, theirs = Pipe()
-        with theirs:
-            number = theirs.fileno()
-            self.process = ForkedPython([sys.executable, "-c", MAIN, str(number), order], pass_fds=(number,), cwd=ROOT)
-        self.pid, self.handle = self.pipe.recv()
-
-    def write(self, block: int, value: float) -> None:
-        self.pipe.send((block, value))
-        assert self.pipe.recv() == "written"
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
-        self.pipe.close()
 
 
 @pytest.fixture(scope="module")
