@@ -19,7 +19,6 @@ from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
 
-from melld.api.acceptor import Acceptor
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import JSON, Dialect
 from melld.api.calls import (
@@ -35,9 +34,11 @@ from melld.api.calls import (
     perform,
     trust_of,
 )
-from melld.api.connection import ConnectionServer, ReaderWatch
+from melld.api.connections.acceptor import Acceptor
+from melld.api.connections.connection import ConnectionServer, ReaderWatch
+from melld.api.connections.exchange import Exchange, HttpMetrics
+from melld.api.connections.reach import check_sender_of_form, client_of
 from melld.api.error_mapping import answer_to, needs_traceback
-from melld.api.exchange import Exchange, HttpMetrics
 from melld.api.forms import FORM, parse_form
 from melld.api.guards.body import read_body
 from melld.api.guards.json_text import parse_object
@@ -49,7 +50,6 @@ from melld.api.long_answers import LongAnswer, make_logprobs_late
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
-from melld.api.reach import check_sender_of_form, client_of
 from melld.api.routes import check_method, route_of
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from melld.api.connections.reach import refuse_open_listen
 from melld.api.keys import load_keys
-from melld.api.reach import refuse_open_listen
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.config import Config

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from melld.api.connections.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
 from melld.api.keys import Keys, load_keys
-from melld.api.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
 from melld.config import Config
 from melld.config_server import ServerConfig
 from melld.control.messages import Reloaded

@@ -11,9 +11,9 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from melld.api.acceptor import Acceptor
-from melld.api.connection import ConnectionServer
-from melld.api.half_closed import OLD_CLIENTS_S
+from melld.api.connections.acceptor import Acceptor
+from melld.api.connections.connection import ConnectionServer
+from melld.api.connections.half_closed import OLD_CLIENTS_S
 from melld.config_server import ServerConfig
 
 LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

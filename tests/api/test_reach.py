@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from melld.api.connections.reach import (
+    address_of,
+    is_local,
+    names_this_machine,
+    refuse_open_listen,
+    refuse_open_sockets,
+)
 from melld.api.keys import Client, Keys
-from melld.api.reach import address_of, is_local, names_this_machine, refuse_open_listen, refuse_open_sockets
 from melld.config_server import ServerConfig
 from melld.errors import ConfigError
 

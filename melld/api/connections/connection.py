@@ -17,7 +17,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
-from melld.api.half_closed import HalfClosedWatch
+from melld.api.connections.half_closed import HalfClosedWatch
 from melld.config_server import ServerConfig
 
 log = logging.getLogger("melld.api")
