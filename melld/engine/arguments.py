@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from melld.config import AdapterConfig, Config, CpuDevices
-from melld.engine.vllm_options import FRONTEND_OPTIONS, check_option
+from melld.engine.vllm_options import check_option, frontend_options
 from melld.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     elif ASYNC_SCHEDULING_SEEN_EXACT is None:
         arguments["async_scheduling"] = False  # schedule a step only after the last one has ended
     arguments |= _lora_arguments(config.model.lora, device_kind)
-    return arguments | {key: value for key, value in own.items() if key not in FRONTEND_OPTIONS}
+    return arguments | {key: value for key, value in own.items() if key not in frontend_options()}
 
 
 def _lora_arguments(adapters: Sequence[AdapterConfig], device_kind: str) -> dict[str, Any]:

@@ -1,67 +1,18 @@
-"""Every option of `vllm serve`, as supported or refused with a reason.
+"""The options of `vllm serve` that melld refuses, each with a reason; the others go to vLLM.
 
-Names only, so that a configuration can be checked before vLLM is imported.  A test compares them with the parser of the
-pinned vLLM: an option of a new version must be decided here first.
+A configuration is checked before vLLM is imported: its source names its options (`option_kinds`).  A test has those of
+the pinned version: an option of a new one must be decided there or refused here first.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from melld.engine.option_kinds import FRONTEND_SOURCE, option_kinds
 from melld.errors import ConfigError
 from melld.nearest import did_you_mean
 
-# Options of vLLM's API (`BaseFrontendArgs` of vllm.entrypoints.launchers.cli_args, and the model's names): its serving
-# classes carry them out.
-_FRONTEND_TEXT = """
-anthropic_disabled_thinking_effort chat_template chat_template_content_format cohere_format
-default_chat_template_kwargs enable_auto_tool_choice enable_force_include_usage enable_per_request_metrics
-enable_prompt_tokens_details exclude_tools_when_tool_choice_none fingerprint_mode fingerprint_value response_role
-return_tokens_as_token_ids served_model_name tool_call_parser tool_parser_plugin tool_server tool_strict_level
-trust_request_chat_template trust_request_mm_kwargs
-"""
-# Options of vLLM's engine (`AsyncEngineArgs` of vllm.engine.arg_utils): workers and the daemon's processors get them.
-_ENGINE_TEXT = """
-additional_config all2all_backend allow_deprecated_quantization allowed_local_media_path allowed_media_domains
-async_scheduling attention_backend attention_config aux_output_config block_size code_revision collect_detailed_traces
-compilation_config config_format convert cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_gb
-cpu_offload_params cudagraph_capture_sizes cudagraph_metrics custom_histogram_buckets dbo_decode_token_threshold
-dbo_prefill_token_threshold dcp_comm_backend dcp_kv_cache_interleave_size dcp_q_replicate diffusion_config
-disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
-disable_nccl_for_dp_synchronization disable_sliding_window distributed_timeout_seconds download_dir dp_sync_interval
-dtype ec_manager_config enable_batch_sharded_sampling enable_chunked_prefill enable_dbo enable_ep_weight_filter
-enable_eplb enable_expert_parallel enable_flashinfer_autotune enable_hc_sp enable_layerwise_nvtx_tracing
-enable_logging_iteration_details enable_lora enable_mamba_cache_stochastic_rounding
-enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
-enable_mm_processor_stats enable_moe_shared_loras enable_nccl_comm_suspend enable_prefix_caching enable_prompt_embeds
-enable_return_routed_experts enable_tower_connector_lora enable_trace_replay enforce_eager engram_config eplb_config
-expert_placement_strategy fail_on_environ_validation fully_sharded_loras gdn_prefill_backend generation_config
-gpu_memory_utilization hf_config_path hf_overrides hf_token ignore_patterns interleave_mm_strings ir_op_priority
-jit_monitor_mode jit_monitor_verbose kda_decode_backend kda_prefill_backend kernel_config kv_cache_dtype
-kv_cache_dtype_skip_layers kv_cache_memory_bytes kv_cache_metrics kv_cache_metrics_sample kv_sharing_fast_prefill
-language_model_only limit_mm_per_prompt linear_backend load_format logits_processors logprobs_mode
-long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype lora_target_modules mamba_backend
-mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_config mamba_ssm_cache_dtype
-mamba_ssu_algorithm max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras
-max_model_len max_num_active_seqs max_num_batched_tokens max_num_scheduled_tokens max_num_seqs media_io_kwargs
-mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
-mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm
-mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device mm_processor_kwargs
-mm_shm_cache_max_object_size_mb mm_tensor_ipc model_class_overrides model_impl model_loader_extra_config model_weights
-moe_backend num_gpu_blocks_override numa_bind numa_bind_cpus numa_bind_nodes offload_backend offload_group_size
-offload_num_in_group offload_params offload_prefetch_step optimization_level otlp_traces_endpoint
-override_generation_config performance_mode pooler_config prefill_schedule_interval prefix_cache_retention_interval
-prefix_caching_hash_algo prefix_match_unit pt_load_map_location quantization quantization_config reasoning_config
-reasoning_parser reasoning_parser_plugin renderer_num_workers replayssm_buffer_len return_sampling_mask revision runner
-safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl
-scheduling_policy seed show_hidden_metrics_for_version skip_mm_profiling skip_tokenizer_init sparse_indexer_topk_backend
-spec_method spec_model spec_tokens specialize_active_lora speculative_config stream_interval structured_outputs_config
-swa_bounded_replay tokenizer tokenizer_mode tokenizer_revision trust_remote_code ubatch_size use_fp64_gumbel
-use_replayssm use_tqdm_on_load video_pruning_method video_pruning_rate watermark watermark_config worker_cls
-worker_extension_cls
-"""
-FRONTEND_OPTIONS = frozenset(_FRONTEND_TEXT.split())
-ENGINE_OPTIONS = frozenset(_ENGINE_TEXT.split())
 _REASONS = {
     "use [model] path": "model model_tag",
     "use [server] host": "host",
@@ -122,12 +73,24 @@ _REASONS = {
 REFUSED_OPTIONS = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 
+@functools.cache
+def served_options() -> frozenset[str]:
+    """Return the options that go to vLLM; none if it is not installed."""
+    return frozenset(option_kinds()) - REFUSED_OPTIONS.keys()
+
+
+@functools.cache
+def frontend_options() -> frozenset[str]:
+    """Return those of vLLM's API, which its serving classes carry out; workers get the others."""
+    return (frozenset(option_kinds((FRONTEND_SOURCE,))) | {"served_model_name"}) & served_options()
+
+
 def check_option(name: str) -> None:
     """Raise `ConfigError` for an option that melld does not support or that vLLM lacks."""
     if name in REFUSED_OPTIONS:
         raise ConfigError(f"[model.vllm] {name}", REFUSED_OPTIONS[name])
-    known = FRONTEND_OPTIONS | ENGINE_OPTIONS
-    if name not in known:
+    known = served_options()
+    if known and name not in known:
         raise ConfigError(f"[model.vllm] {name}", f"vLLM has no such option{did_you_mean(name, known)}")
 
 

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from melld.engine.vllm_options import ENGINE_OPTIONS, FRONTEND_OPTIONS, REFUSED_OPTIONS
+from melld.engine.vllm_options import REFUSED_OPTIONS, served_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEADING = "## Options of `vllm serve`\n"
-KNOWN = ENGINE_OPTIONS | FRONTEND_OPTIONS | REFUSED_OPTIONS.keys()
+KNOWN = served_options() | REFUSED_OPTIONS.keys()
 
 
 def options_text() -> str:
     """Return the section, as it stands in the page."""
-    served = len(ENGINE_OPTIONS | FRONTEND_OPTIONS)
+    served = len(served_options())
     lines = [
         HEADING,
         f"{served} of them go to vLLM from `[model.vllm]`, spelt with `_` or `-`. The others are refused:",

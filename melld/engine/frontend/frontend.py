@@ -43,7 +43,7 @@ from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
 from melld.engine.host.template import TemplateProcess
-from melld.engine.vllm_options import FRONTEND_OPTIONS
+from melld.engine.vllm_options import frontend_options
 from melld.errors import MelldError
 
 # vLLM copies each tensor out of its frame; torch warns because a frame is read-only.
@@ -201,7 +201,7 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
     """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
-    ours = {key: value for key, value in options.items() if key in FRONTEND_OPTIONS}
+    ours = {key: value for key, value in options.items() if key in frontend_options()}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
     arguments.lora_modules = [LoRAModulePath(name=one.name, path=one.path) for one in config.model.lora] or None

@@ -18,9 +18,9 @@ import json, sys
 from melld.config_text import parse_config
 from melld.engine.frontend import frontend
 from melld.engine.frontend.rehearsal import prepare
-from melld.engine.vllm_options import FRONTEND_OPTIONS
+from melld.engine.vllm_options import frontend_options
 from melld.errors import ConfigError
-unread = set(FRONTEND_OPTIONS)
+unread = set(frontend_options())
 class Watched(frontend.Namespace):
     def __getattribute__(self, name):
         unread.discard(name)
