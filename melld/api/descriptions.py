@@ -82,7 +82,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether requests are served, and if not, why."""
+    """Answer of `/ready`: requests are served, or why not."""
 
     status: str
     reason: str = ""

@@ -38,7 +38,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerBlocks(msgspec.Struct):
-    """One worker's page: holdings, reservations and sums.  `used_blocks` counts a shared block once."""
+    """Holdings, reservations and sums of one worker.  `used_blocks` counts a shared block once."""
 
     worker: WorkerId
     geometry: KvGeometry

@@ -94,7 +94,7 @@ class UnloadAsked(Event, frozen=True, tag=True, gc=False):
 
 
 class KvNeeded(Event, frozen=True, tag=True, gc=False):
-    """What the model's scheduler now counts on the instance; told after each of its decisions and in each epoch.
+    """The model's scheduler counts so much on the instance now; told after each of its decisions and in each epoch.
 
     `ahead_bytes`: growth within one horizon.
     """
