@@ -78,7 +78,7 @@ def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Its decisions are audited and made again."""
     log = tmp_path_factory.mktemp("suspension") / "decisions.jsonl"
     flags = ["--device", "cpu:1", "--kv-bytes", "64MiB", "--set", f'scheduler.decision_log="{log}"']
-    flags += ["--set", "model.vllm.max_num_seqs=1", "--set", "idle.sleep_after_s=inf"]
+    flags += ["--set", "model.vllm.max_num_active_seqs=1", "--set", "idle.sleep_after_s=inf"]
     flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
     flags += ["--set", "health.steady_after_s=0"]
     with DaemonProcess(demo_model, *flags, harmable=True) as process:

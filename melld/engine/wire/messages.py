@@ -145,7 +145,7 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Of each KV cache group its sliding window in tokens; 0: it keeps all.  Each has blocks of its own."""
     encoder_tokens: int = 0  # of which a request keeps what its encoder has heard, in blocks of their own
     max_requests: int
-    """vLLM's `max_num_seqs`: requests that run at once."""
+    """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
     vllm_version: str
     load_s: float

@@ -115,8 +115,8 @@ class Profiler:
         """Return the foreign tokens per step that lengthen the median step by the share, interpolated."""
         config = self._engine.vllm_config
         steps = len(CHUNKS) * 2 * PAIRS + 2 * ask.batch
-        if ask.batch >= config.scheduler_config.max_num_seqs:
-            raise ValueError(f"the worker runs at most {config.scheduler_config.max_num_seqs} requests")
+        if ask.batch >= (slots := self._engine.scheduler.max_num_active_reqs):
+            raise ValueError(f"the worker runs at most {slots} requests")
         if DECODER_TOKENS + steps >= config.model_config.max_model_len:
             raise ValueError(f"requests have at most {config.model_config.max_model_len} tokens")
         if ask.batch * (DECODER_TOKENS + steps) + CHUNKS[-1] > self._free_tokens():

@@ -186,7 +186,7 @@ def ready_of(
         far_kv_failure=shared.far_failure,
         arena_failure=arena_failure,
         resident_bytes=resident_bytes(engine),
-        max_requests=config.scheduler_config.max_num_seqs,
+        max_requests=engine.scheduler.max_num_active_reqs,
         caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
         vllm_version=_vllm_version(),
