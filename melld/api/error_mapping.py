@@ -9,6 +9,7 @@ anything else                  500, without its message
 """
 
 import re
+from typing import Any
 
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -134,6 +135,8 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
 def _answer_to_validation(error: ValidationError) -> Answer:
     """Answer as vLLM's handler of a RequestValidationError does, but in one line of bounded length."""
     errors = [one for one in error.errors(include_url=False, include_input=False) if one["type"] != NOT_LOOKED_AT]
+    if errors and isinstance((*errors[0]["loc"], None)[0], int):  # vLLM has looked at them by themselves
+        return Answer(400, _said_of_entry(errors), param="messages")
     param = None
     for one in errors:
         cause = one.get("ctx", {}).get("error")
@@ -150,11 +153,27 @@ def _answer_to_validation(error: ValidationError) -> Answer:
     return Answer(400, "; ".join(lines)[:MAX_MESSAGE_CHARACTERS], param=param)
 
 
+def _said_of_entry(errors: list[Any]) -> str:
+    """Say what is wrong with a message's part or tool call, which pydantic has tried as every type of these."""
+    not_meant = [one for one in errors if one["type"] == "literal_error" and one["loc"][2:] == ("type",)]
+    others = {one["loc"][:2] for one in not_meant}
+    meant = [one for one in errors if one["loc"][:2] not in others]
+    if not meant:
+        types = ", ".join(one["ctx"]["expected"] for one in not_meant)
+        return f"entry {errors[0]['loc'][0]} is of no known type: use one of {types}"
+    lines = []
+    for one in meant:
+        number, *place = [part for part in map(str, one["loc"]) if not part[:1].isupper()]  # without the type's class
+        lines.append(": ".join([f"entry {number}", *filter(None, [".".join(place)]), one["msg"]]))
+    return "; ".join(list(dict.fromkeys(lines))[:MAX_REPORTED_ERRORS])[:MAX_MESSAGE_CHARACTERS]
+
+
 # vLLM's text -> the code, and the fields that may be at fault.
 _FINER = (
     (re.compile("maximum (context|model) length"), "context_length_exceeded", ("messages", "prompt", "input")),
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
+    (re.compile("at least one prompt|prompt cannot be empty"), None, ("prompt", "input")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),
     (
         re.compile(r"(?i)grammar|json.schema|structural.tag|regex"),

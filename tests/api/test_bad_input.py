@@ -117,6 +117,10 @@ PARAMETERS = [
     ),
     Row("prompt_logprobs-all", CHAT, chat(prompt_logprobs=-1), "prompt_logprobs"),
     Row("echo-of-much", COMPLETIONS, completion(prompt=[5] * 5000, echo=True, logprobs=20), "logprobs"),
+    Row("no-prompt-in-a-list", COMPLETIONS, completion(prompt=[]), "prompt"),
+    Row("no-token-in-a-prompt", COMPLETIONS, completion(prompt=[[]]), "prompt"),
+    Row("part-of-no-type", CHAT, messages({"role": "user", "content": [{"type": "smell"}]}), "messages"),
+    Row("part-without-its-field", CHAT, messages({"role": "user", "content": [{"type": "image_url"}]}), "messages"),
     Row("2000-prompts", COMPLETIONS, completion(prompt=["x"] * 2000), "prompt"),
     Row("100-prompts-100-choices", COMPLETIONS, completion(prompt=["x"] * 100, n=100), "n"),
     Row("repetition_penalty-1e-300", CHAT, chat(repetition_penalty=1e-300), "repetition_penalty"),
@@ -209,6 +213,17 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
         assert set(error) >= {"message", "type", "param", "code"}
         assert error["param"] == row.param, error
         assert error["code"] is None or isinstance(error["code"], str)
+
+
+def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None:
+    """Not what it would need to be something else."""
+    for part, said in (
+        ({"type": "smell"}, "entry 0 is of no known type: use one of 'text', 'image_url', 'input_audio', 'file'"),
+        ({"type": "image_url"}, "entry 0: image_url: Field required"),
+        ({"type": "text", "text": 5}, "entry 0: text: Input should be a valid string"),
+    ):
+        answer = request(strict.url, "POST", CHAT, messages({"role": "user", "content": [part]}))
+        assert answer.json()["error"]["message"] == said
 
 
 NOT_BEFORE_A_TOKEN = ("stream_options-without-stream", "nothing-allowed", "prompt_logprobs-all")
