@@ -22,7 +22,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.pooling.classify.protocol import ClassificationCompletionRequest, ClassificationRequest
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest, EmbeddingRequest
+from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingCompletionRequest, EmbeddingRequest
 from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -131,6 +131,7 @@ CALLS = {
         parse=trying(EmbeddingRequest, plain=EmbeddingCompletionRequest),
         api="Embeddings",
     ),
+    "/v2/embed": Call(serving="serving_embedding", method="", parse=trying(CohereEmbedRequest), api="Embeddings"),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": _RERANK,

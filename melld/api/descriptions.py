@@ -16,7 +16,12 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest, ClassificationResponse
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest, EmbeddingResponse
+from vllm.entrypoints.pooling.embed.protocol import (
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
 from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest, PoolingResponse
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
@@ -127,6 +132,7 @@ CALLED: dict[str, Described] = {
         AnthropicCountTokensRequest, AnthropicCountTokensResponse, "Count a conversation's tokens (Anthropic)"
     ),
     "/v1/embeddings": Described(EmbeddingRequest, EmbeddingResponse, "Embed texts, with an embedding model"),
+    "/v2/embed": Described(CohereEmbedRequest, CohereEmbedResponse, "Embed texts (Cohere's form)"),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": _RERANK,

@@ -22,8 +22,8 @@ MAX_INNER_VALUES = 512
 """Objects and lists in one message or similar entry, which is validated in one go."""
 SMALL = 1000
 """Entries of any list that may be validated in one go."""
-SCORED = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2")
-"""The fields for texts that are compared."""
+TEXTS = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2", "texts", "images", "inputs")
+"""The fields for what is compared, or embedded in Cohere's form."""
 MAX_TRIED_OBJECTS = 256
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
@@ -60,7 +60,7 @@ def trying(kind: Any, plain: Any = None) -> Callable[[dict[str, Any]], BaseModel
 
     def parse(body: dict[str, Any]) -> BaseModel:
         check_bites(body)
-        for name in ("messages", "input", *SCORED):
+        for name in ("messages", "input", *TEXTS):
             _check_tried(body.get(name), name)
         tried = adapter if "messages" in body or _begins_with_object(body.get("input")) else adapter_of_plain
         parsed: BaseModel = tried.validate_python(body)
@@ -72,7 +72,7 @@ def trying(kind: Any, plain: Any = None) -> Callable[[dict[str, Any]], BaseModel
 def _check_tried(value: Any, name: str) -> None:
     """Refuse what several models would take long to validate."""
     values = value if isinstance(value, list) else []
-    if name in SCORED and len(values) > SMALL:
+    if name in TEXTS and len(values) > SMALL:
         raise bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
     if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
         raise bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")

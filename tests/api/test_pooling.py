@@ -95,6 +95,16 @@ def test_embeddings_come_as_bytes_too(daemon: DaemonProcess, encoding: str) -> N
         assert np.allclose(np.frombuffer(raw, np.float32), floats, atol=1e-6)
 
 
+def test_cohere_s_clients_get_the_same_vectors(daemon: DaemonProcess) -> None:
+    """In their own form, several encodings at once."""
+    asked = {"model": "embedder", "input_type": None, "texts": DOCUMENTS, "embedding_types": ["float", "base64"]}
+    answer = ask(daemon, "/v2/embed", **asked)
+    assert answer["embeddings"]["float"] == embeddings(daemon, DOCUMENTS)
+    raw = [base64.b64decode(one) for one in answer["embeddings"]["base64"]]
+    assert np.allclose([np.frombuffer(one, np.float32) for one in raw], answer["embeddings"]["float"], atol=1e-6)
+    assert answer["meta"]["billed_units"]["input_tokens"] > 0
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_a_model_that_embeds_scores_by_its_embeddings(daemon: DaemonProcess, path: str) -> None:
     """A score is the cosine of two embeddings: the same text scores one."""
@@ -165,6 +175,10 @@ def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
         ("/score", PAIR | {"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ("/classify", {"model": "embedder", "input": "x"}, "model"),
         ("/v1/embeddings", {"model": "reranker", "input": "x"}, "model"),
+        ("/v2/embed", {"model": "reranker", "texts": ["x"]}, "model"),
+        ("/v2/embed", {"model": "embedder", "texts": ["x"] * 257}, "texts"),
+        ("/v2/embed", {"model": "embedder", "inputs": [{"content": []}] * 257}, "inputs"),
+        ("/v2/embed", {"model": "embedder", "texts": ["x"], "embedding_types": ["float128"]}, "embedding_types.0"),
         ("/v1/chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]}, "model"),
         ("/pooling", {"model": "embedder", "input": "x", "task": "classify"}, "task"),
         ("/pooling", {"model": "embedder", "data": {}}, "input"),

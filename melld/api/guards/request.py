@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from melld.api.answers import bad
-from melld.api.parsing import SCORED
+from melld.api.parsing import TEXTS
 from melld.config_server import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
 
@@ -20,7 +20,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Each would have an effect that clients must not have, or none where they expect one.
 REFUSED = {
-    "best_of": "best_of is not supported: ask for n answers",
     "kv_transfer_params": "kv_transfer_params is not for clients",
     "ec_transfer_params": "ec_transfer_params is not for clients",
     "data_parallel_rank": "melld chooses the worker",
@@ -56,7 +55,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     if "messages" in body:
         _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
     if not trust.local_media:
-        for name in ("messages", "input", *SCORED):
+        for name in ("messages", "input", *TEXTS):
             _check_media(body.get(name), name, budget)
     for name in ("messages", "input"):
         _check_history(body.get(name), name, limits)
@@ -76,6 +75,8 @@ def _check_refused(body: dict[str, Any], trust: Trust) -> None:
     for name, why in REFUSED.items():
         if body.get(name) is not None:
             raise bad(name, why)
+    if body.get("best_of") not in (None, body.get("n") or 1):
+        raise bad("best_of", "best_of must be n: ask for n answers, and choose")
     extra = body.get("vllm_xargs")
     if isinstance(extra, dict):
         for name in extra.keys() & REFUSED.keys():

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from melld.api.answers import bad
-from melld.api.parsing import SCORED
+from melld.api.parsing import TEXTS
 from melld.config_server import ServerConfig
 
 # Beyond these a score is no longer a number, and the worker or the beam search fails.
@@ -47,7 +47,7 @@ def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
     choices = _field(request, "n") or 1
     if choices > limits.max_choices:
         raise bad("n", f"n must be at most {limits.max_choices}")
-    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *SCORED)}
+    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *TEXTS)}
     prompts = max(1, sum(counts.values()))
     if prompts > limits.max_prompts_per_call:
         name = max(counts, key=counts.__getitem__)

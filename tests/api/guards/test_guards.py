@@ -206,6 +206,13 @@ class TestRequests:
         check_request(body, ServerConfig(), Trust(chat_template=True, multimodal_kwargs=True))
         assert refused_param(check_request, body, ServerConfig(), Trust()) == "chat_template"
 
+    def test_the_best_of_as_many_as_are_answered_passes(self) -> None:
+        """Some clients always name their library's default, which asks for no choice."""
+        for body in ({"best_of": 1}, {"best_of": 3, "n": 3}, {"best_of": None}):
+            check_request(body, ServerConfig(), Trust())
+        for body in ({"best_of": 2}, {"best_of": 3, "n": 2}, {"best_of": [1]}):
+            assert refused_param(check_request, body, ServerConfig(), Trust()) == "best_of"
+
     def test_a_role_that_the_operator_names_passes(self) -> None:
         """Some models' templates know more roles than OpenAI."""
         body = {"messages": [{"role": "ipython", "content": "1"}]}

@@ -97,6 +97,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/messages": chat(),
     "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
     "/v1/embeddings": {"input": "x"},
+    "/v2/embed": {"texts": ["x"]},
     "/score": {"queries": "x", "documents": "y"},
     "/v1/score": {"text_1": "x", "text_2": "y"},
     **{key: {"query": "x", "documents": ["y"]} for key in ("/rerank", "/v1/rerank", "/v2/rerank")},
