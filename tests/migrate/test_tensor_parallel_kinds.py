@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.migrate.live import GREEDY, Operator, Stream
+from tests.migrate.test_images import about
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
 from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_windowed
+from tests.vision_model import make_vision_model, picture
 
 pytestmark = pytest.mark.long
 LONG = GREEDY | {"max_tokens": 200}
@@ -38,6 +40,11 @@ def with_head(directory: Path) -> tuple[str, ...]:
     return ("--set", f"model.vllm.speculative_config={config}")
 
 
+def with_images(directory: Path) -> tuple[str, ...]:
+    make_vision_model(directory / "demo")
+    return ("--set", 'model.vllm.mm_encoder_tp_mode="data"')  # where the model can: one image a rank
+
+
 def with_windows(directory: Path) -> tuple[str, ...]:
     make_windowed(directory / "demo")
     return ()
@@ -47,8 +54,14 @@ KINDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "adapter": with_adapter,
     "drafter": with_drafter,
     "eagle": with_head,
+    "images": with_images,
     "windows": with_windows,
 }
+OWN: dict[str, dict[str, Any]] = {
+    "adapter": {"model": "poet"},
+    "images": {"messages": about(picture(1))["messages"]},
+}
+"""What a body has besides."""
 
 
 class Kind:
@@ -82,7 +95,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with DaemonProcess(directory / "demo", *flags, *spread, *own) as daemon:
         daemon.wait_ready()
         Operator(daemon).wait_ready()
-        yield Kind(daemon, LONG | ({"model": "poet"} if request.param == "adapter" else {}))
+        yield Kind(daemon, LONG | OWN.get(request.param, {}))
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
