@@ -30,6 +30,10 @@ WEIGHTS_PART = 0.9
 SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel_size")
 """Options of vLLM with which weights on the devices differ in size from their files."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
+HUB_WEIGHTS = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in (".index.json", "")
+)
+"""Files beside or with the weights, of which each model of the hub has one."""
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, WAKE_S, LOAD_BYTES_PER_S = 3.0, 0.1, 1e9
 """A first guess at how long a load takes: the start of an engine, or waking one, and reading its weights."""
@@ -40,9 +44,8 @@ UNKNOWN_BLOCK_BYTES = 1 << 18
 
 def weights_bytes(model: ModelConfig, dtype: str) -> int:
     """Return what the weights take when loaded as `dtype`, by the sizes of their files; 0 if those are not here."""
-    directory = _directory_of(model)
-    stored = _stored_bytes(directory)
-    described = _description(directory)
+    stored = _stored_bytes(_directory_of_weights(model))
+    described = _description(_directory_of(model))
     kept = BYTES_OF.get(str(described.get("dtype") or described.get("torch_dtype")), 0)
     if "quantization_config" in described or not kept:
         return stored
@@ -51,14 +54,27 @@ def weights_bytes(model: ModelConfig, dtype: str) -> int:
 
 def _directory_of(model: ModelConfig) -> Path:
     """Return where the model's files are, or would be: a model of the hub may have been downloaded before."""
+    return _downloaded(model, ("config.json",), None) or Path(model.path)
+
+
+def _directory_of_weights(model: ModelConfig) -> Path:
+    """Return the same of its weights, which alone vLLM keeps in `download_dir`."""
+    own = model.vllm_option("download_dir")
+    return (_downloaded(model, HUB_WEIGHTS, own) if own else None) or _directory_of(model)
+
+
+def _downloaded(model: ModelConfig, files: Sequence[str], cache: str | None) -> Path | None:
+    """Return the directory of the first of the files that the hub's client keeps in this cache, or its usual one."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    if Path(model.path).exists():
+        return None
     try:
-        found = None if Path(model.path).exists() else try_to_load_from_cache(model.path, "config.json")
+        found = (try_to_load_from_cache(model.path, file, cache_dir=cache) for file in files)
+        return next((Path(file).parent for file in found if isinstance(file, str)), None)
     except HFValidationError:
-        found = None
-    return Path(found).parent if isinstance(found, str) else Path(model.path)
+        return None
 
 
 def _stored_bytes(directory: Path) -> int:

@@ -49,6 +49,19 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_weights_are_found_where_vllm_downloads_them(tmp_path: Path) -> None:
+    """Else a model too large for one device would be put on one."""
+    kept = tmp_path / "models--us--ours"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    with (kept / "snapshots" / "abc" / "model.safetensors").open("wb") as file:
+        file.truncate(7 << 20)
+    for option in ("download_dir", "download-dir"):
+        assert weights_bytes(ModelConfig(path="us/ours", vllm={option: str(tmp_path)}), "auto") == 7 << 20
+    assert weights_bytes(ModelConfig(path="us/ours"), "auto") == 0
+
+
 def test_only_the_files_that_are_loaded_count(model: Path) -> None:
     """Several hubs' models hold the same weights twice, in another order."""
     config = ModelConfig(path=str(model))
