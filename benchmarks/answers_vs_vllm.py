@@ -17,6 +17,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,128 +25,24 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks import tables
+from benchmarks.client_bodies import AUDIO_CLIENTS, CLIENTS, DECIDED, EMBEDDING_CLIENTS, IMAGE_CLIENTS
+from benchmarks.questions import CLASSES, COMPARED, EMBEDDINGS, HEARD, QUESTIONS, Questions, asked_of, greedy
 from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
-from tests.audio_model import make_hearing_model, sound
+from tests.audio_model import make_hearing_model
+from tests.listening_model import make_listening_model
 from tests.serve.daemon_process import DaemonProcess
 from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_reranker, make_windowed
+from tests.vision_model import make_vision_model
 
 TABLE = "answers-vs-vllm"
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
-HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, who are you?"}]
+SIDES = ("vLLM", "melld")
 # Made by chance, or the time of day; and the tier, which vLLM does not tell.
 PASSING = frozenset({"id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "call_id"})
 PASSING |= {"service_tier"}
 # Of a stream: a count of its events, and what comes in pieces.
 COUNTED, PIECES = frozenset({"sequence_number"}), frozenset({"content", "text", "delta", "arguments", "partial_json"})
-AGE = {"type": "integer", "minimum": 0, "maximum": 99}
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": AGE},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 8}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}}
-STRICT_TOOL = {"type": "function", "function": TOOL["function"] | {"strict": True}}  # type: ignore[operator]
-BEGUN = {"role": "assistant", "content": "I"}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
-PERSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-RESPONSE = {"model": "demo", "input": "Say something", "max_output_tokens": 16, "temperature": 0}
-MESSAGE = {"model": "demo", "messages": HELLO, "max_tokens": 16, "temperature": 0}
-STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def chat(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
-    """Return a question for a chat completion; what is not said is greedy and short."""
-    return name, CHAT, {"model": "demo", "messages": HELLO, "max_tokens": 24, "temperature": 0} | more
-
-
-def completion(name: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
-    """Return a question for a completion, likewise."""
-    return name, COMPLETIONS, {"model": "demo", "prompt": "Once upon", "max_tokens": 24, "temperature": 0} | more
-
-
-QUESTIONS = (
-    chat("a chat"),
-    chat("a chat, streamed", **STREAMED),
-    chat("its log-probabilities", logprobs=True, top_logprobs=3),
-    chat("its log-probabilities, streamed", logprobs=True, top_logprobs=2, **STREAMED),
-    chat("three choices", n=3, temperature=1.0, seed=7),
-    chat("penalties", presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.2),
-    chat("sampled with a seed", temperature=0.8, top_p=0.9, top_k=20, min_p=0.05, seed=11),
-    chat("stop strings", stop=["e", "zz"], max_tokens=200),
-    chat("stop strings, kept", stop=["e"], include_stop_str_in_output=True, max_tokens=200),
-    chat("at least so many tokens", min_tokens=20, max_tokens=30),
-    chat("a bias", logit_bias={"300": 50}),
-    chat("bad words", bad_words=["the"]),
-    chat("token ids", return_token_ids=True),
-    chat("a system's message", messages=[{"role": "system", "content": "Be brief."}, *HELLO]),
-    chat("the answer's beginning", messages=[*HELLO, BEGUN], add_generation_prompt=False, continue_final_message=True),
-    chat("a schema", response_format=PERSON_FORMAT, max_tokens=1500),
-    chat("a schema, streamed", response_format=PERSON_FORMAT, max_tokens=1500, **STREAMED),
-    chat("any JSON object", response_format={"type": "json_object"}, max_tokens=60),
-    chat("a regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{4}"}),
-    chat("a choice", structured_outputs={"choice": ["yes", "no"]}),
-    chat("a grammar", structured_outputs={"grammar": 'root ::= "a" | "b" root'}),
-    chat("a named tool", tools=[TOOL], tool_choice=NAMED, max_tokens=1500),
-    chat("a named tool, streamed", tools=[TOOL], tool_choice=NAMED, max_tokens=1500, **STREAMED),
-    chat("a named strict tool", tools=[STRICT_TOOL], tool_choice=NAMED, max_tokens=1500),
-    chat("a required tool", tools=[TOOL], tool_choice="required", max_tokens=1500),
-    chat("tools as it likes", tools=[TOOL], max_tokens=40),
-    completion("a completion"),
-    completion("a completion, streamed", **STREAMED),
-    completion("a prompt of tokens", prompt=[5, 60, 70, 80]),
-    completion("two prompts", prompt=["Once", "Twice"], n=2, temperature=1.0, seed=5),
-    completion("echo with log-probabilities", echo=True, logprobs=2),
-    completion("the prompt's log-probabilities", prompt_logprobs=1),
-    completion("no tokens but the echo", echo=True, max_tokens=0, logprobs=1),
-    completion("a suffix", suffix="the end"),
-    ("a response", RESPONSES, RESPONSE),
-    ("a response, streamed", RESPONSES, RESPONSE | {"stream": True}),
-    ("a message", MESSAGES, MESSAGE),
-    ("a message, streamed", MESSAGES, MESSAGE | {"stream": True}),
-    ("tokens of a text", "/tokenize", {"model": "demo", "prompt": "Hello there"}),
-    ("tokens of a chat", "/tokenize", {"model": "demo", "messages": HELLO, "return_token_strs": True}),
-    ("text of tokens", "/detokenize", {"model": "demo", "tokens": [300, 301, 302]}),
-    chat("a model that is not there", model="other"),
-    chat("a temperature below zero", temperature=-1),
-    chat("more tokens than there is room for", max_tokens=1_000_000),
-    completion("a prompt that is too long", prompt=[5] * 5000),
-    completion("a token that is none", prompt=[10_000_000]),
-    chat("a regular expression that is none", structured_outputs={"regex": "("}),
-    chat("no messages", messages=[]),
-    chat("top log-probabilities without log-probabilities", top_logprobs=2),
-)
-
-DOCUMENTS = ["a block table", "another text", "what is a block table?"]
-Questions = tuple[tuple[str, str, dict[str, Any]], ...]
-COMPARED: Questions = (
-    ("scores", "/score", {"model": "demo", "queries": "a table", "documents": DOCUMENTS}),
-    ("pairs", "/v1/score", {"model": "demo", "text_1": DOCUMENTS, "text_2": DOCUMENTS}),
-    ("scores of short documents", "/score", {"data_1": "a table", "data_2": DOCUMENTS, "max_tokens_per_doc": 2}),
-    ("the best two", "/rerank", {"model": "demo", "query": "a table", "documents": DOCUMENTS, "top_n": 2}),
-    ("all, in Cohere's form", "/v2/rerank", {"query": "a table", "documents": DOCUMENTS}),
-    ("documents that are none", "/rerank", {"query": "a table", "documents": 5}),
-    ("three queries, two documents", "/score", {"queries": DOCUMENTS, "documents": DOCUMENTS[:2]}),
-    ("pooled", "/pooling", {"model": "demo", "input": DOCUMENTS}),
-    ("pooled, as base64", "/pooling", {"model": "demo", "input": DOCUMENTS, "encoding_format": "base64"}),
-    ("a pooled chat", "/pooling", {"model": "demo", "messages": HELLO}),
-)
-CLASSES: Questions = (
-    ("classes", "/classify", {"model": "demo", "input": DOCUMENTS}),
-    ("logits", "/classify", {"model": "demo", "input": DOCUMENTS, "use_activation": False}),
-)
-EMBEDDINGS: Questions = (
-    ("embeddings", "/v1/embeddings", {"model": "demo", "input": DOCUMENTS}),
-    ("embeddings of tokens", "/v1/embeddings", {"input": [[5, 6, 7], [8, 9]], "encoding_format": "base64"}),
-)
 
 
 class Kind(NamedTuple):
@@ -160,10 +57,16 @@ class Kind(NamedTuple):
     of_melld: tuple[str, ...] = ()
 
 
+TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 KINDS = {
-    "chat": Kind(make_demo_model, {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}, QUESTIONS),
+    "chat": Kind(make_demo_model, TOOLS, QUESTIONS),
     "scores": Kind(make_reranker, {}, COMPARED + CLASSES),
     "embeddings": Kind(make_demo_model, {"runner": "pooling"}, COMPARED + EMBEDDINGS),
+    "clients": Kind(make_demo_model, TOOLS, CLIENTS),
+    "reasoning": Kind(make_demo_model, TOOLS | {"reasoning_parser": "qwen3"}, CLIENTS),
+    "embedding-clients": Kind(make_demo_model, {"runner": "pooling"}, EMBEDDING_CLIENTS),
+    "image-clients": Kind(make_vision_model, TOOLS, IMAGE_CLIENTS),
+    "audio-clients": Kind(make_listening_model, {}, AUDIO_CLIENTS),
 }
 
 
@@ -171,11 +74,6 @@ def make_drafted(directory: Path) -> None:
     """Make the demo model, and a drafter beside it."""
     make_demo_model(directory)
     make_drafter(directory, directory.parent / "drafter", 3)
-
-
-def greedy(questions: Questions) -> Questions:
-    """Return those without a seed: another draft changes its draws.  Log-probabilities differ in their last bits."""
-    return tuple(one for one in questions if not {"seed", "logprobs", "prompt_logprobs"} & one[2].keys())
 
 
 DRAFT_MODEL = {"method": "draft_model", "model": "DIR/drafter", "num_speculative_tokens": 3}
@@ -193,38 +91,6 @@ def make_adapted(directory: Path) -> None:
     """Make the demo model, and an adapter beside it."""
     make_demo_model(directory)
     make_adapter(directory.parent / "poet", 1)
-
-
-def asked_of(name: str, questions: Questions) -> Questions:
-    """Return the same questions to the model of this name."""
-    return tuple((what, path, body | {"model": name}) for what, path, body in questions if body.get("model") == "demo")
-
-
-def heard(name: str, path: str = "transcriptions", **more: Any) -> tuple[str, str, dict[str, Any]]:
-    """Return a question about two seconds of audio; a form has words alone."""
-    form = {"file": sound(1), "model": "demo", "language": "en", "max_completion_tokens": "40"} | more
-    return name, f"audio/{path}", {key: value for key, value in form.items() if value is not None}
-
-
-HEARD: Questions = (
-    heard("a transcription"),
-    heard("a transcription, streamed", stream="true", stream_include_usage="true"),
-    heard("of three pieces", file=sound(2, 8.0)),
-    heard("of three pieces, streamed", file=sound(2, 8.0), stream="true"),
-    heard("with its times", response_format="verbose_json"),
-    heard("as text", response_format="text"),
-    heard("in a language to be found out", language=None, response_format="verbose_json"),
-    heard("after a prompt", prompt="Once upon"),
-    heard("sampled with a seed", temperature="0.9", seed="7"),
-    heard("by beam search", use_beam_search="true", n="2"),
-    heard("a translation", "translations"),
-    heard("a translation, streamed", "translations", stream="true"),
-    heard("a format that is not made", response_format="srt"),
-    heard("a language that is none", language="xx"),
-    heard("a file that is no audio", file=b"RIFF"),
-    heard("a temperature below zero", temperature="-1"),
-    heard("a model that is not there", model="other"),
-)
 
 
 KINDS |= {
@@ -264,27 +130,32 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    """Status, and what of the answer is compared."""
+def ask(url: str, path: str, body: Any) -> tuple[int, Any, str]:
+    """Return the status, what of the answer is compared, and an error's text."""
+    method, _, path = path.rpartition(" ")
     address = url + (path if path.startswith("/") else f"/v1/{path}")
-    if "file" in body:
-        words = {name: value for name, value in body.items() if name != "file"}
-        form = httpx.Request("POST", address, data=words, files={"file": ("a.wav", body["file"])})
-        sent, kind = form.read(), form.headers["Content-Type"]
-    else:
-        sent, kind = json.dumps(body).encode(), "application/json"
-    request = urllib.request.Request(address, sent, {"Content-Type": kind})
+    sent, kind = sent_as(address, body)
+    request = urllib.request.Request(address, None if method else sent, {"Content-Type": kind}, method=method or "POST")
     try:
         with urllib.request.urlopen(request, timeout=300) as answer:
             status, text, kind = answer.status, answer.read().decode(), answer.headers["Content-Type"]
     except urllib.error.HTTPError as error:
-        status, text, kind = error.code, error.read().decode(), error.headers["Content-Type"]
-    if status != 200:
-        return status, "an error"
+        return error.code, "an error", error.read().decode()
     if not kind.startswith("text/event-stream"):
-        return status, lasting(json.loads(text))
+        return status, lasting(json.loads(text)), ""
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return status, joined([event if event == "[DONE]" else lasting(json.loads(event)) for event in events])
+    return status, joined([event if event == "[DONE]" else lasting(json.loads(event)) for event in events]), ""
+
+
+def sent_as(address: str, body: Any) -> tuple[bytes, str]:
+    """Return a body's bytes and their type: a form where there is a file, else JSON."""
+    if isinstance(body, str):
+        return body.encode(), "application/json"
+    if "file" not in body:
+        return json.dumps(body).encode(), "application/json"
+    words = {name: value for name, value in body.items() if name != "file"}
+    form = httpx.Request("POST", address, data=words, files={"file": ("a.wav", body["file"])})
+    return form.read(), form.headers["Content-Type"]
 
 
 def joined(events: list[Any]) -> dict[str, Any]:
@@ -322,8 +193,8 @@ def lasting(value: Any) -> Any:
 
 def difference(theirs: tuple[int, Any], ours: tuple[int, Any]) -> str:
     """Line by line; empty where there is none."""
-    lines = [[f"status {status}", *json.dumps(body, indent=1).splitlines()] for status, body in (theirs, ours)]
-    return "\n".join(difflib.unified_diff(*lines, "vLLM", "melld", lineterm="", n=1))
+    texts = [f"status {status}\n{json.dumps(body, indent=1, sort_keys=True)}" for status, body in (theirs, ours)]
+    return "\n".join(difflib.unified_diff(*(text.splitlines() for text in texts), *SIDES, lineterm="", n=1))
 
 
 def main() -> int:
@@ -336,26 +207,24 @@ def main() -> int:
     counts = {name: compare(KINDS[name], arguments.show) for name in arguments.kinds or ["chat"]}
     if arguments.write:
         write(counts)
-    return int(any(counts.values()))
+    return int(any(count["DIFFERENT"] for count in counts.values()))
 
 
-def write(different: dict[str, int]) -> None:
+def write(counts: dict[str, Counter[str]]) -> None:
     """Record the counts beside those of other kinds."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     command = "PYTHONPATH=. python benchmarks/answers_vs_vllm.py KIND --write"
     known = {row[0]: row for row in tables.load(TABLE)["rows"]} if (tables.RESULTS / f"{TABLE}.json").exists() else {}
-    known |= {
-        kind: [kind, str(len(KINDS[kind].questions)), str(len(KINDS[kind].questions) - count), today]
-        for kind, count in different.items()
-    }
-    columns = ["kind", "questions", "same answers", "asked"]
+    for kind, count in counts.items():
+        known[kind] = [kind, *map(str, (count.total(), count["same"], count["decided"])), today]
+    columns = ["kind", "questions", "same answers", "different as the documents say", "asked"]
     table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=list(known.values()))
     tables.save(tables.RESULTS, TABLE, table)
 
 
-def compare(kind: Kind, show: bool) -> int:
-    """Ask both; return how many answers differ."""
-    different = 0
+def compare(kind: Kind, show: bool) -> Counter[str]:
+    """Ask both; return how many answers are the same, differ as the documents say, and differ."""
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = directory / "demo"
@@ -363,19 +232,28 @@ def compare(kind: Kind, show: bool) -> int:
         options = json.loads(json.dumps(kind.options).replace("DIR", name))
         theirs_alone, ours_alone = ([w.replace("DIR", name) for w in words] for words in (kind.of_vllm, kind.of_melld))
         with (
-            vllm_serve(model, 18_312, directory, *flags_for_vllm(options), *theirs_alone) as theirs,
+            vllm_serve(model, directory, *flags_for_vllm(options), *theirs_alone) as theirs,
             DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(options), *ours_alone) as daemon,
         ):
             ours = daemon.wait_ready().url
             for question, path, body in kind.questions:
                 answers = ask(theirs, path, body), ask(ours, path, body)
-                found = difference(*answers)
-                different += bool(found)
-                print(f"{'DIFFERENT' if found else 'same':9} {answers[1][0]} {question}", flush=True)
-                if found or show:
-                    print(found or json.dumps(answers[1][1], ensure_ascii=False)[:2000], flush=True)
-    print(f"{len(kind.questions) - different} of {len(kind.questions)} answers are the same")
-    return different
+                found = difference(*(answer[:2] for answer in answers))
+                verdict = "same" if not found else "decided" if question in DECIDED else "DIFFERENT"
+                counts[verdict] += 1
+                print(f"{verdict:9} {answers[1][0]} {question}", flush=True)
+                if verdict == "DIFFERENT" or show:
+                    tell(found, answers)
+    print(f"{counts['same']} of {counts.total()} answers are the same, {counts['decided']} differ as the documents say")
+    return counts
+
+
+def tell(found: str, answers: tuple[tuple[int, Any, str], tuple[int, Any, str]]) -> None:
+    """Print the difference, or else the answer; and the text of errors."""
+    print(found or json.dumps(answers[1][1], ensure_ascii=False)[:2000], flush=True)
+    for side, (_, _, error) in zip(SIDES, answers, strict=True):
+        if error:
+            print(f"{side}: {error[:600]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """melld against `vllm serve`: the same model, arguments, threads and load, in turns, in one run.
 
-    .venv/bin/python benchmarks/serve_vs_vllm.py [--rounds 3] [--output FILE.json]
+    .venv/bin/python benchmarks/serve_vs_vllm.py [--rounds 3] [--output FILE.json] [--write NAME]
 
 The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a
 time, A B A B ...; printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1
 is good for throughput and bad for TTFT and ITL.  `--device cuda`: on one GPU, a model of a usual size; melld's KV
-and vLLM's both lie on it.
+and vLLM's both lie on it.  `--write`: the ratios, to benchmarks/results.
 """
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
+import shlex
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,17 +24,26 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import tables
 from benchmarks.setting import CPU, SETTINGS, Setting
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.serve.daemon_process import DaemonProcess
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
 PROMPTS = {1: 12, 16: 64, 64: 192}
 FIGURES = {"output_throughput": "output tokens/s", "median_ttft_ms": "median TTFT", "median_itl_ms": "median ITL"}
+
+
+class Load(NamedTuple):
+    """What one run of the client sends."""
+
+    concurrency: int
+    prompts: int
+    tokens_in: int
+    tokens_out: int
 
 
 def environment(directory: Path, setting: Setting = CPU) -> dict[str, str]:
@@ -48,8 +60,10 @@ def environment(directory: Path, setting: Setting = CPU) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def vllm_serve(model: Path, port: int, directory: Path, *more: str, setting: Setting = CPU) -> Iterator[str]:
+def vllm_serve(model: Path, directory: Path, *more: str, setting: Setting = CPU) -> Iterator[str]:
     """`vllm serve` with the same words, and `more`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
     words += ["--served-model-name", "demo", *setting.vllm_words(), "--disable-uvicorn-access-log", *more]
     with (directory / "vllm.log").open("w") as log:
@@ -76,22 +90,20 @@ def answers(url: str) -> bool:
         return False
 
 
-def bench(
-    url: str, model: Path, concurrency: int, seed: int, directory: Path, setting: Setting = CPU
-) -> dict[str, float]:
+def bench(url: str, model: Path, load: Load, seed: int, directory: Path, setting: Setting = CPU) -> dict[str, float]:
     """Run `vllm bench serve` once."""
     result = directory / "result.json"
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
     words += ["--base-url", url, "--model", "demo", "--tokenizer", str(model), "--dataset-name", "random"]
-    words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS), "--ignore-eos"]
-    words += ["--num-prompts", str(PROMPTS[concurrency]), "--max-concurrency", str(concurrency), "--seed", str(seed)]
+    words += ["--random-input-len", str(load.tokens_in), "--random-output-len", str(load.tokens_out), "--ignore-eos"]
+    words += ["--num-prompts", str(load.prompts), "--max-concurrency", str(load.concurrency), "--seed", str(seed)]
     words += ["--save-result", "--result-dir", str(directory), "--result-filename", result.name, "--disable-tqdm"]
     done = subprocess.run(words, env=environment(directory, setting), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stdout[-1500:] + done.stderr[-3000:])
     figures = json.loads(result.read_text())
-    if figures["completed"] != PROMPTS[concurrency]:
-        raise SystemExit(f"{url}: {figures['completed']} of {PROMPTS[concurrency]} requests completed")
+    if figures["completed"] != load.prompts:
+        raise SystemExit(f"{url}: {figures['completed']} of {load.prompts} requests completed")
     return {key: float(figures[key]) for key in FIGURES}
 
 
@@ -107,17 +119,17 @@ def event_loop_delay(url: str) -> float:
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
 
 
-def measure(urls: tuple[str, str], model: Path, concurrency: int, rounds: int, setting: Setting) -> dict[str, Any]:
-    """Measure both servers in turns at one concurrency, each warmed up; print and return the facts."""
+def measure(urls: tuple[str, str], model: Path, load: Load, rounds: int, setting: Setting) -> dict[str, Any]:
+    """Measure both servers in turns under one load, each warmed up; print and return the facts."""
     ours, theirs = urls
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         for url in (ours, theirs):
-            bench(url, model, concurrency, 1000, directory, setting)
+            bench(url, model, load, 1000, directory, setting)
         pairs = [
             (
-                bench(ours, model, concurrency, seed, directory, setting),
-                bench(theirs, model, concurrency, seed, directory, setting),
+                bench(ours, model, load, seed, directory, setting),
+                bench(theirs, model, load, seed, directory, setting),
             )
             for seed in range(rounds)
         ]
@@ -126,8 +138,22 @@ def measure(urls: tuple[str, str], model: Path, concurrency: int, rounds: int, s
         spread = {"ratio": statistics.median(values), "lowest": min(values), "highest": max(values)}
         row = {"melld": medians[0], "vllm": medians[1], **spread}
         rounded = {name: round(value, 3) for name, value in row.items()}
-        print(json.dumps({"streams": concurrency, "figure": FIGURES[key], **rounded}), flush=True)
-    return {"concurrency": concurrency, "pairs": pairs, "loop_delay_max_s": event_loop_delay(ours)}
+        print(json.dumps({"streams": load.concurrency, "figure": FIGURES[key], **rounded}), flush=True)
+    return {**load._asdict(), "pairs": pairs, "loop_delay_max_s": event_loop_delay(ours)}
+
+
+def write(name: str, report: list[dict[str, Any]]) -> None:
+    """Record the ratios of each load, as median (lowest .. highest)."""
+    columns = ["workers", "concurrency", "prompts", "tokens in", "tokens out", "pairs", *FIGURES.values()]
+    rows = []
+    for facts in report:
+        each = [f"{statistics.median(v):.2f} ({min(v):.2f} .. {max(v):.2f})" for v in ratios(facts["pairs"]).values()]
+        said = [facts[key] for key in ("workers", *Load._fields)]
+        rows.append([*map(str, (*said, len(facts["pairs"]))), *each])
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    command = shlex.join(["python", "benchmarks/serve_vs_vllm.py", *sys.argv[1:]])
+    table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=rows)
+    tables.save(tables.RESULTS, name, table)
 
 
 def main() -> None:
@@ -137,29 +163,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(PROMPTS))
+    parser.add_argument("--prompts", type=int, nargs="+", help="of each concurrency; default: as many as usual")
+    parser.add_argument("--tokens", type=int, nargs=2, default=[200, 100], metavar=("IN", "OUT"))
     parser.add_argument("--per-worker", type=int, default=1, help="devices of a worker: tensor parallelism in both")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
     report = []
     setting = SETTINGS[arguments.device]
+    prompts = arguments.prompts or [PROMPTS[streams] for streams in arguments.concurrency]
+    loads = [Load(*pair, *arguments.tokens) for pair in zip(arguments.concurrency, prompts, strict=True)]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = directory / "demo"
         setting.make_model(model)
         each = arguments.per_worker
         more = ("--tensor-parallel-size", str(each)) if each > 1 else ()
-        with vllm_serve(model, 18_311, directory, *more, setting=setting) as theirs:
+        with vllm_serve(model, directory, *more, setting=setting) as theirs:
             for workers in arguments.workers:
                 flags = (*setting.serve_flags(workers * each), "--set", f"devices.per_worker={each}")
                 with DaemonProcess(model, *flags) as process:
                     ours = process.wait_ready().url
-                    for concurrency in arguments.concurrency:
-                        print(f"{workers} worker(s), concurrency {concurrency}", flush=True)
-                        facts = measure((ours, theirs), model, concurrency, arguments.rounds, setting)
+                    for load in loads:
+                        print(f"{workers} worker(s), {load}", flush=True)
+                        facts = measure((ours, theirs), model, load, arguments.rounds, setting)
                         print(f"  melld's event loop was late by at most {facts['loop_delay_max_s'] * 1e3:.0f} ms")
                         report.append({"workers": workers} | facts)
     if arguments.output:
         arguments.output.write_text(json.dumps(report, indent=1))
+    if arguments.write:
+        write(arguments.write, report)
 
 
 if __name__ == "__main__":
