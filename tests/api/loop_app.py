@@ -158,7 +158,8 @@ def say(line: str) -> None:
 async def main(model: str) -> None:
     config = Config(model=ModelConfig(path=model, name="m", vllm=VLLM), devices=DevicesConfig())
     engine = engine_arguments(config, "cpu")
-    vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+    vllm_config = vllm_config_of(config, engine)
+    arguments = serving_arguments(config, engine, vllm_config)
     frontend = frontend_over(cast("Fleet", Worker()), ("generate",), cast("Judges", None), vllm_config)
     await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))

@@ -198,12 +198,14 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
     cache.kv_cache_max_concurrency = first.kv_cache_max_concurrency
 
 
-def serving_arguments(config: Config, engine_arguments: dict[str, Any]) -> Namespace:
+def serving_arguments(config: Config, engine_arguments: dict[str, Any], vllm_config: VllmConfig) -> Namespace:
     """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     ours = {key: value for key, value in options.items() if key in frontend_options()}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
+    # Where vLLM's serving classes look for the reasoning parser: the one that is given, or the model's own.
+    arguments.structured_outputs_config = vllm_config.structured_outputs_config
     arguments.lora_modules = [LoRAModulePath(name=one.name, path=one.path) for one in config.model.lora] or None
     arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents anywhere
     validate_parsed_serve_args(arguments)

@@ -41,7 +41,8 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     """
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
-        vllm_config, arguments = vllm_config_of(config, engine), serving_arguments(config, engine)
+        vllm_config = vllm_config_of(config, engine)
+        arguments = serving_arguments(config, engine, vllm_config)
         if vllm_config.model_config.has_inner_state:
             raise ConfigError(
                 "[model] path",

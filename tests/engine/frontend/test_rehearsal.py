@@ -32,6 +32,7 @@ for line in sys.stdin:
     try:
         vllm_config, arguments = prepare(config, "cpu")
         told = ["served", vllm_config.model_config.served_model_name, *arguments.served_model_name]
+        told += filter(None, [arguments.structured_outputs_config.reasoning_parser])
     except ConfigError as error:
         told = [error.where, error.why]
     print("TOLD", json.dumps(told), flush=True)
@@ -137,10 +138,10 @@ def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) ->
     assert told[len(REFUSED) + 1 :][:2] == [["served", demo_model.name, demo_model.name]] * 2
 
 
-def test_parsers_of_the_operators_own_are_known(told: list[list[str]]) -> None:
-    """The files that hold them are read, and one that cannot be read is named."""
+def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_model: Path) -> None:
+    """The files that hold them are read, and one that cannot be read is named; the API has the one for reasoning."""
     served, refused = told[len(REFUSED) + 3 :][:2]
-    assert served[0] == "served", served
+    assert served == ["served", demo_model.name, demo_model.name, "ours"]
     assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: the log says why"]
 
 
