@@ -39,10 +39,13 @@ from tests.vision_model import make_vision_model
 TABLE = "answers-vs-vllm"
 SIDES = ("vLLM", "melld")
 # Made by chance, or the time of day; and the tier, which vLLM does not tell.
-PASSING = frozenset({"id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "call_id"})
+PASSING = frozenset(
+    {"id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "call_id", "signature"}
+)
 PASSING |= {"service_tier"}
 # Of a stream: a count of its events, and what comes in pieces.
-COUNTED, PIECES = frozenset({"sequence_number"}), frozenset({"content", "text", "delta", "arguments", "partial_json"})
+COUNTED = frozenset({"sequence_number"})
+PIECES = frozenset({"content", "reasoning", "thinking", "text", "delta", "arguments", "partial_json"})
 
 
 class Kind(NamedTuple):
@@ -159,13 +162,15 @@ def sent_as(address: str, body: Any) -> tuple[bytes, str]:
 
 
 def joined(events: list[Any]) -> dict[str, Any]:
-    """Return a stream, path by path: the pieces of a text as one, of anything else each value once."""
+    """Return a stream, path by path: the pieces of a text as one, the last usage, of anything else each value once."""
     found: dict[str, Any] = {}
     for event in events:
         for path, value in leaves(event, ""):
             key = path.rsplit(".", 1)[-1]
             if key in PIECES and isinstance(value, str):
                 found[path + ", joined"] = found.get(path + ", joined", "") + value
+            elif ".usage" in path:
+                found[path] = [value]
             elif key not in COUNTED and value not in found.setdefault(path, []):
                 found[path].append(value)
     return found

@@ -275,5 +275,7 @@ DECIDED = {
     "vLLM: its version": f"{API}: /version names melld's and vLLM's",
     "LangChain: the best of two": f"{API}: refused, best_of above n",
     "vLLM: choices of old": f"{API}: refused, guided_*",
+    "curl: a file of the server": f"{API}: refused with a 400, file: URLs; vLLM answers 500",
+    "curl: a chat of a model that embeds": f"{API}: 400, a model that cannot; vLLM answers 404",
 }
 """Questions whose answers differ from vLLM's, as the documents say."""
