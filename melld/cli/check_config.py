@@ -65,6 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
+    for model in config.served:
+        if not Path(model.path).is_dir():
+            where = "not a directory here: `melld serve` looks for that name on Hugging Face"
+            print(f"melld check-config: note: {model.path} is {where}", file=sys.stderr)
     print(_report(config, as_json=arguments.json))
     if os.geteuid() == 0 and config.server.api_key_file is not None:  # root checks on behalf of the service
         remark = remark_on_key_file(config.server.api_key_file)

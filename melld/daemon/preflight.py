@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -28,6 +29,8 @@ from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
+A_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+"""A model's name on Hugging Face, perhaps with the quantization of a GGUF file."""
 WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
 
 
@@ -81,7 +84,7 @@ def check_roles(config: Config, workers: Collection[str]) -> None:
 
 
 def check_model(path: str) -> None:
-    """Raise `ConfigError` for a path without a model.  A bare name is let through: vLLM may find it elsewhere."""
+    """Raise `ConfigError` for a path without a model.  Names and URLs are let through: vLLM may find them elsewhere."""
     directory, shown = Path(path), path or "''"
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -91,8 +94,10 @@ def check_model(path: str) -> None:
     elif directory.exists():
         hint = f"; a configuration goes with --config {shown}" if directory.suffix == ".toml" else ""
         raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}{hint}")
-    elif not path or path.startswith((".", "/", "~")):
-        raise ConfigError("[model] path", f"{shown} is no directory: {WHAT_A_MODEL_IS}{_model_near(directory)}")
+    elif path.startswith((".", "/", "~")) or not ("://" in path or A_NAME.fullmatch(path)):
+        home = directory.expanduser() if path.startswith("~/") else directory
+        hint = f"; did you mean {str(home)!r}?" if home.is_dir() else _model_near(directory)
+        raise ConfigError("[model] path", f"there is no directory {shown}: {WHAT_A_MODEL_IS}{hint}")
 
 
 def _model_near(wrong: Path) -> str:

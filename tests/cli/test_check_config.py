@@ -64,7 +64,7 @@ def test_a_script_gets_json(place: Path) -> None:
     [
         (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
         (["melld.toml", "--config", "melld.toml"], "--config: does not go together with FILE"),
-        (["--model", "./elsewhere"], "[model] path: ./elsewhere is no directory"),
+        (["--model", "./elsewhere"], "[model] path: there is no directory ./elsewhere"),
         (["--model", "."], "[model] path: . holds no config.json"),
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
         (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
@@ -91,8 +91,10 @@ def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str],
 
 
 def test_a_name_is_left_to_vllm(place: Path) -> None:
-    """A model that is named as its hub names it is found when it is loaded, not here."""
-    assert check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct").returncode == 0
+    """A model that is named as its hub names it is found when it is loaded, not here, and this is said."""
+    done = check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct")
+    assert done.returncode == 0
+    assert "note: meta-llama/Llama-3.1-8B-Instruct is not a directory here" in done.stderr
 
 
 def test_it_loads_nothing_heavy(place: Path) -> None:

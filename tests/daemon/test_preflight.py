@@ -39,10 +39,33 @@ def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path:
         assert "config.json, its weights (*.safetensors) and its tokenizer" in str(caught.value)
         assert f"did you mean '{tmp_path}/Llama-3.1-8B'?" in str(caught.value)
         assert "demo-model" not in str(caught.value)
-    for wrong in (f"{tmp_path}/notes.txt", "/no/such/place", "", "~/gone"):
+    for wrong in (f"{tmp_path}/notes.txt", ""):
         with pytest.raises(ConfigError, match="a model is a directory with"):
             check_model(wrong)
     check_model(f"{tmp_path}/Llama-3.1-8B")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["/no/such/place", "./gone", "../gone", "~/gone", "our/models/gone", "a model", "gone/"]
+)
+def test_a_directory_that_is_not_there_is_not_taken_for_a_name(wrong: str) -> None:
+    """Nobody waits for Hugging Face, and reads of tokens for it, because of a typing error."""
+    with pytest.raises(ConfigError, match="there is no directory .*: a model is a directory with"):
+        check_model(wrong)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "org/a-model_1.5", "org/model-GGUF:Q4_K_M", "s3://bucket/a/model"])
+def test_a_name_is_left_to_vllm(name: str) -> None:
+    """It may be on Hugging Face, or in a bucket."""
+    check_model(name)
+
+
+def test_a_home_that_no_shell_has_filled_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a configuration file, `~` stands for itself."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ConfigError, match=rf"there is no directory ~/mine: .*did you mean '{tmp_path}/mine'"):
+        check_model("~/mine")
 
 
 def test_an_unknown_policy_is_told_with_the_nearest() -> None:
