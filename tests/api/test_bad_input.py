@@ -325,6 +325,33 @@ def test_a_compressed_body_is_served(strict: DaemonProcess) -> None:
     assert request(strict.url, "POST", CHAT, body, {"Content-Encoding": "gzip"}).status == 200
 
 
+@pytest.mark.parametrize("padding", [b"", bytes(600)])
+def test_a_body_of_several_gzip_members_is_served(strict: DaemonProcess, padding: bytes) -> None:
+    """`bgzip`, `pigz` and appended files make such bodies, which are valid gzip."""
+    text = json.dumps(chat()).encode()
+    body = padding.join(gzip.compress(text[start : start + 7]) for start in range(0, len(text), 7)) + padding
+    assert request(strict.url, "POST", CHAT, body, {"Content-Encoding": "gzip"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(gzip.compress(b"") * 2000, 400), (gzip.compress(b" " * 6_000_000) * 10, 413), (gzip.compress(b"{}") + b"x", 400)],
+    ids=["members", "together", "behind"],
+)
+def test_the_limits_hold_for_all_gzip_members_together(strict: DaemonProcess, body: bytes, status: int) -> None:
+    """Neither thousands of empty members nor what stands behind the first get around them."""
+    checked(talk(strict.url, head("Content-Encoding: gzip", f"Content-Length: {len(body)}") + body), status)
+
+
+@pytest.mark.parametrize("coding", ["zstd", "br", "gzip, gzip", "x-unknown"])
+def test_another_encoding_is_refused_with_those_that_are_taken(strict: DaemonProcess, coding: str) -> None:
+    """Whoever compresses otherwise is told what to use."""
+    answer = request(strict.url, "POST", CHAT, chat(), {"Content-Encoding": coding})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (415, "unsupported_encoding")
+    assert error["message"] == "Content-Encoding must be gzip, deflate or absent"
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/models HT", head()[:-10]])
 def test_a_slow_head_is_given_up(strict: DaemonProcess, sent: bytes) -> None:
     """Connections that never say what they want do not pile up."""
