@@ -34,7 +34,6 @@ class JudgeProcess(asyncio.Protocol):
         """Start the process and return at once; `on_ready` or `on_end` follows."""
         ours, theirs = socket.socketpair()
         silence = os.open(os.devnull, os.O_WRONLY)
-        self._template = template
         try:
             descriptors = (theirs.fileno(), silence)
             self._birth = template.spawn(spec, descriptors, lambda _: None, self._exited, "judge")
@@ -50,7 +49,7 @@ class JudgeProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         """Kill the process."""
-        self._template.kill(self._birth)
+        self._birth.kill()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from melld.kvstore.process_meter import with_children
+
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
 _REASON = re.compile(r"([\w.]*(Error|Exception|Interrupt|Exit)\b|Fatal |terminate called|what\(\):|\S+: error)")
 _CHATTER = re.compile(r"warning|\b(info|debug)\b|^\[?[WI]\d{4}|\d%", re.IGNORECASE)
@@ -28,10 +30,13 @@ class Fate:
         self._was_stopped = False
 
     def about_to_kill(self, pid: int) -> None:
-        """Note that melld is about to kill the process, and whether it is stopped.  Later calls change nothing."""
+        """Note that melld is about to kill the process, and whether it or a rank of it is stopped.
+
+        Later calls change nothing.
+        """
         if not self._killed_here:
             self._killed_here = True
-            self._was_stopped = is_stopped(pid)
+            self._was_stopped = any(map(is_stopped, with_children(pid)))
 
     def is_from_outside(self, exit_code: int | None) -> bool:
         """Return True if the end came from outside.  No exit code: the kernel ended the worker with its template."""

@@ -15,6 +15,7 @@ import msgspec
 from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.ports import Ear
+from melld.engine.host.standstill import Onlooker, Reach, Standstill
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
@@ -42,6 +43,7 @@ class LocalChild(asyncio.Protocol):
         self._fate = Fate()
         self._lines = OutputLines(ear.printed)
         self._pid = 0
+        self._onlooker: Onlooker | None = None
         self._transport: asyncio.Transport | None = None
 
     def start(self, spec: WorkerSpec) -> None:
@@ -65,7 +67,15 @@ class LocalChild(asyncio.Protocol):
     def kill(self) -> None:
         """See `Child.kill`."""
         self._fate.about_to_kill(self._pid)
-        self._template.kill(self._birth)
+        self._birth.kill()
+
+    def look(self, reach: Reach) -> Standstill:
+        """See `Child.look`."""
+        if not self._pid:
+            return Standstill()
+        if self._onlooker is None or self._onlooker.reach != reach:  # what was seen otherwise says nothing
+            self._onlooker = Onlooker(self._pid, reach)
+        return self._onlooker.look()
 
     @property
     def unread_bytes(self) -> int:

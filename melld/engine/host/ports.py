@@ -6,6 +6,7 @@ The interfaces only: `local` has this machine's, `melld.cluster` those of other 
 from collections.abc import Sequence
 from typing import Protocol
 
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 
@@ -34,6 +35,9 @@ class Child(Protocol):
 
     def kill(self) -> None:
         """Kill it, even if it is stopped or is not there yet; `Ear.exited` follows."""
+
+    def look(self, reach: Reach) -> Standstill:
+        """Look whether it gets on; to be called at regular intervals."""
 
 
 class Host(Protocol):

@@ -4,25 +4,36 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from melld.engine.host.template import Birth, TemplateProcess
+from melld.engine.host.forks import Birth, Forks
+from melld.engine.host.lines import OutputLines
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
 
 
-def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
-    """Whoever looks for hung workers goes on looking when one of them dies in that moment by itself."""
+def a_process_that_has_ended() -> subprocess.Popen[bytes]:
+    """Its number may be anybody's now."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    template = TemplateProcess("cpu", {})
-    birth = Birth(1, lambda _pid: None, lambda _code, _cause: None)
+    return ended
+
+
+async def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
+    """Whoever looks for hung workers goes on looking when one of them dies in that moment by itself."""
+    ended = a_process_that_has_ended()
+    ours, theirs = socket.socketpair()
+    forks = Forks(ended, ours, OutputLines(lambda _: None), lambda _: None)
+    birth = Birth(forks, 1, lambda _pid: None, lambda _code, _cause: None)
     birth.pid = ended.pid
-    template._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
-    template.kill(birth)
+    forks._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
+    birth.kill()
+    theirs.close()
 
 
 async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> str:

@@ -1,0 +1,82 @@
+"""Real processes that get on, or do not: a slow load is never taken for one that hangs."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from melld.engine.host.standstill import Onlooker
+
+LOOK_S, LOOKS = 0.3, 5
+"""A tick of processor time, which is what is seen of it, takes 0.01 s."""
+SLEEPS = "print(flush=True); __import__('time').sleep(600)"
+COMPUTES = """
+import time
+print(flush=True)
+while True:
+    end_s = time.process_time() + 0.02
+    while time.process_time() < end_s: pass
+    time.sleep(0.1)
+"""
+READS = """
+import os, time
+source = os.open('/dev/zero', os.O_RDONLY)
+print(flush=True)
+while os.read(source, 1): time.sleep(0.1)
+"""
+A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
+
+
+@contextmanager
+def running(code: str) -> Iterator[int]:
+    """A process that has begun."""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def looks(pid: int) -> tuple[int, int]:
+    """What is seen after some looks, the first of which compares with nothing."""
+    onlooker, over = Onlooker(pid, "all"), threading.Event()
+    onlooker.look()
+    for _ in range(LOOKS):
+        over.wait(LOOK_S)
+        seen = onlooker.look()
+    return seen.stopped_looks, seen.idle_looks
+
+
+def test_a_process_that_waits_is_idle() -> None:
+    """For a disk, a network or another process that never answers."""
+    with running(SLEEPS) as pid:
+        assert looks(pid) == (0, LOOKS)
+
+
+def test_a_stopped_process_is_told_from_one_that_waits() -> None:
+    """It is given up sooner: nobody stops a process by chance."""
+    with running(COMPUTES) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        stopped, idle = looks(pid)
+        assert stopped >= LOOKS - 1  # it may have begun to stop as the first look came
+        assert idle == stopped
+
+
+def test_a_process_that_gets_on_slowly_is_left_alone() -> None:
+    """A large model on a slow disk loads for as long as it takes: it reads, or it computes, or what it made does."""
+    for code in (COMPUTES, READS, A_CHILD.format(COMPUTES)):
+        with running(code) as pid:
+            stopped, idle = looks(pid)
+            assert stopped == 0
+            assert idle < LOOKS
+
+
+def test_a_process_that_is_gone_is_not_idle() -> None:
+    """Its end is told by others."""
+    with running(SLEEPS) as pid:
+        pass
+    assert looks(pid) == (0, 0)
