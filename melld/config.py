@@ -229,6 +229,8 @@ class HealthConfig(Table, frozen=True, kw_only=True):
     """How long it may leave pings unanswered."""
     step_timeout_s: PositiveSeconds = 300.0
     """How long one step may take."""
+    load_stall_s: PositiveSeconds = 300.0
+    """How long one that loads its model may neither compute nor read anything."""
     steady_after_s: Seconds = 120.0
     """How long one that has died must work to be trusted again.  Until then each death doubles the wait for its next
     start, from 1 to 60 s, and it gets only what no other has room for."""

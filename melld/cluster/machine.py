@@ -28,6 +28,7 @@ from melld.cluster.envelopes import (
 )
 from melld.cluster.link import Link
 from melld.engine.host.ports import Ear
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
@@ -168,6 +169,10 @@ class RemoteChild:
         self._link.send(Kill(self._number))
         unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
         self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
+
+    def look(self, reach: Reach) -> Standstill:  # noqa: ARG002  the port's
+        """See `Child.look`: nobody looks on other machines."""
+        return Standstill()
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """Note its end."""

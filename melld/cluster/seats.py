@@ -11,6 +11,7 @@ import msgspec
 
 from melld.cluster.machine import Machine, NoSeat
 from melld.engine.host.ports import Child, Ear
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 
@@ -95,6 +96,10 @@ class SeatedChild:
             self._child.kill()
         else:
             asyncio.get_running_loop().call_soon(self.exited, "ended before it had a device", True)
+
+    def look(self, reach: Reach) -> Standstill:
+        """See `Child.look`."""
+        return self._child.look(reach) if self._child is not None else Standstill()
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """See `Ear.exited`."""

@@ -72,6 +72,8 @@ class Daemon:
             self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             await stack.enter_async_context(serve_control(self, control))
+            for model in self._models:
+                self._watch_over(model.parts.fleet.supervisor.watch(), f"hung workers of {model.name}")
             if not await self._start():
                 return
             await stack.enter_async_context(self._serving())

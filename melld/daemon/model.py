@@ -188,7 +188,6 @@ class ServedModel:
             "outputs": self.frontend.watch_outputs(),
             "failures": self.frontend.fail_requests(),
             "token texts": self.frontend.learn_token_texts(),
-            "hung workers": parts.fleet.supervisor.watch(),
             "epochs": parts.driver.run(),
             "idle workers": parts.idle.run(),
             "boundaries": parts.boundaries.run(),

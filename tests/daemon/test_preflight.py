@@ -50,7 +50,7 @@ def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path:
 )
 def test_a_directory_that_is_not_there_is_not_taken_for_a_name(wrong: str) -> None:
     """Nobody waits for Hugging Face, and reads of tokens for it, because of a typing error."""
-    with pytest.raises(ConfigError, match="there is no directory .*: a model is a directory with"):
+    with pytest.raises(ConfigError, match=r"there is no directory .*: a model is a directory with"):
         check_model(wrong)
 
 

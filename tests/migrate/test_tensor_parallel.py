@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ SHORT = {"max_tokens": 64}  # vLLM's ranks spin while they wait, on two cores fo
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
 """`long` still runs when whoever looks for its worker has found it."""
+SILENCE_S = 6.0
 HERE = (("greedy", "tokens"), ("seeded", "kv"))
 """Moves in the short form."""
 
@@ -53,7 +55,16 @@ def group(demo_model: Path) -> Iterator[Group]:
     """Both workers always in use."""
     flags = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     with DaemonProcess(
-        demo_model, "--device", "cpu:4", "--set", "devices.per_worker=2", *flags, "--set", "migration.checksum=true"
+        demo_model,
+        "--device",
+        "cpu:4",
+        "--set",
+        "devices.per_worker=2",
+        *flags,
+        "--set",
+        "migration.checksum=true",
+        "--set",
+        f"health.ping_timeout_s={SILENCE_S}",
     ) as process:
         process.wait_ready()
         group = Group(process)
@@ -125,3 +136,20 @@ def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group,
     group.operator.wait_ready()
     assert [is_gone(process) for process in (victim, sibling, pid)] == [True] * 3
     assert len(group.ranks(worker)) == 2
+
+
+def test_a_rank_that_is_stopped_costs_its_worker_and_no_token(group: Group, told: dict[str, str]) -> None:
+    """Its worker answers pings, in a step that may take minutes; so the rank itself is looked at."""
+    streams = {case: group.begun(case) for case in ("seeded", "long")}
+    worker = group.worker_of(streams["long"])
+    pid = group.pid(worker)
+    began_s = time.monotonic()
+    os.kill(group.ranks(worker)[1], signal.SIGSTOP)
+    group.operator.wait_gone(worker, pid)
+    assert time.monotonic() - began_s < SILENCE_S + 20
+    group.daemon.wait_for(f"{worker} hangs, killing it: a rank of it was stopped (SIGSTOP) for {SILENCE_S:.0f} s")
+    answers = {case: stream.result() for case, stream in streams.items()}
+    assert {case: (answer.error, answer.choices[0].text) for case, answer in answers.items()} == {
+        case: (None, told[case]) for case in answers
+    }
+    group.operator.wait_ready()

@@ -1,45 +1,71 @@
 """Finds hung workers, and kills them; the supervisor restarts what has died.
 
-a worker answers no ping     killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
-its step never ends          killed after `step_timeout_s`
+a worker answers no ping                  killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
+a rank of it, or a loading one, is stopped  the same
+its step never ends                       killed after `step_timeout_s`
+it loads, but neither computes nor reads  killed after `load_stall_s`
 """
 
 import logging
 from collections.abc import Collection
 
 from melld.config import HealthConfig
+from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place
+from melld.engine.fleet.process import WorkerProcess
 from melld.engine.wire import messages as wire
 
 log = logging.getLogger("melld.supervisor")
 PING_INTERVAL_S = 1.0
 PINGS_AT_LEAST = 4
 """Unanswered pings before a worker counts as hung, however short `ping_timeout_s` is."""
+LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 
 
 class HungWorkers:
-    """The pings of the workers in these places."""
+    """What is known of the workers in these places, which may hang."""
 
     def __init__(self, places: Collection[Place], health: HealthConfig) -> None:
         self.interval_s = min(PING_INTERVAL_S, health.ping_timeout_s / PINGS_AT_LEAST)
+        self._allowed = round(health.ping_timeout_s / self.interval_s)
         self._places = places
         self._health = health
 
-    def ping(self) -> None:
-        """Ping each ready worker, every `interval_s`; kill those that have left too many pings unanswered."""
-        allowed = round(self._health.ping_timeout_s / self.interval_s)
+    def look(self) -> None:
+        """Look at each worker, every `interval_s`, and kill those that hang."""
         for place in self._places:
-            if place.process is None or not place.is_ready:
+            process = place.process
+            if process is None or process.asked_to_end or process.why_killed:
                 continue
-            if place.unanswered >= allowed:
-                silent_s = self._health.ping_timeout_s
-                log.error("%s: no ping reply for %.0f s, killing it", place.slot.worker, silent_s)
-                place.process.kill()
-            place.unanswered += 1
-            place.process.send(wire.Ping())
+            if place.is_ready:
+                self._ping(place, process)
+            elif place.state in LOADING and (why := self._why_loads_no_more(process)):
+                _kill(place, process, why)
 
     def judge_step(self, place: Place, pong: wire.Pong) -> None:
         """Kill a worker whose step takes too long."""
-        if pong.busy_s > self._health.step_timeout_s and place.process is not None:
-            log.error("%s: one step has taken %.0f s, killing it", place.slot.worker, pong.busy_s)
-            place.process.kill()
+        process = place.process
+        if pong.busy_s > self._health.step_timeout_s and process is not None and not process.why_killed:
+            _kill(place, process, f"one step has taken {pong.busy_s:.0f} s")
+
+    def _ping(self, place: Place, process: WorkerProcess) -> None:
+        if place.unanswered >= self._allowed:
+            _kill(place, process, f"no ping reply for {self._health.ping_timeout_s:.0f} s")
+        elif place.slot.spec.has_ranks and process.look("ranks").stopped_looks >= self._allowed:
+            _kill(place, process, f"a rank of it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
+        else:
+            place.unanswered += 1
+            process.send(wire.Ping())
+
+    def _why_loads_no_more(self, process: WorkerProcess) -> str:
+        seen, doing = process.look("all"), process.doing or "starting"
+        if seen.stopped_looks >= self._allowed:
+            return f"it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s while {doing}"
+        if seen.idle_looks * self.interval_s >= self._health.load_stall_s:
+            return f"it computed and read nothing for {self._health.load_stall_s:.0f} s while {doing}"
+        return ""
+
+
+def _kill(place: Place, process: WorkerProcess, why: str) -> None:
+    log.error("%s hangs, killing it: %s", place.slot.worker, why)
+    process.kill(why)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from melld.engine.host.ports import Child, Host
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
@@ -45,6 +46,8 @@ class WorkerProcess:
     ) -> None:
         self.spec = spec
         self.asked_to_end = False
+        self.why_killed = ""
+        """Set when it is killed because it hangs."""
         self.pid = 0
         """0 until it is forked."""
         self._stage = ""
@@ -96,8 +99,13 @@ class WorkerProcess:
         """Return when the process is gone and `on_end` has been called."""
         await self._ended.wait()
 
-    def kill(self) -> None:
+    def look(self, reach: Reach) -> Standstill:
+        """See `Child.look`."""
+        return self._child.look(reach) if self._child is not None else Standstill()
+
+    def kill(self, why: str = "") -> None:
         """Kill the process, even if it is stopped (SIGSTOP) or stuck in a GPU kernel."""
+        self.why_killed = self.why_killed or why
         if self._child is not None and not self._ended.is_set():
             self._child.kill()
 
@@ -129,7 +137,9 @@ class WorkerProcess:
     def exited(self, reason: str, from_outside: bool) -> None:
         """Tell of the end; what the worker itself said of its failure says more than how it ended."""
         self._ended.set()
-        if self._failure is not None:
+        if self.why_killed:
+            reason = f"killed by melld: {self.why_killed}"
+        elif self._failure is not None:
             reason = self._failure.reason.splitlines()[0]
         self._on_end(WorkerEnded(self.spec.worker, reason, self.asked_to_end, from_outside))
 

@@ -287,6 +287,6 @@ class Supervisor:
             try:
                 error = await asyncio.wait_for(self._failures.get(), self._hung.interval_s)
             except TimeoutError:
-                self._hung.ping()
+                self._hung.look()
             else:
                 raise error

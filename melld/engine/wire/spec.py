@@ -64,3 +64,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def own_devices(self) -> tuple[str, ...]:
         """Return the UUIDs of the worker's own GPUs."""
         return self.visible_devices[: self.engine_arguments.get("tensor_parallel_size", 1)]
+
+    @property
+    def has_ranks(self) -> bool:
+        """Return whether processes of its own compute for the worker, one per device."""
+        return bool(self.engine_arguments.get("tensor_parallel_size", 1) > 1)

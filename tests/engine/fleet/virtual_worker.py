@@ -17,6 +17,7 @@ import msgspec
 
 from melld.engine.host.fate import end_in_words
 from melld.engine.host.ports import Ear
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
@@ -336,6 +337,9 @@ class VirtualChild:
 
     def kill(self) -> None:
         asyncio.get_running_loop().call_soon(self._worker.die)
+
+    def look(self, reach: Reach) -> Standstill:
+        return Standstill()
 
 
 class VirtualHost:

@@ -1,0 +1,64 @@
+"""Processes that stand still where no ping goes: nobody waits for them for ever, and nobody else pays for it."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from melld.engine.host.fate import is_stopped
+from tests.faults.checker import Subject
+from tests.faults.conftest import SILENCE_S
+from tests.faults.test_workers_harmed import body, two_on
+from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
+
+
+def parent(pid: int) -> int:
+    """Who forked it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_stopped_template_hides_no_death_and_hinders_no_start(subject: Subject) -> None:
+    """The worker that dies is started again by another template; the other, and its stream, feel nothing."""
+    bodies = [body(seed=1), body(seed=2)]
+    for one in bodies:
+        subject.unharmed(one)
+    with slowed(subject.faults):
+        readers = two_on(subject, *bodies)
+        dead, well = [subject.worker(subject.worker_of(reader)) for reader in readers]
+        template = parent(dead["pid"])
+        os.kill(template, signal.SIGSTOP)
+        os.kill(dead["pid"], signal.SIGKILL)
+        subject.until(lambda _: subject.worker(dead["worker"])["restarts"] > dead["restarts"])
+    assert subject.judge(readers) == []
+    back, same = subject.worker(dead["worker"]), subject.worker(well["worker"])
+    assert (same["pid"], same["restarts"]) == (well["pid"], well["restarts"])
+    assert parent(back["pid"]) != template
+    assert is_stopped(template), "its worker would end with it"
+    subject.daemon.wait_for("the template process is stopped for 5 s, starting another; its 1 processes go on")
+    os.kill(well["pid"], signal.SIGKILL)  # of whose end it does not tell either; then it is needed no more
+    subject.until(lambda _: subject.worker(well["worker"])["restarts"] > well["restarts"])
+    assert not is_stopped(template)
+    assert subject.judge_quiet() == []
+
+
+def test_a_worker_that_is_stopped_while_it_loads_is_started_anew(subject: Subject) -> None:
+    """It has no pings to leave unanswered yet."""
+    assert subject.judge_quiet() == []
+    before = subject.worker("w0")
+    (subject.faults / "w0.starting.STOP").touch()
+    os.kill(before["pid"], signal.SIGKILL)
+    why = f"killed by melld: it was stopped (SIGSTOP) for {SILENCE_S:.0f} s while starting"
+    subject.until(lambda status: any(why in (worker["reason"] or "") for worker in status["workers"]))
+    assert subject.judge_quiet() == []
+    assert subject.worker("w0")["restarts"] == before["restarts"] + 2
+
+
+def test_a_load_that_hangs_ends_with_its_reason(demo_model: Path, tmp_path: Path) -> None:
+    """As from a file server that is gone: a pipe that nobody writes to in the place of some weights."""
+    model = Path(shutil.copytree(demo_model, tmp_path / "model"))
+    os.mkfifo(model / "model-00002-of-00002.safetensors")
+    with DaemonProcess(model, "--device", "cpu:1", "--set", "health.load_stall_s=3") as daemon:
+        assert daemon.wait_end() != 0
+    said = "could not start: killed by melld: it computed and read nothing for 3 s while loading the model"
+    assert said in daemon.lines[-1]
