@@ -287,8 +287,9 @@ class Api:
             return exchange.whole(answer.body(exchange.dialect), answer.status, answer.headers, leaves_body=True)
         self._counts.failed_streams.inc()
         log.warning("request %s: its stream ended in an error: %s", exchange.request_id, answer.message)
-        await exchange.response.write(answer.event(exchange.dialect, exchange.events))
-        await exchange.response.write_eof()
+        with ReaderWatch(exchange.request, self._context.config().slow_reader_s):
+            await exchange.response.write(answer.event(exchange.dialect, exchange.events))
+            await exchange.response.write_eof()
         return exchange.response
 
 

@@ -20,6 +20,22 @@ LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new
 POST = "POST / HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n"
 
 
+LARGE_BYTES = 30_000_000
+"""More than the kernel takes for a client that does not read."""
+
+
+class Watched(ConnectionServer):
+    """Tells when a connection is lost."""
+
+    def __init__(self, service: "Service", limits: ServerConfig) -> None:
+        super().__init__(service.handle, limits)
+        self._gone = service.gone
+
+    def connection_lost(self, *lost: Any) -> None:
+        super().connection_lost(*lost)
+        self._gone.set()
+
+
 class Service:
     """Reads each body, and answers with its size when it is let; a GET of /stream writes for ever."""
 
@@ -27,6 +43,7 @@ class Service:
         self.begun = asyncio.Event()
         self.let = asyncio.Event()
         self.left = asyncio.Event()
+        self.gone = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -45,14 +62,16 @@ class Service:
         except BaseException:
             self.left.set()
             raise
-        return web.Response(text=str(len(body)))
+        return web.Response(body=bytes(LARGE_BYTES)) if request.path == "/large" else web.Response(text=str(len(body)))
 
 
 @contextlib.asynccontextmanager
-async def serving(family: int = socket.AF_INET) -> AsyncIterator[tuple[Service, Callable[[], socket.socket]]]:
+async def serving(
+    family: int = socket.AF_INET, slow_reader_s: float = 30.0
+) -> AsyncIterator[tuple[Service, Callable[[], socket.socket]]]:
     """The service, and what connects to it."""
     service = Service()
-    runner = web.ServerRunner(ConnectionServer(service.handle, ServerConfig()), shutdown_timeout=0.1)
+    runner = web.ServerRunner(Watched(service, ServerConfig(slow_reader_s=slow_reader_s)), shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.socket(family)
     listener.bind(("127.0.0.1", 0) if family == socket.AF_INET else "")  # "": the kernel finds an abstract name
@@ -83,6 +102,15 @@ def answer_to(client: socket.socket) -> bytes:
     while whole.startswith(b"HTTP/1.1 100 "):
         whole = whole.partition(b"\r\n\r\n")[2]
     return whole
+
+
+def answer_to_the_end(client: socket.socket) -> bytes:
+    """All that has come, if the connection was aborted."""
+    came = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            came += piece
+    return bytes(came)
 
 
 @LOOPS
@@ -277,3 +305,28 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
         await asyncio.wait_for(joined, 20)
     acceptor.stop()
     assert faults == []
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_a_whole_answer_that_nobody_reads_is_given_up(connection: str) -> None:
+    """Else each such client would hold megabytes for as long as it likes."""
+    async with serving(slow_reader_s=0.3) as (service, connect):
+        service.let.set()
+        with connect() as client:
+            client.sendall(f"GET /large HTTP/1.1\r\nHost: melld\r\nConnection: {connection}\r\n\r\n".encode())
+            await soon(service.gone)
+            read = await asyncio.to_thread(answer_to_the_end, client)
+        assert len(read) < LARGE_BYTES
+
+
+async def test_a_whole_answer_that_is_read_slowly_comes_to_its_end() -> None:
+    """It is the client that reads nothing at all that is given up."""
+    async with serving(slow_reader_s=0.3) as (service, connect):
+        service.let.set()
+        with connect() as client:
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
+            read = 0
+            while piece := await asyncio.to_thread(client.recv, 2 << 20):
+                read += len(piece)
+                await asyncio.sleep(0.05)
+        assert read > LARGE_BYTES

@@ -129,9 +129,10 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response; the next head may follow."""
+        """Send the response, unless nobody reads it; the next head may follow."""
         try:
-            return await super().finish_response(request, resp, start_time)
+            with ReaderWatch(request, self._limits.slow_reader_s):
+                return await super().finish_response(request, resp, start_time)
         finally:
             self._requests_answered += 1
             if self._wire_bytes < 0:
