@@ -307,6 +307,34 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
     assert faults == []
 
 
+ASKS_FOR_ANOTHER = {
+    "h2c": f"{POST}Upgrade: h2c\r\nContent-Length: 3\r\n\r\nabc".replace("close", "Upgrade"),
+    "websocket": "GET / HTTP/1.1\r\nHost: melld\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("asked", ASKS_FOR_ANOTHER.values(), ids=ASKS_FOR_ANOTHER.keys())
+async def test_whoever_asks_for_another_protocol_goes_on_in_this_one(asked: str) -> None:
+    """Java's client asks for HTTP/2 in the first request of each connection."""
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+            client.sendall(asked.encode())
+            assert (await asyncio.to_thread(client.recv, 65536)).startswith(b"HTTP/1.1 200")
+            client.sendall(f"{POST}Content-Length: 1\r\n\r\na".encode())
+            assert (await asyncio.to_thread(answer_to, client)).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_comes_behind_a_request_for_another_protocol_is_not_waited_for() -> None:
+    """It may be in that protocol: the connection ends, so that its client sends it again."""
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+            client.sendall(ASKS_FOR_ANOTHER["websocket"].encode() + f"{POST}Content-Length: 1\r\n\r\na".encode())
+            answer = await asyncio.to_thread(answer_to, client)
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1, answer
+
+
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
 async def test_a_whole_answer_that_nobody_reads_is_given_up(connection: str) -> None:
     """Else each such client would hold megabytes for as long as it likes."""

@@ -129,7 +129,12 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response, unless nobody reads it; the next head may follow."""
+        """Send the response, unless nobody reads it; the next head may follow.
+
+        What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
+        and the connection closed.
+        """
+        came_behind, self._message_tail = self._message_tail, b""
         try:
             with ReaderWatch(request, self._limits.slow_reader_s):
                 return await super().finish_response(request, resp, start_time)
@@ -137,7 +142,7 @@ class Connection(web.RequestHandler):
             self._requests_answered += 1
             if self._wire_bytes < 0:
                 self._body._exception = None  # noqa: SLF001  the answer is sent: linger as after any other
-            if self._watch is not None and self._requests_answered == self._requests_seen:
+            if came_behind or (self._watch is not None and self._requests_answered == self._requests_seen):
                 self.close()
 
     def _awaits_head(self) -> bool:
