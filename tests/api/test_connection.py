@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import errno
+import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,25 +13,32 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from melld.api.answers import Refusal
 from melld.api.connections.acceptor import Acceptor
 from melld.api.connections.connection import ConnectionServer
 from melld.api.connections.half_closed import OLD_CLIENTS_S
+from melld.api.guards.body import read_body
 from melld.config_server import ServerConfig
 
 LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 POST = "POST / HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n"
 
 
+LIMIT_S = 0.3
 LARGE_BYTES = 30_000_000
 """More than the kernel takes for a client that does not read."""
 
 
 class Watched(ConnectionServer):
-    """Tells when a connection is lost."""
+    """Tells when a connection is made, and when it is lost."""
 
-    def __init__(self, service: "Service", limits: ServerConfig) -> None:
-        super().__init__(service.handle, limits)
-        self._gone = service.gone
+    def __init__(self, service: "Service") -> None:
+        super().__init__(service.handle, service.limits)
+        self._made, self._gone = service.made, service.gone
+
+    def connection_made(self, *made: Any) -> None:
+        super().connection_made(*made)
+        self._made.set()
 
     def connection_lost(self, *lost: Any) -> None:
         super().connection_lost(*lost)
@@ -39,17 +48,21 @@ class Watched(ConnectionServer):
 class Service:
     """Reads each body, and answers with its size when it is let; a GET of /stream writes for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ServerConfig) -> None:
+        self.limits = limits
+        self.made = asyncio.Event()
+        self.asked = asyncio.Event()
         self.begun = asyncio.Event()
         self.let = asyncio.Event()
         self.left = asyncio.Event()
         self.gone = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.asked.set()
         try:
-            body = await request.read()
-        except web.RequestPayloadError as error:
-            return web.Response(status=400, text=str(error))
+            body = await read_body(request, self.limits, request.content_type)
+        except Refusal as error:
+            return web.Response(status=error.answer.status)
         self.begun.set()
         try:
             if request.path == "/stream":
@@ -67,11 +80,11 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def serving(
-    family: int = socket.AF_INET, slow_reader_s: float = 30.0
+    family: int = socket.AF_INET, **limits: float
 ) -> AsyncIterator[tuple[Service, Callable[[], socket.socket]]]:
     """The service, and what connects to it."""
-    service = Service()
-    runner = web.ServerRunner(Watched(service, ServerConfig(slow_reader_s=slow_reader_s)), shutdown_timeout=0.1)
+    service = Service(ServerConfig(**limits))  # type: ignore[arg-type]
+    runner = web.ServerRunner(Watched(service), shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.socket(family)
     listener.bind(("127.0.0.1", 0) if family == socket.AF_INET else "")  # "": the kernel finds an abstract name
@@ -305,6 +318,42 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
         await asyncio.wait_for(joined, 20)
     acceptor.stop()
     assert faults == []
+
+
+def hold_up(meanwhile: Callable[[], None]) -> None:
+    """Have nothing run for a while, as if the machine was suspended as the loop waited for data."""
+    loop = asyncio.get_running_loop()
+    read_end, write_end = os.pipe()
+
+    def begin() -> None:
+        loop.remove_reader(read_end)
+        os.close(read_end)
+        meanwhile()
+        time.sleep(2 * LIMIT_S)
+
+    loop.add_reader(read_end, begin)
+    os.close(write_end)
+
+
+@LOOPS
+@pytest.mark.parametrize("before", [POST[:9], f"{POST}Content-Length: 4\r\n\r\nab"], ids=["head", "body"])
+def test_what_has_come_while_the_daemon_was_held_up_is_not_late(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], before: str
+) -> None:
+    """A machine that was suspended refuses nobody for it."""
+
+    async def check() -> None:
+        async with serving(header_timeout_s=LIMIT_S, body_timeout_s=LIMIT_S) as (service, connect):
+            service.let.set()
+            with connect() as client:
+                client.sendall(before.encode())
+                await soon(service.asked if before.endswith("ab") else service.made)
+                rest = f"{POST}Content-Length: 4\r\n\r\nabab".removeprefix(before).encode()
+                hold_up(lambda: client.sendall(rest))
+                assert (await asyncio.to_thread(answer_to, client)).startswith(b"HTTP/1.1 200")
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
 
 
 ASKS_FOR_ANOTHER = {

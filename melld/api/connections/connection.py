@@ -18,6 +18,7 @@ from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
 from melld.api.connections.half_closed import HalfClosedWatch
+from melld.api.connections.patience import Patience
 from melld.config_server import ServerConfig
 
 log = logging.getLogger("melld.api")
@@ -60,7 +61,7 @@ class Connection(web.RequestHandler):
             **options,
         )
         self._limits = limits
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer: Patience | None = None
         self._requests_seen = 0
         self._requests_answered = 0
         self._body: StreamReader = EMPTY_PAYLOAD
@@ -172,7 +173,7 @@ class Connection(web.RequestHandler):
         return _last_answer(answer)
 
     def _arm(self) -> None:
-        self._head_timer = self._loop.call_later(self._limits.header_timeout_s, self._head_is_late)
+        self._head_timer = Patience(self._limits.header_timeout_s, self._head_is_late)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:

@@ -11,6 +11,7 @@ from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import BadHttpMessage
 
 from melld.api.answers import JSON, Refusal
+from melld.api.connections.patience import Patience
 from melld.config_server import ServerConfig
 
 _ZLIB = ("gzip", "deflate")
@@ -36,8 +37,12 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: 
         if request.content.is_eof():  # it came with the head: nothing to wait for
             return await _read(request, limits)
         await _let_go_on(request)
-        async with asyncio.timeout(limits.body_timeout_s):
-            return await _read(request, limits)
+        async with asyncio.timeout(None) as late:
+            timer = Patience(limits.body_timeout_s, lambda: late.reschedule(0.0))
+            try:
+                return await _read(request, limits)
+            finally:
+                timer.cancel()
     except TimeoutError as error:
         message = f"the body did not come within {limits.body_timeout_s:g} s"
         raise Refusal(408, message, code="request_timeout") from error
