@@ -8,7 +8,8 @@ so that no text of a client, a model or a library can look like a record.
 
 import copy
 import logging
-import sys
+from io import TextIOBase
+from typing import TextIO
 
 from melld.printable import printable
 
@@ -45,9 +46,9 @@ def _marked(text: str) -> str:
     return "\n".join(MARK + printable(line) for line in text.split("\n"))
 
 
-def begin_logging(level: str) -> None:
-    """Log to standard error in this format, Python's warnings included."""
-    handler = logging.StreamHandler(sys.stderr)
+def begin_logging(level: str, stream: TextIO | TextIOBase) -> None:
+    """Log to this stream in this format, Python's warnings included."""
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(OneLine())
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)

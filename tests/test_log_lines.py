@@ -73,9 +73,9 @@ def test_words_of_any_language_are_left_alone() -> None:
 def test_libraries_write_through_the_same_handler(library: str) -> None:
     """torch and transformers bring handlers of their own, whose lines could be forged."""
     code = f"""
-import logging, warnings
+import logging, sys, warnings
 from melld.log_lines import begin_logging, take_over_loggers
-begin_logging("INFO")
+begin_logging("INFO", sys.stderr)
 import {library}
 take_over_loggers()
 logging.getLogger("{library.split(".")[0]}.some.module").error("first\\nsecond")

@@ -9,11 +9,13 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Callable
 
 from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
 from melld.errors import ConfigError, MelldError
 from melld.log_lines import begin_logging
+from melld.output import Output
 
 DESCRIPTORS = 65_536
 """Open files to ask for: a shell's limit, often 1,024, is meant for select(); the systemd unit sets the same."""
@@ -30,33 +32,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return 0 after an orderly end, 1 if it could not start, 2 for a bad configuration."""
-    begin_logging(arguments.log_level.upper())
+    output = Output(*(None if stream is None else stream.fileno() for stream in (sys.stdout, sys.stderr)))
+    begin_logging(arguments.log_level.upper(), output.error)
     logging.getLogger("vllm").setLevel(logging.ERROR)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub logs a line per request
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     _allow_descriptors()
     try:
-        config = load_config(with_model(arguments), os.environ)
-        import uvloop
-
-        from melld.daemon.lifecycle import Daemon
-
-        async def serve() -> int:
-            daemon = Daemon(config, _say, lambda: load_config(arguments, os.environ, again=True))
-            await daemon.run()
-            return FAILED if daemon.failed else DONE
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve())
+        return _serve(arguments, output.say)
     except ConfigError as error:
-        print(f"melld serve: {error}", file=sys.stderr)
+        output.error.write(f"melld serve: {error}\n")
         return BAD_USAGE
     except KeyboardInterrupt:  # before the daemon handles signals itself
-        _say("melld: stopped")
+        output.say("melld: stopped")
         return INTERRUPTED
     except MelldError as error:
-        print(f"melld serve: {error}", file=sys.stderr)
+        output.error.write(f"melld serve: {error}\n")
         return FAILED
+    finally:
+        output.close()
+
+
+def _serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    config = load_config(with_model(arguments), os.environ)
+    import uvloop
+
+    from melld.daemon.lifecycle import Daemon
+
+    async def serve() -> int:
+        daemon = Daemon(config, say, lambda: load_config(arguments, os.environ, again=True))
+        await daemon.run()
+        return FAILED if daemon.failed else DONE
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
 
 
 def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -75,7 +84,3 @@ def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
 def _allow_descriptors() -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, DESCRIPTORS)), most))
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

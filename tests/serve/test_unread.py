@@ -1,0 +1,42 @@
+"""A daemon whose output nobody reads: a stopped terminal, then one that is closed."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from melld.control.client import ControlClient
+from tests.api.http_client import request
+from tests.faults.reader import Reader
+from tests.forked import ForkedPython
+
+
+def status(directory: Path) -> Any:
+    return json.loads(ControlClient([directory], answer_s=60.0).status())
+
+
+def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path) -> None:
+    """Ctrl-S in its terminal stops no stream, and `melld serve | head` ends in good order."""
+    words = ["serve", "--port", "0", "--model", str(demo_model), "--name", "demo", "--device", "cpu:2"]
+    words += ["--log-level", "debug", "--runtime-directory", str(tmp_path), "--set", "idle.sleep_after_s=inf"]
+    command = [sys.executable, "-m", "melld", *words]
+    with ForkedPython(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as daemon:
+        assert daemon.stdout is not None
+        fcntl.fcntl(daemon.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        lines = iter(daemon.stdout.readline, b"")
+        url = next(line.split()[-1].decode().removesuffix("/v1") for line in lines if b"/v1" in line)
+        # A worker that loads says more than fits into the pipe.
+        os.kill(status(tmp_path)["workers"][0]["pid"], signal.SIGKILL)
+        while status(tmp_path)["workers"][0]["restarts"] == 0 or status(tmp_path)["workers"][0]["state"] != "ready":
+            assert request(url, "GET", "/health").status == 200
+        reader = Reader(url, {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True})
+        reader.wait_chunks(3)
+        daemon.stdout.close()
+        daemon.send_signal(signal.SIGTERM)
+        reader.wait_end()
+        assert reader.ends == ["length"]
+        assert daemon.wait(60) == 0
