@@ -147,6 +147,8 @@ SCHEMAS = [
     Row("recursive-structured-output", CHAT, chat(structured_outputs={"json": SCHEMA_BOMB}), "structured_outputs"),
     Row("recursive-ref-in-text", CHAT, chat(structured_outputs={"json": '{"$ref": "#"}'}), "structured_outputs"),
     Row("recursive-tool", CHAT, chat(tools=tool(SCHEMA_BOMB), tool_choice="required"), "tools"),
+    Row("structured-output-a-list", CHAT, chat(structured_outputs=["a"]), "structured_outputs"),
+    Row("structured-output-a-word", COMPLETIONS, completion(structured_outputs="json"), "structured_outputs"),
     Row("invalid-regex", CHAT, chat(structured_outputs={"regex": "(["}), "structured_outputs"),
     Row("invalid-grammar", CHAT, chat(structured_outputs={"grammar": "root ::= ("}), "structured_outputs"),
     Row(

@@ -165,6 +165,8 @@ def _check_tool_choice(body: dict[str, Any]) -> None:
 
 def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
     """Limit the size of constraints; a judge finds out whether they compile (`melld.engine.frontend.judges`)."""
+    if not isinstance(body.get("structured_outputs"), dict | None):  # vLLM takes it for one before it looks
+        raise bad("structured_outputs", "structured_outputs must be an object")
     for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
         for name in names:
             if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
