@@ -18,6 +18,8 @@ from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 
 log = logging.getLogger("melld.worker")
+UNKILLABLE_S = 15.0
+"""How long a killed process may take to end: longer, and it waits in its driver, perhaps for ever."""
 PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
 """A progress bar as tqdm draws it: vLLM's and Hugging Face's, while they load, download or compile."""
 
@@ -61,6 +63,7 @@ class WorkerProcess:
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
         self._ended = asyncio.Event()
+        self._unkillable: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Have the process started, and return at once; `WorkerReady` or `WorkerEnded` follows.
@@ -106,8 +109,17 @@ class WorkerProcess:
     def kill(self, why: str = "") -> None:
         """Kill the process, even if it is stopped (SIGSTOP) or stuck in a GPU kernel."""
         self.why_killed = self.why_killed or why
-        if self._child is not None and not self._ended.is_set():
-            self._child.kill()
+        if self._child is None or self._ended.is_set():
+            return
+        self._child.kill()
+        if self._unkillable is None:
+            self._unkillable = asyncio.get_running_loop().call_later(UNKILLABLE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """Count a process that cannot be killed as ended."""
+        why = f"it has not ended within {UNKILLABLE_S:.0f} s: its device or disk hangs"
+        self.why_killed = f"{self.why_killed}; {why}" if self.why_killed else why
+        self.exited("", from_outside=False)
 
     @property
     def doing(self) -> str:
@@ -136,7 +148,11 @@ class WorkerProcess:
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """Tell of the end; what the worker itself said of its failure says more than how it ended."""
+        if self._ended.is_set():  # it did end, long after it was killed
+            return
         self._ended.set()
+        if self._unkillable is not None:
+            self._unkillable.cancel()
         if self.why_killed:
             reason = f"killed by melld: {self.why_killed}"
         elif self._failure is not None:

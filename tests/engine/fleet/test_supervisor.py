@@ -12,8 +12,8 @@ from melld.control.status import WorkerState
 from melld.engine.fleet.dozing import DOZE_DEADLINE_S
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
-from melld.engine.fleet.process import WorkerEnded
-from melld.engine.fleet.supervisor import Supervisor
+from melld.engine.fleet.process import UNKILLABLE_S, WorkerEnded
+from melld.engine.fleet.supervisor import STOP_DEADLINE_S, Supervisor
 from melld.engine.host.local import LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
@@ -196,6 +196,31 @@ def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: f
         await asyncio.sleep(0.6 * silence_s)
         assert worker.ended is not None
         await daemon.close()
+
+    run_virtually(told)
+
+
+def test_a_worker_that_cannot_be_killed_holds_nobody_up() -> None:
+    """A GPU's driver can keep a process for ever: its requests go on elsewhere, and the daemon can stop."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=2.0))
+        place = daemon.fleet.places[W0]
+        worker.hung = worker.unkillable = True
+        await asyncio.sleep(2 + UNKILLABLE_S)
+        assert place.is_ready
+        await asyncio.sleep(2)
+        assert place.detail.startswith("killed by melld: no ping reply for 2 s; it has not ended within 15 s")
+        another = daemon.worker(W0)
+        assert another is not worker
+        another.become_ready()
+        worker.die()  # at last
+        await daemon.flush()
+        assert place.is_ready
+        another.unkillable = another.hung = True
+        began_s = loop.time()
+        await daemon.fleet.supervisor.stop()
+        assert loop.time() - began_s == pytest.approx(STOP_DEADLINE_S + UNKILLABLE_S)
 
     run_virtually(told)
 

@@ -89,6 +89,7 @@ class VirtualWorker:
     ready: bool = False
     stopping: bool = False
     hung: bool = False
+    unkillable: bool = False
     ended: int | None = None
     copies: dict[str, Copy] = field(default_factory=dict)
     rooms: dict[str, Words] = field(default_factory=dict)
@@ -336,7 +337,8 @@ class VirtualChild:
             self._worker.told(message, payload)
 
     def kill(self) -> None:
-        asyncio.get_running_loop().call_soon(self._worker.die)
+        if not self._worker.unkillable:
+            asyncio.get_running_loop().call_soon(self._worker.die)
 
     def look(self, reach: Reach) -> Standstill:
         return Standstill()
