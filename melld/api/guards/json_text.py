@@ -39,7 +39,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise _malformed("the body is empty")
     _check_amount(body)
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")  # editors on Windows put a byte order mark before it
         value = _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise _malformed("the body is not UTF-8") from error

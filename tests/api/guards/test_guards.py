@@ -220,6 +220,11 @@ class TestRequests:
         assert refused_param(check_request, body, ServerConfig(), Trust()) == "messages.0.role"
 
 
+def test_a_byte_order_mark_is_passed_over() -> None:
+    """PowerShell and editors on Windows begin files with one."""
+    assert parse_object(b'\xef\xbb\xbf{"model": "a"}', 8) == {"model": "a"}
+
+
 def test_both_clients_ways_to_send_a_key() -> None:
     """OpenAI's clients send a bearer token, Anthropic's a header of their own."""
     assert presented_key("Bearer a", None) == "a"
