@@ -93,7 +93,7 @@ def make_headed(directory: Path) -> None:
 def make_adapted(directory: Path) -> None:
     """Make the demo model, and an adapter beside it."""
     make_demo_model(directory)
-    make_adapter(directory.parent / "poet", 1)
+    make_adapter(directory, directory.parent / "poet", 1)
 
 
 KINDS |= {

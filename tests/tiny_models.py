@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HEAD_WIDTH, HEADS, HIDDEN, KV_HEADS, LAYERS, make_demo_model
+from melld.demo_model import HEAD_WIDTH, HEADS, HIDDEN, LAYERS, make_demo_model
 
 WINDOW = 64
 
@@ -33,7 +33,7 @@ def make_eagle(model: Path, directory: Path) -> None:
     make_drafter(model, directory, 1)
     layer = {name.removeprefix("model."): one for name, one in read_weights(directory).items() if _layer_of(name) == 0}
     del layer["layers.0.input_layernorm.weight"]
-    unchanged = np.eye(HIDDEN, dtype=np.float32)
+    unchanged = np.eye(*layer["embed_tokens.weight"].shape[1:], dtype=np.float32)
     write_weights(directory, layer | {"fc.weight": np.concatenate((unchanged, unchanged / 2), axis=1)})
 
 
@@ -113,22 +113,24 @@ def make_latent(directory: Path) -> None:
     )
 
 
-def make_adapter(directory: Path, seed: int, rank: int = 8) -> None:
-    """A LoRA adapter of the demo model, strong enough to change most tokens."""
+def make_adapter(model: Path, directory: Path, seed: int, rank: int = 8) -> None:
+    """A LoRA adapter of `model`, strong enough to change most tokens."""
     from safetensors.numpy import save_file
 
     directory.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    hidden, heads, kv_heads = (config[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     random = np.random.default_rng(seed)
     weights = {}
-    for layer in range(LAYERS):
-        for name, rows in (("q_proj", HEADS * HEAD_WIDTH), ("v_proj", KV_HEADS * HEAD_WIDTH)):
+    for layer in range(config["num_hidden_layers"]):
+        for name, rows in (("q_proj", heads * HEAD_WIDTH), ("v_proj", kv_heads * HEAD_WIDTH)):
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, shape in (("A", (rank, HIDDEN)), ("B", (rows, rank))):
+            for part, shape in (("A", (rank, hidden)), ("B", (rows, rank))):
                 weight = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)
                 weights[f"{prefix}.lora_{part}.weight"] = weight
     save_file(weights, directory / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
-    (directory / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "demo"}))
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(told | {"base_model_name_or_path": "demo"}))
 
 
 def _layer_of(name: str) -> int:

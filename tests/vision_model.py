@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HIDDEN, VOCABULARY
-from tests.small_model import make_small_model
+from melld.demo_model import VOCABULARY
+from tests.small_model import HIDDEN, make_small_model
 
 IMAGE_TOKEN = "<image>"  # noqa: S105  no password
 IMAGE_TOKENS = ("<fake_token_around_image>", IMAGE_TOKEN, "<end_of_utterance>", "<global-img>")

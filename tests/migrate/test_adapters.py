@@ -24,10 +24,10 @@ ADAPTERS = ("pirate", "poet")
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapters(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(ADAPTERS):
-        make_adapter(directory / name, seed)
+        make_adapter(demo_model, directory / name, seed)
     return directory
 
 
@@ -98,9 +98,9 @@ def test_an_adapter_that_is_gone_costs_its_requests_alone(
     assert pids == [pid_of(operator, worker) for worker in ("w0", "w1")]
 
 
-def test_adapters_that_cannot_be_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_are_refused_at_the_start(demo_model: Path, tmp_path: Path) -> None:
     """Before anything is loaded, with the name of the adapter."""
-    make_adapter(tmp_path / "wide", 1, rank=40)
+    make_adapter(demo_model, tmp_path / "wide", 1, rank=40)
     text = '[model]\npath = "m"\n[[model.lora]]\nname = "{}"\npath = "{}"\n'
     arguments: dict[str, Any] = engine_arguments(parse_config(text.format("wide", tmp_path / "wide"), "x"), "cuda")
     assert (arguments["max_loras"], arguments["max_lora_rank"]) == (1, 64)

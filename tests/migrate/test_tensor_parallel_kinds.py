@@ -22,7 +22,7 @@ LONG = GREEDY | {"max_tokens": 200}
 
 def with_adapter(directory: Path) -> tuple[str, ...]:
     make_small_model(directory / "demo")
-    make_adapter(directory / "poet", 1)
+    make_adapter(directory / "demo", directory / "poet", 1)
     return ("--set", f'model.lora=[{{name = "poet", path = "{directory / "poet"}"}}]')
 
 
