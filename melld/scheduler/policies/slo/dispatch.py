@@ -30,8 +30,9 @@ LARGE_PART = 0.08
 """Mean size, as a part of the capacity, above which requests are packed where memory sets the number of workers."""
 SPREAD = 0.1
 """Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
-BESIDE_URGENT = 0.06
-"""Slowed requests that it is worth to join no urgent ones, by their part of the worker's requests."""
+BESIDE_URGENT = 0.6
+"""Slowed requests that it is worth to join no urgent ones, by their part of the worker's requests; these stay among
+their likes, unless their first tokens come later there."""
 SPILL = 0.3
 """Slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
 CROWDING = 8.0
@@ -137,6 +138,10 @@ class Dispatch:
         allowed_s = TTFT_PART * self._targets.first_token_s(prefill_s)
         return not has_begun(request) and waited_s + prefill_s > allowed_s
 
+    def pace_s(self) -> float | None:
+        """Return the time between tokens to plan for, if any."""
+        return self._targets.aimed_pace_s(self._steps.lone_step_s())
+
     def placed(self, request: Request, worker: Worker, prefill_s: float) -> None:
         """Note that the worker has accepted the request's prompt."""
         now_s = self._cluster.now_s
@@ -174,15 +179,16 @@ class Dispatch:
         near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prompt.alone_s)
         if near > TTFT_PART:
             return None
-        if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
+        if (itl_s := self.pace_s()) is None:
             return near
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s
         if slow > 1.0:
             return None
+        likes = worker.urgent if request.urgent else worker.count - worker.urgent
+        others = (worker.count - likes) / max(worker.count, 1)
         if request.urgent:
-            return SPREAD * (near + slow)
-        beside = BESIDE_URGENT * worker.urgent / max(worker.count, 1)
-        return SPREAD * max(near, slow) + beside + self._slowed(worker, prefill_s, itl_s)
+            return near + SPREAD * (slow + others)
+        return SPREAD * max(near, slow) + BESIDE_URGENT * others + self._slowed(worker, prefill_s, itl_s)
 
     def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
         """Return True if the request would take of the headroom of urgent ones on the worker: room, slots or pace."""
@@ -190,18 +196,14 @@ class Dispatch:
             return False
         if self._packing.outlook.crowds(request, worker):
             return True
-        itl_s, headroom = (
-            self._targets.aimed_pace_s(self._steps.lone_step_s()),
-            self._cluster.settings.priorities.headroom,
-        )
-        expected_s = self._itl_s(worker, request.kv_bytes, prompt.left_s(worker))
-        return itl_s is not None and expected_s > (1.0 - headroom) * itl_s
+        itl_s, left = self.pace_s(), 1.0 - self._cluster.settings.priorities.headroom
+        return itl_s is not None and self._itl_s(worker, request.kv_bytes, prompt.left_s(worker)) > left * itl_s
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
         prefill_s = prompt.left_s(worker)
         late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prompt.alone_s)
-        if (itl_s := self._targets.aimed_pace_s(self._steps.lone_step_s())) is None:
+        if (itl_s := self.pace_s()) is None:
             return float(late)
         slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s - 1.0
         return late + (worker.count + 1) * min(1.0, max(0.0, 2.0 * slow))

@@ -160,7 +160,7 @@ class MellSlo(Policy):
         if event.first_token_s > 0.0:
             ttft_s, prefill_s = event.first_token_s - request.arrived_s, self.prompts.seconds(request.prompt_tokens)
             in_time = self.feedback.started(ttft_s, prefill_s)
-            in_pace = self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self._aimed_itl_s())
+            in_pace = self.feedback.ended(event.at_s - event.first_token_s, event.output_tokens, self.dispatch.pace_s())
             self.missing.ended(request.arrived_s, in_time and in_pace)
             self.dispatch.answers.ended(event.output_tokens)
 
@@ -187,7 +187,7 @@ class MellSlo(Policy):
         self.packing.relieve()
         self._serve(0, Reason.SERVICE)
         self.missing.look()
-        self.roles.look(self.demand.prefilling(), self._aimed_itl_s())
+        self.roles.look(self.demand.prefilling(), self.dispatch.pace_s())
         for request, after_first_token in list(self.roles.leavers()):
             self._hand_over(request, after_first_token)
         occupied = sum(worker.count > 0 for worker in self.cluster.active.values())
@@ -216,13 +216,10 @@ class MellSlo(Policy):
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
         ahead_s = self._wake_s() + FILL_PART * self.packing.settings.dispatch_life_s
-        self.demand.look(self._aimed_itl_s(), ahead_s, self.feedback.caution)
+        self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:
                 return
-
-    def _aimed_itl_s(self) -> float | None:
-        return self.targets.aimed_pace_s(self.steps.lone_step_s())
 
     def _wakes(self) -> bool:
         return any(worker.wake_s for worker in self.cluster.active.values())

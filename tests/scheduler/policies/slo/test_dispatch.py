@@ -282,23 +282,34 @@ def test_a_waiting_request_is_too_late_if_no_idle_worker_could_serve_it_in_time(
 
 def test_others_leave_headroom_to_the_urgent_ones_of_a_worker() -> None:
     """Of its memory and of its pace, as long as another worker is able."""
-    scheduler = laid_out({"a": 500}, {"b": 600})
+    scheduler = laid_out({"a": 400} | {f"n{number}": 10 for number in range(10)}, {"b": 600})
     busy(scheduler, "w1", 1.4)
     assert able(scheduler, newcomer(300)) == "w0"
     make_urgent(scheduler, "a")
     assert able(scheduler, newcomer(200)) == "w0"
     assert able(scheduler, newcomer(300)) == "w1"
-    learn(scheduler, 0.03, 0.004)
+    learn(scheduler, 0.03, 0.0007)
     assert able(scheduler, newcomer(200)) == "w1"
 
 
 def test_others_go_to_the_urgent_only_where_that_is_better_by_some() -> None:
     """However much room there is; the more of a worker's requests are urgent, the better it must be."""
     for urgent, chosen in ((0, "w0"), (1, "w0"), (2, "w1")):
-        scheduler = laid_out({"a": 10, "b": 10}, {"c": 10, "d": 10})
-        busy(scheduler, "w1", 0.8)
-        make_urgent(scheduler, *("a", "b")[:urgent])
+        scheduler = laid_out(*({f"{worker}{number}": 10 for number in range(12)} for worker in "ab"))
+        busy(scheduler, "w1", 1.2)
+        make_urgent(scheduler, *("a0", "a1")[:urgent])
         assert able(scheduler) == chosen
+
+
+def test_an_urgent_request_joins_urgent_ones_unless_it_waits_for_their_prompts() -> None:
+    """So others have workers of their own, and their prompts slow no urgent request."""
+    scheduler = laid_out({"a": 10}, {"b": 10})
+    make_urgent(scheduler, "b")
+    urgent = newcomer()
+    urgent.priority = -1
+    for prompt_s, chosen in ((0.1, "w1"), (0.2, "w0")):
+        scheduler.policy.dispatch.placed(urgent, scheduler.cluster.workers["w1"], prompt_s)
+        assert able(scheduler, urgent) == chosen
 
 
 @pytest.mark.parametrize(("others", "chosen"), [(14, "w1"), (24, "w0")])
