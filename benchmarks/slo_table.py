@@ -6,6 +6,7 @@
 slo        GPU-seconds and attainment of each policy, beside the common bound, and which targets `mell-slo` meets
 settings   `mell-slo` and others at other epochs, links and waking times, and on loads that nothing was chosen by
 gpus       with 2, 4 and 8 GPUs at most
+shapes     loads of shapes that no trace has, and which policies were better for less
 constants  `mell-slo` with each of its constants a quarter less and more
 
 Loads whose traces are not there are left out, with a line that says so.  Results are kept under benchmarks/out/slo.
@@ -18,7 +19,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
-from slo_cells import Cell, load_of, result_of, settings_of
+from slo_cells import Cell, result_of, settings_of
+from slo_loads import SHAPES, load_of
 from tables import record
 
 from melld.errors import ConfigError
@@ -47,11 +49,15 @@ SETTINGS: dict[str, dict[str, float]] = {
     "waking takes 2 s": {"wake_s": 2.0},
     "waking takes 30 s": {"wake_s": 30.0},
 }
+CONSTANTS_ROWS = (("arxiv", "13b-h100", 30), ("lmsys", "8b-4090", 50), ("waves", "8b-h100", 30))
+"""Loads where prompts, memory and bursts decide how many workers serve."""
 CONSTANTS = (
     "demand.MEMORY_PART", "demand.PROMPT_PART", "demand.SLOW_PART", "demand.STRICT_MEMORY_PART",
-    "demand.STRICT_PROMPT_PART", "demand.STRICT_SLOW_PART", "demand.MEAN_S", "demand.GROWTH_S", "demand.CALM_S",
-    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
-    "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.LEAST_CAUTION", "feedback.FIRST_CAUTION",
+    "demand.STRICT_PROMPT_PART", "demand.STRICT_SLOW_PART", "demand.MEAN_S", "demand.SUDDEN_S", "demand.SURE",
+    "demand.GROWTH_S", "demand.CALM_S",
+    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
+    "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
+    "feedback.FIRST_CAUTION", "idle.MARGIN",
     "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED",
 )  # fmt: skip
 MOST_PREEMPTIONS = 3
@@ -70,6 +76,7 @@ def main() -> None:
         "slo-targets": targets_table,
         "slo-settings": settings_table,
         "slo-gpus": gpus_table,
+        "slo-shapes": shapes_table,
         "slo-constants": constants_table,
     }
     wanted = {f"slo-{name}".replace("slo-slo", "slo") for name in asked.only or ()}
@@ -201,18 +208,41 @@ def gpus_table(traces: pathlib.Path) -> str:
     return "\n".join(lines)
 
 
+def shapes_table(traces: pathlib.Path) -> str:
+    """Return loads of other shapes, and the policies that serve more requests in time for fewer GPU-seconds."""
+    policies = ("most-free", *POLICIES)
+    lines = [f"| load, machines, target | {' | '.join(policies)} | better for less |", "|---" * 8 + "|"]
+    for load in SHAPES:
+        for itl_ms in (34, 50):
+            row = load, "8b-4090", itl_ms
+            *others, ours = (result_of(cell_of(row, policy), traces) for policy in policies)
+            better = [other.policy for other in others if dominates(other, ours)]
+            cells = [*map(shown, (*others, ours)), ", ".join(better) or "none"]
+            lines.append(f"| {name_of(row)} | {' | '.join(cells)} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def dominates(other: Report, ours: Report) -> bool:
+    """Return True if more requests were served in time for fewer GPU-seconds."""
+    assert other.attainment is not None
+    assert ours.attainment is not None
+    return other.gpu_seconds < ours.gpu_seconds and other.attainment > ours.attainment
+
+
 def constants_table(traces: pathlib.Path) -> str:
-    """Return what a quarter less and more of each constant does, in the mean over a few rows."""
-    rows = list(there(SHORT_ROWS[1:], traces))
+    """Return what a quarter less and more of each constant does on a few rows."""
+    rows = list(there(CONSTANTS_ROWS, traces))
     usual = [result_of(cell_of(row, "mell-slo"), traces) for row in rows]
     lines = [
-        "| constant | a quarter less: GPU-seconds, least attainment | a quarter more |",
+        f"| constant | a quarter less: GPU-seconds; attainment, {', '.join(row[0] for row in rows)} | a quarter more |",
         "|---|---|---|",
         f"| as it is | {changed(usual, usual)} | {changed(usual, usual)} |",
     ]
     for constant in CONSTANTS:
         module_name, name = constant.split(".")
-        module = importlib.import_module(f"melld.scheduler.policies.slo.{module_name}")
+        package = "melld.scheduler" if module_name == "idle" else "melld.scheduler.policies.slo"
+        module = importlib.import_module(f"{package}.{module_name}")
         value, cells = getattr(module, name), []
         for times in (0.75, 1.25):
             setattr(module, name, value * times)
@@ -230,10 +260,10 @@ def simulated(cell: Cell, traces: pathlib.Path) -> Report:
 
 
 def changed(reports: Sequence[Report], usual: Sequence[Report]) -> str:
-    """Return by how much GPU-seconds change in the mean, and the least attainment."""
+    """Return by how much GPU-seconds change in the mean, and each row's attainment in percent."""
     ratios = [one.gpu_seconds / other.gpu_seconds for one, other in zip(reports, usual, strict=True)]
-    least = min(report.attainment or 0.0 for report in reports)
-    return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f} %, {100 * least:.1f} %"
+    attained = " ".join(f"{100 * (report.attainment or 0.0):.1f}" for report in reports)
+    return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f} %; {attained}"
 
 
 if __name__ == "__main__":
