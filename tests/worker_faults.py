@@ -42,7 +42,7 @@ SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "ABRT": signal.SIGABR
 PULLED = "pulled"
 """The point, on a copying thread, between the copy of a piece and its check, for the `DAMAGES`."""
 DAMAGES = ("CORRUPT", "SHORT")
-SLOW, SLOW_STEP_S = "slow", 0.05
+SLOW, SLOW_STEP_S = "slow", 0.075
 
 
 @contextlib.contextmanager

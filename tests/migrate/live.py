@@ -36,11 +36,11 @@ SCHEMA = {
     },
     "required": ["name", "ages"],
 }
-GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 80, "temperature": 0, "ignore_eos": True}
 SEEDED = {**GREEDY, "temperature": 0.9, "top_p": 0.95, "seed": 11}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
-    "long": {**GREEDY, "max_tokens": 250},
+    "long": {**GREEDY, "max_tokens": 160},
     "seeded": SEEDED,
     "penalties": {**SEEDED, "presence_penalty": 0.6, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
     "json_schema": {
@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "n": {**SEEDED, "n": 3},
     "logprobs": {**SEEDED, "logprobs": True, "top_logprobs": 3},
-    "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 80},
+    "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 50},
 }
 
 
