@@ -26,8 +26,8 @@ def body(tokens: int, prompt: int, number: int = 0) -> dict[str, Any]:
     return {"prompt": words, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
 
 
-# 31 blocks of 32 tokens: while the tall one runs none of the others has room.
-TALL = body(100, 500, 99)
+# 31 blocks of 32 tokens, of which each needs 16: while the tall one runs none of the others has room.
+TALL = body(12, 500, 99)
 BODIES = [body(5, 500, number) for number in range(QUEUED + 3)]
 
 
@@ -114,10 +114,14 @@ def test_a_stream_that_waits_shows_that_it_lives(crowded: Subject) -> None:
 
 def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) -> None:
     """`priority` as vLLM has it: lower goes first; in a full line the last of the least urgent gives its place up."""
-    with Standstill(crowded) as first:
-        later = line_up(crowded, [one | {"priority": 5} for one in BODIES[:QUEUED]])
-        urgent = crowded.read(BODIES[QUEUED], FIRST)
-        assert later[-1].wait_end().ends[0] in DISPLACED
+    standstill = Standstill(crowded)
+    with slowed(crowded.faults):  # so that their readers see who was first
+        with standstill as first:
+            later = line_up(crowded, [one | {"priority": 5} for one in BODIES[:QUEUED]])
+            urgent = crowded.read(BODIES[QUEUED], FIRST)
+            assert later[-1].wait_end().ends[0] in DISPLACED
+        for reader in (urgent, *later):
+            reader.wait_end()
     assert crowded.judge([first, urgent, *later], [*DISPLACED, LATE]) == []
     assert urgent.ends == ["length"]
     assert all(urgent.first_s < reader.first_s for reader in later if reader.first_s)
@@ -135,10 +139,14 @@ def test_a_client_that_leaves_the_line_is_forgotten_at_once(crowded: Subject) ->
 
 def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subject) -> None:
     """A client that asks for all there is makes room for another, who is served next."""
-    with Standstill(crowded) as first:
-        greedy = line_up(crowded, BODIES[:QUEUED])
-        modest = crowded.read(BODIES[QUEUED], SECOND)
-        assert greedy[-1].wait_end().ends[0] in DISPLACED
+    standstill = Standstill(crowded)
+    with slowed(crowded.faults):
+        with standstill as first:
+            greedy = line_up(crowded, BODIES[:QUEUED])
+            modest = crowded.read(BODIES[QUEUED], SECOND)
+            assert greedy[-1].wait_end().ends[0] in DISPLACED
+        for reader in (modest, *greedy):
+            reader.wait_end()
     assert crowded.judge([first, modest, *greedy], [*DISPLACED, LATE]) == []
     assert modest.ends == ["length"]
     assert all(modest.first_s < reader.first_s for reader in greedy if reader.first_s)
