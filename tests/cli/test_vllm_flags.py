@@ -89,11 +89,11 @@ def test_the_model_is_named_without_a_flag() -> None:
     ],
 )
 def test_a_word_that_is_unknown_is_told_with_the_nearest(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
+    words: str, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A typing error costs one look."""
     assert main(words.split()) == 2
-    assert told in capsys.readouterr().err
+    assert told in capfd.readouterr().err
 
 
 def test_ps_is_status(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
