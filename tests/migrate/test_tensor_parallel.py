@@ -13,7 +13,7 @@ from tests.migrate.live import GREEDY, SEEDED, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
 
-SHORT = {"max_tokens": 64}  # vLLM's ranks spin while they wait, on two cores for each other
+SHORT = {"max_tokens": 64}
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
 """`long` still runs when whoever looks for its worker has found it."""
@@ -48,6 +48,12 @@ class Group:
         stream = Stream(self.daemon, ALL_CASES[case])
         stream.wait_chunks(8)
         return stream
+
+
+def computed_s(pid: int) -> float:
+    """The processor's time that a process has had."""
+    words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +95,18 @@ def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) 
     assert {name: stream.result().choices[0].text for name, stream in streams.items()} == {
         name: told[name] for name in CASES
     }
+
+
+def test_ranks_that_have_just_answered_leave_the_cores_to_others(group: Group) -> None:
+    """vLLM's would look for the next message without a pause, for a second."""
+    stream = group.begun("greedy")
+    ranks = group.ranks(group.worker_of(stream))
+    stream.result()
+    began_s, before_s = time.monotonic(), [computed_s(rank) for rank in ranks]
+    while time.monotonic() < began_s + 0.5:
+        group.operator.status()
+    lasted_s = time.monotonic() - began_s
+    assert max(computed_s(rank) - was_s for rank, was_s in zip(ranks, before_s, strict=True)) < 0.25 * lasted_s
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from melld.engine.worker.template import has_one_thread
 
 if TYPE_CHECKING:
     from vllm.v1.executor import Executor
+
+BETWEEN_LOOKS_S = 0.0001
 
 
 def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Executor]":
@@ -33,6 +36,8 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if has_one_thread() else "spawn"
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks find each other on this machine, and nobody else them
             worker_pid = os.getpid()
+            if self.device_config.device_type == "cpu":
+                _wait_without_spinning()
             if has_one_thread():
                 self.lines = lines = Lines(self.parallel_config.world_size)
                 os.register_at_fork(after_in_child=lines.own_in_rank, after_in_parent=lines.forked)
@@ -45,6 +50,17 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
             threading.Thread(target=vital(lambda: _end_with_first(ends)), name="ranks", daemon=True).start()
 
     return Watched
+
+
+def _wait_without_spinning() -> None:
+    """Have this process and the ranks forked from it doze between two looks for a message.
+
+    vLLM's readers look again and again for a second after each (`vllm.distributed.device_communicators.shm_broadcast`):
+    on CPU devices with the cores that the ranks compute with.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = lambda: time.sleep(BETWEEN_LOOKS_S)
 
 
 _begun = False
