@@ -53,7 +53,7 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
 
 
 def _wait_without_spinning() -> None:
-    """Have this process and the ranks forked from it doze between two looks for a message.
+    """Have this process and the ranks forked from it pause between two looks for a message.
 
     vLLM's readers look again and again for a second after each (`vllm.distributed.device_communicators.shm_broadcast`):
     on CPU devices with the cores that the ranks compute with.
