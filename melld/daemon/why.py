@@ -75,11 +75,11 @@ class Explainer:
             return f"drained: `melld resume {worker}` starts it" if drained else "draining: its process ends"
         if known is None:
             return place.loading
+        if place.unloaded_because and place.state in UNLOADED:  # which the scheduler hears a little later
+            return f"not loaded ({place.unloaded_because}); {self._wakes(place)}"
         match known.state:
             case Duty.DRAINING | Duty.WITHDRAWN:
                 return f"draining: {_requests(len(known.requests))} left"
-            case Duty.ASLEEP if place.unloaded_because and place.state in UNLOADED:
-                return f"not loaded ({place.unloaded_because}); {self._wakes(place)}"
             case Duty.ASLEEP:
                 return f"not needed{self._since(worker)}; {self._wakes(place)}"
         if known.count:
