@@ -95,7 +95,7 @@ class Exited(Envelope, frozen=True, tag=True):
 
 
 class Readings(Envelope, frozen=True, tag=True):
-    """What the devices of the machine's workers said last, by worker."""
+    """The last readings of the devices of a machine's workers, by worker."""
 
     readings: dict[str, WorkerReading]
 

@@ -23,7 +23,7 @@ LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 
 
 class HungWorkers:
-    """What is known of the workers in these places, which may hang."""
+    """Finds and kills the workers in these places that hang."""
 
     def __init__(self, places: Collection[Place], health: HealthConfig) -> None:
         self.interval_s = min(PING_INTERVAL_S, health.ping_timeout_s / PINGS_AT_LEAST)
