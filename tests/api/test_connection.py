@@ -81,7 +81,7 @@ class Service:
 @contextlib.asynccontextmanager
 async def serving(
     family: int = socket.AF_INET, **limits: float
-) -> AsyncIterator[tuple[Service, Callable[[], socket.socket]]]:
+) -> AsyncIterator[tuple[Service, Callable[..., socket.socket]]]:
     """The service, and what connects to it."""
     service = Service(ServerConfig(**limits))  # type: ignore[arg-type]
     runner = web.ServerRunner(Watched(service), shutdown_timeout=0.1)
@@ -91,8 +91,10 @@ async def serving(
     acceptor = Acceptor(listener, runner.server)  # type: ignore[arg-type]
     address = listener.getsockname()
 
-    def connect() -> socket.socket:
+    def connect(receive_bytes: int | None = None) -> socket.socket:
         client = socket.socket(family)
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         client.settimeout(20)
         client.connect(address)
         return client
@@ -407,3 +409,21 @@ async def test_a_whole_answer_that_is_read_slowly_comes_to_its_end() -> None:
                 read += len(piece)
                 await asyncio.sleep(0.05)
         assert read > LARGE_BYTES
+
+
+@LOOPS
+def test_whoever_reads_what_the_kernel_holds_reads(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The kernel takes no more of an answer until much of what it holds is read: that is progress, too."""
+
+    async def scenario() -> None:
+        async with serving(slow_reader_s=LIMIT_S) as (service, connect):
+            service.let.set()
+            with connect(receive_bytes=4096) as client:
+                client.sendall(b"GET /large HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
+                for _ in range(40):
+                    assert await asyncio.to_thread(client.recv, 4096)
+                    await asyncio.sleep(LIMIT_S / 10)
+                assert not service.gone.is_set()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
