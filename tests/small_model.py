@@ -11,11 +11,11 @@ HIDDEN, INTERMEDIATE = demo_model.HIDDEN // 2, demo_model.INTERMEDIATE // 2
 def make_small_model(directory: Path, seed: int = 0, intermediate: int = INTERMEDIATE) -> None:
     """Write it into `directory`.  With twice the heads a token's KV is as large as the demo model's."""
     shape = {
-        "LAYERS": demo_model.LAYERS // 2,
+        "LAYERS": demo_model.LAYERS // 4,
         "HIDDEN": HIDDEN,
         "INTERMEDIATE": intermediate,
-        "HEADS": 2 * demo_model.HEADS,
-        "KV_HEADS": 2 * demo_model.KV_HEADS,
+        "HEADS": 4 * demo_model.HEADS,
+        "KV_HEADS": 4 * demo_model.KV_HEADS,
     }
     with mock.patch.multiple(demo_model, **shape):
         demo_model.make_demo_model(directory, seed)
