@@ -95,10 +95,13 @@ def build_engine(
     from vllm.v1.executor import Executor
 
     from melld.engine.arguments import async_engine_args, engine_config
+    from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
 
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
+    if config.device_config.device_type == "cpu":
+        hold_kv_in_shared_memory()
     if config.parallel_config.world_size > 1:
         executor = among_ranks(executor)
     if arena is not None:

@@ -28,7 +28,7 @@ class OpenedLink(msgspec.Struct, frozen=True):
 
 
 def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
-    """Return a handle of this worker's KV memory for its siblings.  CPU memory moves in place to where they can map it.
+    """Return a handle of this worker's KV memory for its siblings.
 
     Raises:
         TransportFailed: this memory cannot be shared; its requests can still move by tokens.

@@ -31,23 +31,37 @@ class _Where(msgspec.Struct, frozen=True):
 _MADV_POPULATE_READ = 22
 
 
-def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
-    """Move the tensors' one allocation into shareable memory, in place, and return the handle of it.
+_files: dict[int, int] = {}
+"""The memory files that this process has made, by the address where they are mapped."""
 
-    Every tensor object that refers to the allocation must be given: each is pointed to the new memory.  The memory
-    stays until this process ends.
+
+def allocate(nbytes: int) -> torch.UntypedStorage:
+    """Return zeroed memory that siblings can map; it stays until this process ends.
+
+    Raises:
+        OSError: there is not so much.
     """
-    storage = tensors[0].untyped_storage()
     file = os.memfd_create("melld-kv", os.MFD_CLOEXEC)
-    os.ftruncate(file, storage.nbytes())
-    shared = map_file(f"/proc/self/fd/{file}", storage.nbytes())
-    shared.copy_(storage)
-    for tensor in tensors:
-        if tensor.untyped_storage().data_ptr() != storage.data_ptr():
-            raise TransportFailed(NAME, "the tensors are not of one allocation")
-    with torch.no_grad():
-        for tensor in tensors:
-            tensor.set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError:
+        os.close(file)
+        raise
+    storage = map_file(f"/proc/self/fd/{file}", nbytes)
+    _files[storage.data_ptr()] = file
+    return storage
+
+
+def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
+    """Return the handle of the one memory that the tensors lie in.
+
+    Raises:
+        TransportFailed: it is not one, or not made by `allocate`.
+    """
+    [address, *others] = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if others or address not in _files:
+        raise TransportFailed(NAME, "the KV cache is not in one piece of memory that can be shared")
+    file = _files[address]
     where = _Where(f"/proc/{os.getpid()}/fd/{file}", os.fstat(file).st_ino)
     return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
 

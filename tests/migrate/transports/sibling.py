@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from melld.migrate.transports import choose, nixl
+from melld.migrate.transports import choose, nixl, shared_memory
 from melld.migrate.transports.layout import layout_of
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 24, 2, 4, 8
@@ -13,9 +13,11 @@ LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 24, 2, 4, 8
 
 def make_cache(blocks: int = BLOCKS, device: str = "cpu", order: str = "LBHNC") -> list[torch.Tensor]:
     """One tensor [B, H, N, C] a layer, zeros, in one allocation; block outermost with `order` "BLHNC"."""
-    if order == "BLHNC":
-        return list(torch.zeros(blocks, LAYERS, HEADS, TOKENS, WIDTH, device=device).unbind(1))
-    return list(torch.zeros(LAYERS, blocks, HEADS, TOKENS, WIDTH, device=device).unbind(0))
+    shape = (blocks, LAYERS) if order == "BLHNC" else (LAYERS, blocks)
+    cache = torch.zeros(*shape, HEADS, TOKENS, WIDTH, device=device)
+    if device == "cpu":  # where siblings can map it, as a worker has it
+        cache.set_(shared_memory.allocate(cache.untyped_storage().nbytes()), 0, cache.size(), cache.stride())
+    return list(cache.unbind(1 if order == "BLHNC" else 0))
 
 
 def fill(tensors: list[torch.Tensor]) -> None:

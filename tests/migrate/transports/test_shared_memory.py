@@ -156,14 +156,11 @@ def test_blocks_of_another_shape_are_refused(sibling: Sibling) -> None:
         link_to(sibling.handle, region, layout_of(tensors, BLOCKS))
 
 
-def test_export_keeps_what_the_memory_held() -> None:
-    """A worker that has answered already may export: its blocks stay what they are, seen through the same tensors."""
-    tensors = make_cache()
-    fill(tensors)
-    expected = [tensor.clone() for tensor in tensors]
-    shared_memory.export(tensors, layout_of(tensors, BLOCKS))
-    assert all(torch.equal(a, b) for a, b in zip(expected, tensors, strict=True))
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+def test_memory_that_no_sibling_could_map_is_refused() -> None:
+    """Its requests move by their tokens then."""
+    tensors = [torch.zeros_like(tensor) for tensor in make_cache()]
+    with pytest.raises(TransportFailed, match="that can be shared"):
+        shared_memory.export(tensors[:1], layout_of(make_cache(), BLOCKS))
 
 
 def test_the_best_way_is_found_by_trying(sibling: Sibling) -> None:

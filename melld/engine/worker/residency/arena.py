@@ -1,16 +1,15 @@
 """An engine whose KV cache is its device's arena, of which it may use what it is granted.
 
-Owns the seam: vLLM makes its views of the cache as always, only the memory under them is the arena's, which is neither
-allocated nor zeroed here.  Blocks are outermost (`BLHNC`), so that a block's bytes lie together.  vLLM's CPU attention
-does not name that layout among its own, and reads it all the same: within a block nothing differs.
+The arena's memory is neither allocated nor zeroed here.  Blocks are outermost (`BLHNC`), so that a block's bytes lie
+together.  vLLM's CPU attention does not name that layout among its own, and reads it all the same: within a block
+nothing differs.
 """
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from melld.engine.arena_file import open_arena_file
 from melld.engine.wire.spec import ArenaSpec
+from melld.engine.worker.residency.memory import over
 from melld.landlord.blocks import BlockMap
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.migrate.transports.layout import KvLayout
@@ -61,27 +60,13 @@ class ArenaMemory:
 
                 allocate = runner.allocate_kv_cache
                 if not arena.failure:
-                    runner.allocate_kv_cache = arena._place(allocate)
+                    runner.allocate_kv_cache = over(lambda _: arena.storage, allocate)
                 try:
                     super().initialize_from_config(kv_cache_configs)
                 finally:
                     runner.allocate_kv_cache = allocate
 
         return InArena
-
-    def _place(self, allocate: Any) -> Any:
-        """Return vLLM's function with the tensors that it would make, over the arena's memory."""
-
-        def place(kv_cache_config: Any, _device: Any, *rest: Any) -> dict[str, torch.Tensor]:
-            made = allocate(kv_cache_config, torch.device("meta"), *rest)
-            return {
-                name: torch.empty(0, dtype=tensor.dtype).set_(
-                    self.storage, tensor.storage_offset(), tensor.size(), tensor.stride()
-                )
-                for name, tensor in made.items()
-            }
-
-        return place
 
     def blocks(self, layout: KvLayout) -> BlockMap:
         """Return where the blocks of this layout lie."""

@@ -1,12 +1,15 @@
-"""A worker's KV memory for its siblings: its tensors, its layout, and its handle.
+"""A worker's KV memory for its siblings: its tensors, its layout, and where it lies.
 
-Owns the search for the tensors inside vLLM; `migrate/transports` owns the bytes.
+Owns the seam by which vLLM's KV cache gets memory of ours, and the search for its tensors inside vLLM;
+`migrate/transports` owns the bytes.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from melld.migrate.transports import shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
 
 if TYPE_CHECKING:
@@ -48,3 +51,37 @@ def _tensors_of(runner: Any) -> list[torch.Tensor]:
     found = [*runner.kv_caches, *(getattr(layer, "kv_cache", None) for layer in layers)]
     distinct = {id(tensor): tensor for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel()}
     return list(distinct.values())
+
+
+def hold_kv_in_shared_memory() -> None:
+    """Have the KV cache of a CPU device, in this process and in ranks forked from it, be where siblings can map it.
+
+    Copied there once vLLM has made and zeroed it, it would take twice its memory, and a second and a half for each GiB.
+    """
+    from vllm.v1.worker import gpu_model_runner as runner
+
+    runner.allocate_kv_cache = over(shared_memory.allocate, runner.allocate_kv_cache)
+
+
+def over(memory: Callable[[int], torch.UntypedStorage], allocate: Any) -> Any:
+    """Return vLLM's `allocate_kv_cache` with the tensors that it would make on the CPU, over `memory` of so many bytes.
+
+    The memory must be zeros.  vLLM makes its views as always; only what lies under them is ours.
+    """
+
+    def place(kv_cache_config: Any, device: torch.device, *rest: Any) -> dict[str, torch.Tensor]:
+        if device.type != "cpu":
+            return dict(allocate(kv_cache_config, device, *rest))
+        made: dict[str, torch.Tensor] = allocate(kv_cache_config, torch.device("meta"), *rest)
+        if not made:
+            return made
+        [nbytes] = {tensor.untyped_storage().nbytes() for tensor in made.values()}
+        storage = memory(nbytes)
+        return {
+            name: torch.empty(0, dtype=tensor.dtype).set_(
+                storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            for name, tensor in made.items()
+        }
+
+    return place

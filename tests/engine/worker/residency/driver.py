@@ -152,6 +152,7 @@ class Worker:
         from melld.engine.arguments import BY_PRIORITY, inspect_models_here
         from melld.engine.wire.spec import ArenaSpec
         from melld.engine.worker.residency.arena import ArenaMemory
+        from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
 
         options = dict(options)
         spec = options.pop("arena", None)
@@ -173,6 +174,7 @@ class Worker:
         self.config = EngineArgs(**arguments).create_engine_config()
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
+        hold_kv_in_shared_memory()
         executor = Executor.get_class(self.config)
         self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
         self.arena_failure = arena.failure if arena else ""
