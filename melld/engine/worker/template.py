@@ -82,6 +82,7 @@ def preload(device_kind: str) -> None:
             importlib.import_module(name)
     if device_kind == "cpu":
         override_kernels()
+        configure_logging()
 
 
 def override_kernels() -> None:
@@ -96,6 +97,17 @@ def override_kernels() -> None:
         warnings.simplefilter("ignore")  # of names that a library will drop
         CpuPlatform.register_triton_kernel_overrides()
     CpuPlatform.register_triton_kernel_overrides = classmethod(lambda _: None)
+
+
+def configure_logging() -> None:
+    """Have vLLM set its loggers up now, and not again in each worker: it takes 0.1 s once there are a thousand.
+
+    On a GPU vLLM then looks at the devices too, which is not for this process.
+    """
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    configure_logging_if_needed(LoggingConfig())
 
 
 def has_one_thread() -> bool:
