@@ -38,16 +38,13 @@ def make_eagle(model: Path, directory: Path) -> None:
 
 
 def make_windowed(directory: Path) -> None:
-    """A Gemma 3: four layers see the last 64 tokens, two see all, and the text depends on both."""
-    layers, beside = 6, directory / "beside"
+    """A Gemma 3: two layers see the last 64 tokens, one sees all, and the text depends on both."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    layers = len(kinds)
     make_demo_model(directory)
-    make_demo_model(beside, seed=1)
-    demo, more = read_weights(directory), read_weights(beside)
-    shutil.rmtree(beside)
-    weights = {name: one for name, one in demo.items() if "norm" not in name}
-    for name, one in more.items():
-        if _layer_of(name) in (0, 1) and "norm" not in name:
-            weights[name.replace(f"layers.{_layer_of(name)}.", f"layers.{_layer_of(name) + 4}.")] = one
+    weights = {
+        name: one for name, one in read_weights(directory).items() if "norm" not in name and _layer_of(name) < layers
+    }
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(HIDDEN**-0.5)
     zeros = np.zeros(HIDDEN, dtype=np.float32)  # a norm of Gemma's multiplies by one more than its weight
     weights["model.norm.weight"] = zeros
@@ -57,7 +54,6 @@ def make_windowed(directory: Path) -> None:
         for norm in ("q", "k"):
             weights[f"model.layers.{layer}.self_attn.{norm}_norm.weight"] = zeros[:HEAD_WIDTH]
     write_weights(directory, weights)
-    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * (layers // 3)
     rope = {"rope_type": "default", "rope_theta": 500000.0}
     change_config(
         directory,

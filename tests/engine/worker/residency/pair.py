@@ -58,7 +58,7 @@ class Pair:
     def __init__(self, here: WorkerProxy, there: WorkerProxy) -> None:
         self.here, self.there = here, there
         self.live: dict[str, Running] = {}
-        self.preemptions = 0
+        self.preemptions = self.steps = 0
         self._unmoved: dict[Case, Answer] = {}
 
     def start(
@@ -75,6 +75,7 @@ class Pair:
     def step(self, count: int = 1) -> None:
         """That many steps on both workers; each output is checked to come from the request's home."""
         for _ in range(count):
+            self.steps += 1
             for worker in (self.here, self.there):
                 for output in worker("step", 1):
                     running = self.live[output["id"]]
@@ -219,14 +220,21 @@ class Pair:
             assert answer == unmoved, one.case.name
 
     def check_every_move(self, case: Case, via: str, moments: int) -> None:
-        """A short form of the request may move after 0, 1, 2 ... steps, and says the same."""
+        """A short form of the request may move after 0, 1, 2 ... steps, and says the same.
+
+        One begins at each step, so that most of them run beside others, and no two move at once.
+        """
         short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
         expected = self.unmoved(short)
-        runs = []
-        for steps in range(moments):
-            running = self.start(short)
-            self.step(steps)
-            if running.answer.finish is None:
-                self.move(running, via, decode_meanwhile=0)
-            runs.append(running)
+        runs: list[Running] = []
+        due = {0: self.steps}
+        while due:
+            if len(runs) < moments:
+                due[len(runs)] = self.steps + len(runs)
+                runs.append(self.start(short))
+            while (number := next(iter(due), None)) is not None and due[number] <= self.steps:
+                assert due.pop(number) == self.steps
+                if runs[number].answer.finish is None:
+                    self.move(runs[number], via, decode_meanwhile=0)
+            self.step()
         assert [expected] * len(runs) == self.finish(*runs)

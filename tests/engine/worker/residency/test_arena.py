@@ -361,7 +361,8 @@ def test_a_link_takes_no_memory_of_the_sibling_that_it_does_not_copy(house: Hous
     pair.assert_idle()
 
 
-STEPS = ["asked", "withheld", "half moved", "moved", "half scrubbed", "scrubbed"]
+STEPS = ["withheld", "half moved", "half scrubbed"]
+STEPS += [pytest.param(one, marks=pytest.mark.long) for one in ("asked", "moved", "scrubbed")]
 
 
 @pytest.mark.parametrize("point", STEPS)

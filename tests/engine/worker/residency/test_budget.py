@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engine.worker.residency.pair import Case, Pair, Running
-from tests.engine.worker.residency.test_residency import GREEDY, PROMPT, SAMPLED
+from tests.engine.worker.residency.test_residency import GREEDY, SAMPLED
 
 LONG = Case(
-    "1,900 tokens", tuple(300 + 13 * i % 1500 for i in range(1900)), {"temperature": 0.0, "max_tokens": 4}
-)  # eight steps of 256
-OTHER = Case("1,700 tokens", tuple(90 + 17 * i % 1900 for i in range(1700)), LONG.params)
+    "1,400 tokens", tuple(300 + 13 * i % 1500 for i in range(1400)), {"temperature": 0.0, "max_tokens": 4}
+)  # six steps of 256
+OTHER = Case("1,200 tokens", tuple(90 + 17 * i % 1900 for i in range(1200)), LONG.params)
 TARGET = (0.06, 0.03, 0.001, 0.00025)
 """60 ms for steps of 30 ms, 1 ms a decode and 0.25 ms a prompt token: 116 tokens beside one decode."""
 
@@ -127,7 +127,7 @@ def test_a_prompt_is_cut_for_a_request_that_is_about_to_arrive(pair: Pair) -> No
 
 def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair: Pair) -> None:
     """`long_prefill_token_threshold` lets several prompts run at once; of them, the lowest priority number is first."""
-    decoding = pair.start(Case("long answer", PROMPT, GREEDY.params | {"max_tokens": 200}), pair.there)
+    decoding = pair.start(GREEDY, pair.there)
     pair.step(3)
     pair.there("limit_prompts", 40)
     pair.there("take_counts")

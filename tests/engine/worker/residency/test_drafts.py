@@ -18,11 +18,11 @@ from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SC
 from tests.tiny_models import make_drafter, make_eagle
 
 DRAFTED = 3
-CALM = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40}
+CALM = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 28}
 CASES = [
     GREEDY,
     Case("penalties", GREEDY.prompt, CALM | {"presence_penalty": 0.6, "repetition_penalty": 1.2}),
-    Case("json schema", GREEDY.prompt, {"temperature": 0.0, "max_tokens": 60, "json": SCHEMA}),
+    Case("json schema", GREEDY.prompt, {"temperature": 0.0, "max_tokens": 44, "json": SCHEMA}),
     Case("what the prompt says", GREEDY.prompt[:12] * 6, CALM),
 ]
 
@@ -140,7 +140,7 @@ def test_seeded_requests_end_wherever_they_are(pair: Pair) -> None:
     pair.step(4)
     for one, via in zip(running, ("kv", "tokens", "kv", "tokens"), strict=True):
         pair.move(one, via, decode_meanwhile=1)
-    assert [len(answer.tokens) for answer in pair.finish(*running)] == [40] * 4
+    assert [len(answer.tokens) for answer in pair.finish(*running)] == [28] * 4
 
 
 def test_a_worker_that_drafts_otherwise_takes_no_kv(pair: Pair, plain_pair: Pair) -> None:

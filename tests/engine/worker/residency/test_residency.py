@@ -12,7 +12,7 @@ from tests.engine.worker.residency.pair import Case, Pair
 
 PROMPT = tuple(100 + 7 * i % 1500 for i in range(90))
 LONG_PROMPT = tuple(200 + 11 * i % 1700 for i in range(700))  # three steps of 256 tokens
-SEEDED = {"temperature": 0.9, "seed": 11, "ignore_eos": True, "max_tokens": 40}
+SEEDED = {"temperature": 0.9, "seed": 11, "ignore_eos": True, "max_tokens": 28}
 PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
 SCHEMA = {
     "type": "object",
@@ -21,7 +21,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-GREEDY = Case("greedy", PROMPT, {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True})
+GREEDY = Case("greedy", PROMPT, {"temperature": 0.0, "max_tokens": 44, "ignore_eos": True})
 SAMPLED = Case("seeded sampling with penalties", PROMPT, SEEDED | PENALTIES)
 CASES = [
     GREEDY,
@@ -36,11 +36,11 @@ CASES = [
     Case(
         "min_tokens",
         PROMPT,
-        {"temperature": 0.0, "max_tokens": 60, "min_tokens": 40, "stop_token_ids": list(range(0, 2048, 2))},
+        {"temperature": 0.0, "max_tokens": 44, "min_tokens": 24, "stop_token_ids": list(range(0, 2048, 2))},
     ),
     Case("bad words and allowed tokens", PROMPT, SEEDED | {"allowed_token_ids": list(range(300, 900))}),
-    Case("json schema", PROMPT, {"temperature": 1.0, "seed": 5, "max_tokens": 60, "json": SCHEMA}),
-    Case("regex", PROMPT, {"temperature": 1.0, "seed": 6, "max_tokens": 60, "regex": "([a-f]{3}-){8}[0-9]{10}"}),
+    Case("json schema", PROMPT, {"temperature": 1.0, "seed": 5, "max_tokens": 44, "json": SCHEMA}),
+    Case("regex", PROMPT, {"temperature": 1.0, "seed": 6, "max_tokens": 44, "regex": "([a-f]{3}-){8}[0-9]{10}"}),
 ]
 
 
@@ -72,8 +72,8 @@ def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
     expected = pair.unmoved(SAMPLED)
     running = pair.start(SAMPLED)
     for via in ("kv", "tokens", "kv", "kv", "tokens"):
-        pair.step(4)
-        pair.move(running, via, decode_meanwhile=2)
+        pair.step(3)
+        assert pair.move(running, via, decode_meanwhile=1) is not None
     pair.move(running, "kv", decode_meanwhile=0)
     pair.move(running, "kv", decode_meanwhile=0)
     assert [expected] == pair.finish(running)
@@ -172,7 +172,7 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
 )
 def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str, object]) -> None:
     """However long a request is, little is left to compute once it was frozen; and nobody hears of the shadow."""
-    case = Case(f"warmed {params}", LONG_PROMPT, params | {"max_tokens": 60})
+    case = Case(f"warmed {params}", LONG_PROMPT, params | {"max_tokens": 40})
     expected = pair.unmoved(case)
     running = pair.start(case)
     pair.step(6)
@@ -190,7 +190,7 @@ def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str
 
 def test_a_paced_request_is_computed_where_it_disturbs_nobody(pair: Pair) -> None:
     """Beside a request that decodes it keeps to its rate; as soon as the worker has nothing else to do, it goes on."""
-    case = Case("paced", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
+    case = Case("paced", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True})
     expected, running = pair.unmoved(case), pair.start(case)
     pair.step(6)
     neighbour = pair.start(

@@ -12,7 +12,7 @@ from tests.tiny_models import WINDOW, make_windowed
 
 BLOCK = 32
 CALM = {"temperature": 0.0, "ignore_eos": True}
-LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 80})
+LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 48})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvG
 def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeometry) -> None:
     """The ledger's sums agree with vLLM's pool, at every step and on both sides of a move; none is thought larger."""
     running = [pair.start(LONG), pair.start(GREEDY)]
-    for number in range(70):
+    for number in range(50):
         pair.step()
         if number in (20, 40):
             pair.move(running[0], "kv", decode_meanwhile=0)
