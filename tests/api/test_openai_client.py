@@ -170,7 +170,7 @@ def test_a_json_schema_is_kept_to(client: openai.OpenAI) -> None:
         model=MODEL,
         messages=QUESTION,
         max_tokens=400,
-        seed=0,  # with which an answer by chance ends early
+        seed=13,  # with which an answer by chance ends early
         response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
     )
     person = json.loads(answer.choices[0].message.content or "")
@@ -197,7 +197,8 @@ def test_an_ordinary_recursive_schema_is_served(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
 def test_a_demanded_tool_is_called_with_valid_arguments(client: openai.OpenAI, choice: Any, streamed: bool) -> None:
     """Agents act on what the call says."""
-    common: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "tools": [LOOK], "seed": 17}
+    common: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "tools": [LOOK]}
+    common["seed"] = 16  # with which an answer by chance ends early
     names: dict[int, str] = collections.defaultdict(str)
     arguments: dict[int, str] = collections.defaultdict(str)
     if streamed:

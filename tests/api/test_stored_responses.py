@@ -22,7 +22,9 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
 LIMITS = ServerConfig(max_stored_responses=3, max_stored_response_bytes=10)
-LONG = {"input": "How are you?", "temperature": 0, "max_output_tokens": 200, "extra_body": {"ignore_eos": True}}
+LONG = {"input": "How are you?", "temperature": 0, "max_output_tokens": 100, "extra_body": {"ignore_eos": True}}
+SLOW_S = 0.05
+"""By how much each of its steps is longer, so that it still runs when whoever looks for it has found it."""
 
 
 def stored(size: int = 1, status: str = "completed", **fields: Any) -> Stored:
@@ -160,7 +162,7 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
 def test_an_answer_made_in_the_background_survives_its_worker(client: openai.OpenAI, daemon: DaemonProcess) -> None:
     """Nobody holds a connection; the text is that of a call that waits."""
     whole = client.responses.create(model=MODEL, **LONG)
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         answer = client.responses.create(model=MODEL, **LONG, background=True)
         assert (answer.status, answer.output) == ("queued", [])
 
@@ -181,7 +183,7 @@ def test_an_answer_made_in_the_background_survives_its_worker(client: openai.Ope
 
 def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
     """Its request ends; who asks again is told."""
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         answer = client.responses.create(model=MODEL, **LONG, background=True)
         with pytest.raises(openai.ConflictError):
             client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
@@ -196,7 +198,7 @@ def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, da
 def test_a_stream_in_the_background_goes_on_without_its_reader(client: openai.OpenAI, daemon: DaemonProcess) -> None:
     """Its client loses the connection, the answer its worker; whoever comes back gets the rest, and later all of it."""
     whole = list(client.responses.create(model=MODEL, **LONG, stream=True))
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as left:
             first = [event for _, event in zip(range(12), left, strict=False)]
         response_id = first[0].response.id  # type: ignore[union-attr]
@@ -220,7 +222,7 @@ def said(events: list[Any]) -> str:
 
 def test_a_stream_in_the_background_ends_when_it_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
     """Nobody is left waiting for what will not come."""
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as stream:
             response_id = next(iter(stream)).response.id  # type: ignore[union-attr]
             client.responses.cancel(response_id)

@@ -12,6 +12,7 @@ import pytest
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
+from tests.worker_faults import slowed
 
 WAKES = re.compile(r"wakes in about (\S+) s")
 SHORT = {**GREEDY, "max_tokens": 8}
@@ -43,7 +44,7 @@ def sleeper(demo_model: Path) -> Iterator[Sleeper]:
     """It packs: a second worker is woken only when the first is full."""
     flags = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
     flags += ("--set", 'scheduler.policy="best-fit"')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *flags) as process:
+    with DaemonProcess(demo_model, "--device", "cpu:2", *flags, harmable=True) as process:
         yield Sleeper(process.wait_ready())
 
 
@@ -85,13 +86,14 @@ def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: S
 
 def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper) -> None:
     """Whatever kills the process that workers are made from: they are started again from another."""
-    stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 400})
-    stream.wait_chunks(5)
-    [worker] = [w for w in sleeper.operator.status()["workers"] if w["running_requests"]]
-    parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
-    assert parent != sleeper.daemon.process.pid
-    os.kill(parent, signal.SIGKILL)
+    with slowed(sleeper.daemon.faults):
+        stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 100})
+        stream.wait_chunks(5)
+        [worker] = [w for w in sleeper.operator.status()["workers"] if w["running_requests"]]
+        parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+        assert parent != sleeper.daemon.process.pid
+        os.kill(parent, signal.SIGKILL)
     answer = stream.result()
     assert answer.error is None
-    assert answer.usage["completion_tokens"] == 400
+    assert answer.usage["completion_tokens"] == 100
     assert is_gone(worker["pid"])
