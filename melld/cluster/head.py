@@ -29,8 +29,14 @@ def main(address: str, allows_open: bool) -> None:
         sys.exit(1)
 
 
+def use_token() -> None:
+    """Have Ray send the token that there is, from its first import on: it does not look again."""
+    if _token():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
 def check_cluster(configured: str, *, allows_open: bool) -> str:
-    """Ask the head; have Ray use a token if it wants one; return its address.
+    """Ask the head; return its address.
 
     Raises:
         NoCluster: it is not there, takes another token, or takes everybody.
@@ -53,12 +59,11 @@ def check_cluster(configured: str, *, allows_open: bool) -> str:
         if is_open:
             return address
         if not token:
-            raise NoCluster(f"the Ray cluster at {address} wants a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
+            raise NoCluster(f"the Ray cluster at {address} wants a token: copy its head's ~/.ray/auth_token here")
         try:
             call(b"", timeout=PROBE_S, metadata=(("authorization", f"Bearer {token}"),))
         except grpc.RpcError as error:
             raise NoCluster(f"the Ray cluster at {address} refuses this token: {error.details()}") from None
-    os.environ["RAY_AUTH_MODE"] = "token"
     return address
 
 

@@ -20,7 +20,10 @@ from melld.engine.host.lines import OutputLines
 
 log = logging.getLogger("melld.cluster")
 CHECK = "import sys; sys.path[:] = {path!r}; from melld.cluster.head import main; main({words})"
-BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.launcher import main; main({words})"
+BEGIN = (
+    "import sys; sys.path[:] = {path!r}; from melld.cluster.head import use_token; use_token(); "
+    "from melld.cluster.launcher import main; main({words})"
+)
 
 
 async def why_not_usable(config: ClusterConfig) -> str:

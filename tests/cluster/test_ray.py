@@ -98,7 +98,7 @@ async def test_who_cannot_use_the_cluster_has_one_line_about_it(
     assert f"the Ray cluster at {nodes.address} refuses this token: " in await refusal(nodes.address)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nonexistent")
-    assert "wants a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH" in await refusal(nodes.address)
+    assert "wants a token: copy its head's ~/.ray/auth_token here" in await refusal(nodes.address)
 
 
 async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
