@@ -11,7 +11,7 @@ from typing import Any
 from melld.config import SERVED_MODEL_NAME, Config, ModelConfig
 from melld.config_reading import read_tables
 from melld.config_server import ServerConfig
-from melld.config_values import DIGEST
+from melld.config_values import DIGEST, is_address
 from melld.errors import ConfigError
 
 TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
@@ -105,6 +105,10 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
+    address = config.cluster.address
+    if address not in (None, "auto") and not is_address(str(address)):
+        why = f"[cluster] address is {address!r}: it wants auto, or HOST:PORT of Ray's head, such as 10.0.0.1:6379"
+        raise ConfigError(where, why)
     if config.cluster.kv == "nixl" and not config.cluster.kv_interface:
         raise ConfigError(
             where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'

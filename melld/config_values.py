@@ -16,7 +16,8 @@ MOST_PRIORITY = 100
 """The largest number of a `priority`: enough to order a machine's clients by, while a time given by mistake is told."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+LARGEST_PORT = 65535
+Port = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_PORT)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -29,6 +30,12 @@ SECRET = {"secret": True}
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file; unknown keys are refused and every value is checked."""
+
+
+def is_address(text: str) -> bool:
+    """Return True for HOST:PORT."""
+    match = re.fullmatch(r"[^/\s]+:(\d{1,5})", text)
+    return match is not None and 0 < int(match[1]) <= LARGEST_PORT
 
 
 def parse_bytes(size: int | str, where: str) -> int:

@@ -46,6 +46,8 @@ def client(text: str) -> str:
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
         ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
         ('[model]\npath="m"\n[cluster]\nkv="nixl"', '[cluster] kv = "nixl" wants kv_interface'),
+        ('[model]\npath="m"\n[cluster]\naddress="10.0.0.1"', "it wants auto, or HOST:PORT of Ray's head"),
+        ('[model]\npath="m"\n[cluster]\naddress="10.0.0.1:99999"', "is '10.0.0.1:99999': it wants auto"),
         ('[model]\npath="m"\n[migration]\nmax_moves_per_link=0', "[migration.max_moves_per_link]"),
         ('[model]\npath="m"\n[[models]]\npath="n"', "[model] and [[models]]"),
         ('[[models]]\npath="m"\n[[models]]\npath="/x/m"', "are both called 'm': rename one"),
