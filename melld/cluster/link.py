@@ -19,6 +19,8 @@ from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 TICKS = 4
 """Ticks, and beats, in `silence_s`."""
 AGENT_PATIENCE = 6
+QUIET_S = 3.0
+"""More than passes between two readings of an agent."""
 
 
 class Link(asyncio.Protocol):
@@ -43,7 +45,13 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silent_ticks = 0
+        self._heard_s = 0.0
         self.is_open = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Return True if nothing was heard of late, which says nothing of a loss yet."""
+        return asyncio.get_running_loop().time() - self._heard_s > QUIET_S
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Write an envelope; drop it when the connection is over."""
@@ -72,6 +80,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self._silent_ticks = 0
+        self._heard_s = asyncio.get_running_loop().time()
         frames = self._decoder.feed(data)
         while self.is_open:
             try:

@@ -172,7 +172,7 @@ class RemoteChild:
 
     def look(self, reach: Reach) -> Standstill:  # noqa: ARG002  the port's
         """See `Child.look`: nobody looks on other machines."""
-        return Standstill()
+        return Standstill(is_out_of_sight=self._link.is_silent)
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """Note its end."""

@@ -11,7 +11,11 @@ import uvloop
 
 from melld.cluster import link
 from melld.cluster import machine as machines
+from melld.config import HealthConfig
+from melld.engine.fleet.hung import HungWorkers
+from melld.engine.fleet.place import Place, Slot
 from melld.engine.wire import messages as wire
+from melld.ids import WorkerId
 from melld.kvstore.device_reading import DeviceState
 from tests.cluster.plain_agent import Proxy, Site, site, until_gone
 
@@ -74,12 +78,19 @@ async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:
             machine.spawn(worker.spec, worker)
 
 
-async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path) -> None:
-    """Nothing is closed and nothing comes: after `silence_s` its requests may go on elsewhere."""
+async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is closed and nothing comes: after `silence_s` its requests may go on elsewhere.  No worker is blamed."""
     async with site(demo_model, SILENCE_S) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
         os.kill(agent.process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(link, "QUIET_S", 0.0)
+        place = Place(Slot(worker=WorkerId("w0"), device="m1/cpu:0", spec=worker.spec))
+        place.process = worker
+        place.step("ready")
+        hung = HungWorkers([place], HealthConfig())
+        for _ in range(30):
+            hung.look()
         assert await lost(at) == "nothing was heard of it for 1 s"
         os.kill(agent.process.pid, signal.SIGCONT)
         await agent.word()

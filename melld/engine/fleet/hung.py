@@ -4,6 +4,7 @@ a worker answers no ping                  killed after `ping_timeout_s` (SIGSTOP
 a rank of it, or a loading one, is stopped  the same
 its step never ends                       killed after `step_timeout_s`
 it loads, but neither computes nor reads  killed after `load_stall_s`
+its machine is silent                     not judged: `[cluster] silence_s` decides whether that is lost
 """
 
 import logging
@@ -13,6 +14,7 @@ from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
+from melld.engine.host.standstill import Standstill
 from melld.engine.wire import messages as wire
 
 log = logging.getLogger("melld.supervisor")
@@ -49,9 +51,14 @@ class HungWorkers:
             _kill(place, process, f"one step has taken {pong.busy_s:.0f} s")
 
     def _ping(self, place: Place, process: WorkerProcess) -> None:
+        has_ranks, seen = place.slot.spec.has_ranks, Standstill()
+        if has_ranks or place.unanswered >= PINGS_AT_LEAST:
+            seen = process.look("ranks" if has_ranks else "itself")
+        if seen.is_out_of_sight:
+            place.unanswered = 0
         if place.unanswered >= self._allowed:
             _kill(place, process, f"no ping reply for {self._health.ping_timeout_s:.0f} s")
-        elif place.slot.spec.has_ranks and process.look("ranks").stopped_looks >= self._allowed:
+        elif has_ranks and seen.stopped_looks >= self._allowed:
             _kill(place, process, f"a rank of it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
         else:
             place.unanswered += 1

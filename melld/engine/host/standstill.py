@@ -27,6 +27,8 @@ class Standstill(msgspec.Struct, frozen=True):
 
     stopped_looks: int = 0
     idle_looks: int = 0
+    is_out_of_sight: bool = False
+    """Nothing is heard of its machine, so that its own silence says nothing."""
 
 
 class Onlooker:
