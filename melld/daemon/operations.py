@@ -30,8 +30,8 @@ from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
 
 
-def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
-    """Return the parts of the model that the worker serves.
+def _of_worker(models: Sequence[ServedModel], worker: str, machines: Machines | None = None) -> ModelParts:
+    """Return the parts of the model that the worker serves.  `machines`: of which one could have been named, too.
 
     Raises:
         UnknownWorker: no worker has that name.
@@ -39,7 +39,8 @@ def _of_worker(models: Sequence[ServedModel], worker: str) -> ModelParts:
     for model in models:
         if worker in model.parts.fleet.places:
             return model.parts
-    raise UnknownWorker(worker, [place for model in models for place in model.parts.fleet.places])
+    known = [place for model in models for place in model.parts.fleet.places]
+    raise UnknownWorker(worker, known + [one.machine for one in machines.status()] if machines is not None else known)
 
 
 def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
@@ -75,7 +76,7 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
         if machines is not None and (workers := machines.workers(asked.worker)):
             each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
             return Drained.of_all(asked.worker, each)
-        drains = _of_worker(models, asked.worker).driver.drains
+        drains = _of_worker(models, asked.worker, machines).driver.drains
         return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
 
     async def resume(asked: Resume) -> Resumed:
@@ -84,7 +85,7 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
             resumed = [await drains.resume(worker) for worker in workers]
             is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
             return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
-        return await _of_worker(models, asked.worker).driver.drains.resume(WorkerId(asked.worker))
+        return await _of_worker(models, asked.worker, machines).driver.drains.resume(WorkerId(asked.worker))
 
     return {
         "migrate": Operation(Migrate, migrate),

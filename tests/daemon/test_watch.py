@@ -3,18 +3,21 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from melld.cluster.envelopes import Hello, Readings
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
+from melld.control.messages import Drain, Resume
 from melld.control.status import DaemonState, WorkerState, workers_ready
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
+from melld.daemon.operations import operations_of
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
@@ -24,6 +27,7 @@ from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.wire import messages as wire
+from melld.errors import UnknownWorker
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.worker_readings import WorkerReading
 from melld.scheduler.idle import IdleSettings
@@ -184,6 +188,18 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
     }
     assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 1e9)
     assert told[W0, W1].transport is None
+
+
+async def test_who_names_no_worker_is_told_of_machines_too() -> None:
+    """A mistyped address does not look as if machines could not be drained."""
+    watched = Watched()
+    hello = Hello(token="", machine="10.0.0.2", versions={}, model_digests={}, devices=())
+    machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
+    watched.machines.machine_joined(machine)
+    operations = operations_of([watched.model], machines=watched.machines)
+    for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
+        with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
+            await operations[type(asked).__name__.lower()].act(asked)
 
 
 async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> None:
