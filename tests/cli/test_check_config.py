@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from melld.cli import main
 from melld.cli.check_config import toml_text
 from melld.config_text import parse_config
 from tests.forked import run_melld
@@ -88,6 +89,19 @@ def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str],
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"melld check-config: {why}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_cluster_without_ray_is_found_out(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same line and code as the daemon's, which looks at the cluster later than at its files."""
+    monkeypatch.chdir(place)
+    words = ["check-config", "--quick", "--device", "cpu", "--cluster", "10.0.0.1:6379"]
+    assert main(words) == 0
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said == "melld check-config: [cluster] address: Ray is not installed: see docs/cluster.md, step 1\n"
 
 
 def test_a_name_is_left_to_vllm(place: Path) -> None:

