@@ -107,8 +107,8 @@ def _check_together(config: Config, where: str) -> None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
     address = config.cluster.address
     if address not in (None, "auto") and not is_address(str(address)):
-        why = f"[cluster] address is {address!r}: it wants auto, or HOST:PORT of Ray's head, such as 10.0.0.1:6379"
-        raise ConfigError(where, why)
+        wants = """[cluster.address] wants auto, or HOST:PORT of Ray's head, such as "10.0.0.1:6379", not"""
+        raise ConfigError(where, f"{wants} {str(address)!r}")
     if config.cluster.kv == "nixl" and not config.cluster.kv_interface:
         raise ConfigError(
             where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'

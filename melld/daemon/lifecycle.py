@@ -115,6 +115,7 @@ class Daemon:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():  # told to stop meanwhile
+                self._say("melld: stopping, once the imports under way are done")
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 return False
