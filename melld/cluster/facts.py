@@ -111,6 +111,8 @@ def _digest(path: str) -> str:
         if not isinstance(found, str):
             return ""
         place = Path(found).parent
+    if not any(file.is_file() for file in (place / "config.json", place)):
+        return ""  # of a disk that is not mounted
     digest = hashlib.sha256()
     for file in sorted(place.iterdir()) if place.is_dir() else [place]:
         if file.suffix in WEIGHTS:

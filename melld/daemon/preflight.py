@@ -226,11 +226,13 @@ class StartProgress:
         self._places = places
         self._say = say
         self._began_s = time.monotonic()
+        self._awaited = 0
 
     def begun(self, config: Config) -> None:
         """Say what is loaded, and where."""
         where = ", ".join(dict.fromkeys(place.slot.device for place in self._places()))
         if (cluster := config.cluster).address is not None:
+            self._awaited = cluster.min_machines
             where = f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} must join)"
         self._say(f"melld: loading {', '.join(model.path for model in config.served)} on {where}")
 
@@ -250,8 +252,9 @@ class StartProgress:
         for place in self._places():
             if not place.is_ready and place.state is not WorkerState.STOPPED:
                 by_doing.setdefault(place.doing, []).append(place.slot.worker)
-        if not self._places():
-            return "waiting for machines to join"
+        joined = len({place.slot.machine for place in self._places()})
+        if joined < self._awaited:
+            return f"waiting for machines to join ({joined} of {self._awaited})"
         parts = [f"{', '.join(workers)} {doing}" for doing, workers in by_doing.items()]
         return "; ".join(parts) or "preparing the API"
 

@@ -119,6 +119,14 @@ def test_models_must_be_there_and_equal() -> None:
     )
 
 
+def test_a_disk_that_is_not_mounted_holds_no_model(tmp_path: Path) -> None:
+    """What is missing is not taken for another model."""
+    (tmp_path / "config.json").write_text("{}")
+    ours = facts.facts_of([str(tmp_path)])
+    (tmp_path / "config.json").unlink()
+    assert f"it has no model at {tmp_path}" in str(why_different(ours, facts.facts_of([str(tmp_path)])))
+
+
 def test_a_key_never_leaves_its_process() -> None:
     """What is told of a certificate is the certificate; each start has its own."""
     one, two = make_certificate(), make_certificate()

@@ -1,5 +1,6 @@
 """What is said while the workers load."""
 
+from melld.config import ClusterConfig, Config, ModelConfig
 from melld.daemon.preflight import StartProgress
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
@@ -12,6 +13,13 @@ def loading(place: Place) -> WorkerProcess:
     """A process in that place that is not made yet."""
     place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None)
     return place.process
+
+
+async def test_while_machines_are_awaited_no_worker_is() -> None:
+    """A machine that has joined starts none before all have that must."""
+    progress = StartProgress(OfflineDaemon().fleet.supervisor.places.values, lambda _: None)
+    progress.begun(Config(model=ModelConfig(path="m"), cluster=ClusterConfig(address="auto", min_machines=2)))
+    assert progress.line() == "waiting for machines to join (1 of 2)"
 
 
 async def test_each_line_says_what_every_worker_does() -> None:
