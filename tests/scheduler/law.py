@@ -14,6 +14,16 @@ def _check_workers(cluster: Cluster) -> None:
     """Every worker's sums match its requests, and it is listed where its state says."""
     for worker in cluster.workers.values():
         held = [*worker.requests.values(), *worker.arriving.values()]
+        awake = worker.state in (Duty.ACTIVE, Duty.DRAINING)
+        assert awake or not held, worker.id
+        assert (worker.id in cluster.active) == (worker.state is Duty.ACTIVE), worker.id
+        assert (worker.id in cluster.draining) == (worker.state is Duty.DRAINING), worker.id
+        assert (worker.id in cluster._empty) == (awake and not held), worker.id
+        if not held:
+            sums = worker.count, worker.urgent, worker.held_bytes, worker.leaving_bytes, worker.leaving
+            assert not any(sums), worker.id
+            assert min(worker.used_bytes, worker.shared_bytes) >= 0, worker.id
+            continue
         leaving = [request for request in worker.requests.values() if request.destination is not None]
         assert worker.count == len(held), worker.id
         assert worker.urgent == sum(request.urgent for request in held), worker.id
@@ -23,11 +33,6 @@ def _check_workers(cluster: Cluster) -> None:
         assert worker.leaving == len(leaving), worker.id
         assert all(request.worker is worker for request in worker.requests.values()), worker.id
         assert all(request.destination is worker for request in worker.arriving.values()), worker.id
-        awake = worker.state in (Duty.ACTIVE, Duty.DRAINING)
-        assert awake or not held, worker.id
-        assert (worker.id in cluster.active) == (worker.state is Duty.ACTIVE), worker.id
-        assert (worker.id in cluster.draining) == (worker.state is Duty.DRAINING), worker.id
-        assert (worker.id in cluster._empty) == (awake and not held), worker.id
 
 
 def _check_requests(cluster: Cluster) -> None:

@@ -33,6 +33,7 @@ class Answers:
         self._newest_weight = 1.0
         self._ended = 0
         self._longer: list[float] = []
+        self._halves: list[tuple[int, int, float]] = []  # point, tokens that its mean is taken over, half its share
         self._refresh()
 
     def ended(self, tokens: int) -> None:
@@ -71,17 +72,15 @@ class Answers:
         Prompts come at random, each of about `burst_s`: the sum of those that come while an answer may last has about a
         normal distribution.
         """
-        share, last = 0.0, 1.0
-        for tokens in POINTS:
-            beyond = self.longer(tokens)
-            allowed_s = max(tokens, MEAN_OVER_TOKENS) * itl_s
-            spare_s = allowed_s * (1.0 - prefilling) - tokens * step_s
-            deviation_s = math.sqrt(2.0 * prefilling * allowed_s * burst_s)
+        share, decoding, sqrt, erfc = 0.0, 1.0 - prefilling, math.sqrt, math.erfc
+        for tokens, counted, half in self._halves:
+            allowed_s = counted * itl_s
+            spare_s = allowed_s * decoding - tokens * step_s
+            deviation_s = sqrt(2.0 * prefilling * allowed_s * burst_s)
             if deviation_s > 0.0:
-                share += (last - beyond) * 0.5 * math.erfc(spare_s / deviation_s)
+                share += half * erfc(spare_s / deviation_s)
             elif spare_s < 0.0:
-                share += last - beyond
-            last = beyond
+                share += 2.0 * half
         return share
 
     def _refresh(self) -> None:
@@ -93,3 +92,8 @@ class Answers:
         for bucket in range(BUCKETS, -1, -1):
             beyond += self._weights[bucket]
             self._longer[bucket] = beyond / total
+        longer = [1.0, *map(self.longer, POINTS)]
+        self._halves = [
+            (tokens, max(tokens, MEAN_OVER_TOKENS), (last - beyond) * 0.5)
+            for tokens, last, beyond in zip(POINTS, longer, longer[1:], strict=False)
+        ]

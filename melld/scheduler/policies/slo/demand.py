@@ -109,7 +109,7 @@ class Demand:
         limits = PROMPT_PART, SLOW_PART * self._missed
         strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
         by_time = self._by_time(used_bytes, itl_s, caution, limits)
-        strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits)
+        strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits, by_time)
         wanted = max(memory, by_time)
         self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
@@ -137,8 +137,10 @@ class Demand:
         capacity_bytes = self._cluster.roster.largest_capacity_bytes
         return math.ceil(kv_bytes / (part * capacity_bytes)) if capacity_bytes else 0
 
-    def _by_time(self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float]) -> int:
-        """Return the fewest workers within these limits of prompts and of slow answers.
+    def _by_time(
+        self, used_bytes: int, itl_s: float | None, caution: float, limits: tuple[float, float], least: int = 1
+    ) -> int:
+        """Return the fewest workers, but `least`, within these limits of prompts and of slow answers.
 
         A burst may end as soon as it came: it asks for the mean pace alone, not that almost no answer is slow.
         """
@@ -148,7 +150,7 @@ class Demand:
         now_s = self._cluster.now_s
         prefilling = self.prefilling()
         sudden = max(prefilling, self._sudden.surely(now_s))
-        workers = max(1, math.ceil(sudden / prompt_part))
+        workers = max(least, math.ceil(sudden / prompt_part))
         if itl_s is None:
             return workers
         burst_s = caution * self._lasting.burst_s
