@@ -5,6 +5,7 @@ for it (`short_form`).  Knows no key by name: all texts come from the Structs (`
 Struct lacks) and their annotations.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -26,11 +27,17 @@ def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
     Raises:
         ConfigError: a key is unknown or missing, a value is of the wrong kind or out of range.
     """
-    known = inspect.type_info(kind)
+    known = _known(kind)
     try:
         return msgspec.convert(_in_full(tables, known), kind)
     except msgspec.ValidationError as error:
         raise ConfigError(where, _in_plain_words(str(error), tables, known)) from error
+
+
+@functools.cache
+def _known(kind: type) -> inspect.Type:
+    """Return what may stand in such a table: found out once, in ten milliseconds for the whole configuration."""
+    return inspect.type_info(kind)
 
 
 # -- short forms -----------------------------------------------------------------------------------------------------

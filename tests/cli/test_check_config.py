@@ -1,4 +1,4 @@
-"""`melld check-config`, as the process that an operator runs before a restart."""
+"""`melld check-config`, which an operator runs before a restart."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from melld.cli import main
 from melld.cli.check_config import toml_text
 from melld.config_text import parse_config
+from tests.cli.here import melld_here
 from tests.forked import run_melld
 
 KEY = "sk-a-key-that-nobody-may-see"
@@ -39,7 +40,7 @@ port = 9000
 
 
 def check(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_melld("check-config", "--quick", *words, cwd=place, env={**os.environ, **environment})
+    return melld_here("check-config", "--quick", *words, cwd=place, env={**os.environ, **environment})
 
 
 def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:

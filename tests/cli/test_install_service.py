@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from melld.daemon.systemd import is_ours
+from tests.cli.here import melld_here
 from tests.forked import run_melld
 
 UNITS = ("melld.service", "melld.socket")
@@ -21,7 +22,7 @@ class Machine:
 
     def install(self, *flags: str, code: int = 0, **environment: str) -> str:
         """Run the command; what it printed."""
-        done = run_melld("install-service", "--root", str(self.root), *flags, env=os.environ | environment)
+        done = melld_here("install-service", "--root", str(self.root), *flags, env=os.environ | environment)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -49,7 +50,7 @@ def test_what_is_installed_is_removed_again(machine: Machine) -> None:
 
 def test_the_unit_starts_this_melld(machine: Machine) -> None:
     """Not another one that happens to be on the machine."""
-    machine.install()
+    assert run_melld("install-service", "--root", str(machine.root)).returncode == 0
     service = (machine.system / "melld.service").read_text()
     assert f"ExecStart={Path(sys.executable).parent}/" in service
 

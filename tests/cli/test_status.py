@@ -13,6 +13,7 @@ import pytest
 
 from melld.control.messages import CONTROL_SOCKET
 from melld.control.status import DaemonStatus
+from tests.cli.here import melld_here
 from tests.cli.plausible import DEFERRED, MOVING, QUEUED, RUNNING, STATUS
 from tests.cli.terminal import Terminal
 from tests.control.control_daemon import ControlDaemon, Operated
@@ -35,7 +36,7 @@ def daemon(directory: Path) -> Iterator[ControlDaemon]:
 
 
 def status(directory: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_melld("status", "--runtime-directory", str(directory), *words, env={**os.environ, **environment})
+    return melld_here("status", "--runtime-directory", str(directory), *words, env={**os.environ, **environment})
 
 
 def with_output_tokens(tokens: int) -> DaemonStatus:
@@ -47,7 +48,8 @@ def with_output_tokens(tokens: int) -> DaemonStatus:
 
 def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
     """`melld status | grep` finds whole ids and numbers, however narrow the terminal behind the pipe is."""
-    done = status(daemon.directory, COLUMNS="80")
+    words = ("status", "--runtime-directory", str(daemon.directory))
+    done = run_melld(*words, env=os.environ | {"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "…" not in done.stdout
@@ -147,7 +149,7 @@ def test_bad_usage_is_code_2(directory: Path, tmp_path: Path) -> None:
     """A wrong word and a broken file are the caller's to mend."""
     assert status(directory, "--jsn").returncode == 2
     (tmp_path / "broken.toml").write_text("[")
-    assert run_melld("status", "--config", str(tmp_path / "broken.toml")).returncode == 2
+    assert melld_here("status", "--config", str(tmp_path / "broken.toml")).returncode == 2
 
 
 def test_watch_follows_the_daemon_and_ends_with_ctrl_c(daemon: ControlDaemon) -> None:

@@ -66,12 +66,18 @@ def tree_of(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@functools.cache
+def definitions_in(node: ast.AST) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """By name; of several with one name the outermost, and of those the first."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {one.name: one for one in reversed(list(ast.walk(node))) if isinstance(one, kinds)}
+
+
+@functools.cache
 def part_of(text: str, where: str) -> str:
     """The source of a function or class; `Class.method` is one of that class."""
-    nodes: list[ast.AST] = [tree_of(text)]
+    node: ast.AST = tree_of(text)
     for name in where.split("."):
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        found = [one for node in nodes for one in ast.walk(node) if isinstance(one, kinds) and one.name == name]
-        assert found, f"there is no {where}"
-        nodes = list(found[:1])
-    return ast.get_source_segment(text, nodes[0]) or ""
+        assert name in definitions_in(node), f"there is no {where}"
+        node = definitions_in(node)[name]
+    return ast.get_source_segment(text, node) or ""

@@ -41,12 +41,8 @@ class Machine:
 
     def __init__(self, library: Path, scratch: Path) -> None:
         self._state = scratch / "state"
-        self._facts: dict[str, object] = {"count": 2, "topology": 20, "read": 0, "nvlink": 5}
-        for index, uuid in enumerate((FIRST, SECOND)):
-            gpu = {"uuid": uuid, "name": "NVIDIA Pretend 80GB", "total": 80_000, "free": 50_000, "used": 30_000}
-            gpu |= {"power": 123_456, "limit": 700_000, "temperature": 45, "utilisation": 37}
-            self._facts |= {f"{index}.{key}": value for key, value in gpu.items()}
-        self.set()
+        self._facts: dict[str, object] = {}
+        self._begin()
         environment = os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_STATE": str(self._state)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.kvstore.fake_nvml.probe"],
@@ -56,6 +52,19 @@ class Machine:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def renew(self) -> None:
+        """Be as at the beginning, to a process that has forgotten all."""
+        self._begin()
+        self.ask("renew")
+
+    def _begin(self) -> None:
+        self._facts = {"count": 2, "topology": 20, "read": 0, "nvlink": 5}
+        for index, uuid in enumerate((FIRST, SECOND)):
+            gpu = {"uuid": uuid, "name": "NVIDIA Pretend 80GB", "total": 80_000, "free": 50_000, "used": 30_000}
+            gpu |= {"power": 123_456, "limit": 700_000, "temperature": 45, "utilisation": 37}
+            self._facts |= {f"{index}.{key}": value for key, value in gpu.items()}
+        self.set()
 
     def set(self, **facts: object) -> None:
         """Change facts (`gpu0_power=1` is GPU 0's power; None takes one away) at one moment, for every later call."""
@@ -87,11 +96,18 @@ class Machine:
             self.process.kill()
 
 
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(library, tmp_path)
+@pytest.fixture(scope="module")
+def shared(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    made = Machine(library, tmp_path_factory.mktemp("machine"))
     yield made
     assert made.close() == 0, "the process that reads GPUs ends in good order, whatever they did"
+
+
+@pytest.fixture
+def machine(shared: Machine) -> Machine:
+    """As new; its process has been there before."""
+    shared.renew()
+    return shared
 
 
 def test_gpus_are_found_with_their_uuids(machine: Machine) -> None:
@@ -268,8 +284,9 @@ def test_a_hanging_gpu_is_late_alone_and_answers_once_it_can(machine: Machine, t
     assert machine.ask("poll", [FIRST, SECOND], 20.0)[FIRST]["state"] == "ok"
 
 
-def test_a_gpu_that_hangs_for_ever_does_not_hold_up_the_end(machine: Machine, tmp_path: Path) -> None:
+def test_a_gpu_that_hangs_for_ever_does_not_hold_up_the_end(library: Path, tmp_path: Path) -> None:
     """SIGTERM must end the daemon although the driver never answers."""
+    machine = Machine(library, tmp_path)
     os.mkfifo(tmp_path / "hang")
     machine.set(gpu0_wait=tmp_path / "hang")
     assert machine.ask("poll", [FIRST], 0.05)[FIRST]["state"] == "late"

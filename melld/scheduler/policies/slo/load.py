@@ -68,9 +68,9 @@ class WorkerLoad:
     def delays(self, now_s: float) -> Iterator[tuple[float, float]]:
         """Yield, for each request, all accepted prompts since it came, and the seconds it has decoded beside them."""
         done_s = self._accepted_s - self.backlog_s(now_s)
-        for mark_s, first_s in self._marks.values():  # without max(): this runs most often of all
+        for mark_s, first_s in self._marks.values():  # runs most often of all
             beside_s = now_s - first_s - (done_s - mark_s if done_s > mark_s else 0.0)
-            yield self._accepted_s - mark_s, beside_s if beside_s > 0.0 else 0.0
+            yield self._accepted_s - mark_s, max(beside_s, 0.0)
 
 
 class Loads:

@@ -68,7 +68,7 @@ def test_batching_saves_moves_over_a_run() -> None:
     moves = {}
     for settings in (BATCHED, UNBATCHED):
         total = 0
-        for seed in range(40):
+        for seed in range(20):
             chance = random.Random(seed)
             first = [chance.randint(1, CAPACITY * 2 // 3) for _ in range(30)]
             arrivals = [chance.randint(1, CAPACITY * 2 // 3) for _ in range(9)]
