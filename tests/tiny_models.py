@@ -21,11 +21,12 @@ def make_reranker(directory: Path) -> None:
 
 
 def make_drafter(model: Path, directory: Path, layers: int) -> None:
-    """A model that drafts for `model`: its first layers, so that it is often right and often wrong."""
+    """A model that drafts for `model`: its first layers, a little weaker, so that it is often right and often wrong."""
     shutil.copytree(model, directory)
     change_config(directory, num_hidden_layers=layers)
     weights = read_weights(directory)
-    write_weights(directory, {name: one for name, one in weights.items() if _layer_of(name) < layers})
+    kept = {name: one for name, one in weights.items() if _layer_of(name) < layers}
+    write_weights(directory, {name: one * np.float32(0.6 if "down_proj" in name else 1) for name, one in kept.items()})
 
 
 def make_eagle(model: Path, directory: Path) -> None:

@@ -227,14 +227,16 @@ class Pair:
         short = Case(f"{case.name}, short", case.prompt[:60], case.params | {"max_tokens": 12})
         expected = self.unmoved(short)
         runs: list[Running] = []
-        due = {0: self.steps}
-        while due:
+        due: list[int] = []  # at which step of all each of them moves
+        moved = 0
+        while moved < moments:
             if len(runs) < moments:
-                due[len(runs)] = self.steps + len(runs)
+                due.append(self.steps + len(runs))
                 runs.append(self.start(short))
-            while (number := next(iter(due), None)) is not None and due[number] <= self.steps:
-                assert due.pop(number) == self.steps
-                if runs[number].answer.finish is None:
-                    self.move(runs[number], via, decode_meanwhile=0)
+            if due[moved] <= self.steps:
+                assert due[moved] == self.steps
+                if runs[moved].answer.finish is None:
+                    self.move(runs[moved], via, decode_meanwhile=0)
+                moved += 1
             self.step()
         assert [expected] * len(runs) == self.finish(*runs)
