@@ -21,7 +21,9 @@ from melld.engine.worker.template import has_one_thread
 if TYPE_CHECKING:
     from vllm.v1.executor import Executor
 
-BETWEEN_LOOKS_S = 0.0001
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0001, 0.001
+WAITED_SHARE = 0.05
+"""Of what it has waited already, each pause between two looks for a message."""
 
 
 def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Executor]":
@@ -55,12 +57,22 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
 def _wait_without_spinning() -> None:
     """Have this process and the ranks forked from it pause between two looks for a message.
 
-    vLLM's readers look again and again for a second after each (`vllm.distributed.device_communicators.shm_broadcast`):
-    on CPU devices with the cores that the ranks compute with.
+    vLLM's readers look again and again for a second after each, and its writers until there is room
+    (`vllm.distributed.device_communicators.shm_broadcast`): on CPU devices with the cores that the ranks compute with.
     """
     from vllm.distributed.device_communicators import shm_broadcast
 
-    shm_broadcast.sched_yield = lambda: time.sleep(BETWEEN_LOOKS_S)
+    began_s = looked_s = 0.0
+
+    def pause() -> None:
+        nonlocal began_s, looked_s
+        now_s = time.monotonic()
+        if now_s > looked_s + LONGEST_PAUSE_S:  # what it waits for now is something else
+            began_s = now_s
+        time.sleep(min(max(WAITED_SHARE * (now_s - began_s), SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+        looked_s = time.monotonic()
+
+    shm_broadcast.sched_yield = pause
 
 
 _begun = False
