@@ -6,6 +6,7 @@ long as their connections to the daemon do.  Pickle stays here and in the actors
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -42,7 +43,7 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
     except NoCluster as error:
         _tell(daemon, LauncherFailed(str(error)))
     except Exception as error:  # noqa: BLE001  Ray's many: a successor tries again
-        _tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {_first_line(error)}"))
+        _tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {told_by(error)}"))
     os._exit(0)  # Ray's own threads would wait for a head that may be gone
 
 
@@ -83,7 +84,7 @@ class Launcher:
             try:
                 reason = str(ray.get(one))
             except Exception as error:  # noqa: BLE001  Ray's many: whatever it is, the agent is gone
-                reason = f"its actor died: {_first_line(error)}"
+                reason = f"its actor died: {told_by(error)}"
             _tell(self._daemon, AgentEnded(self._running.pop(one), reason))
 
     def _nodes(self) -> Iterator[Node]:
@@ -115,5 +116,8 @@ def _tell(daemon: socket.socket, message: msgspec.Struct) -> None:
         sys.exit(0)  # the daemon is gone
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+def told_by(error: BaseException) -> str:
+    """Return the line that says most: the error that ends a traceback in Ray's text, or the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return (causes[-1:] or lines[:1] or ["no reason given"])[0]

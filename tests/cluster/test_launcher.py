@@ -62,3 +62,17 @@ async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.Monk
     with pytest.raises(ClusterFailed, match=r"^machine m1: it was late 3 times$"):
         await made.start()
     await made.stop()
+
+
+def test_what_ray_says_on_a_page_is_told_in_a_line() -> None:
+    """Of a node whose Python has no melld, above all."""
+    from melld.cluster.launcher import told_by
+
+    page = """The actor died because of an error raised in its creation task, ray::AgentActor.__init__() (pid=1)
+           ^^^^^^^^^^^^^^
+RuntimeError: The actor with name AgentActor failed to import on the worker. This may be because:
+
+ray::AgentActor.__init__() (pid=1, ip=10.0.0.2)
+ModuleNotFoundError: No module named 'melld'"""
+    assert told_by(RuntimeError(page)) == "ModuleNotFoundError: No module named 'melld'"
+    assert told_by(RuntimeError("The actor died unexpectedly.\n\tclass_name: A")) == "The actor died unexpectedly."
