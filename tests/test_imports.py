@@ -145,36 +145,50 @@ def _brings_vllm(name: str) -> bool:
     return row is not None and row.kind == "V"
 
 
+def rooms(kinds: str) -> list[tuple[str, ...]]:
+    """The modules of these kinds, by the folder that they lie in."""
+    found: dict[Path, list[str]] = {}
+    for name, path in modules().items():
+        if (row := row_of(name)) and row.kind in kinds:
+            found.setdefault(path.parent, []).append(name)
+    return [tuple(room) for room in found.values()]
+
+
+def room_name(room: tuple[str, ...]) -> str:
+    return modules()[room[0]].parent.name
+
+
 def test_every_module_has_its_place() -> None:
     """A new module is put in the table on purpose, which is when its neighbours are chosen."""
     assert [name for name in modules() if row_of(name) is None] == []
 
 
-@pytest.mark.parametrize("name", modules())
-def test_a_module_imports_only_from_its_line_and_above(name: str) -> None:
+@pytest.mark.parametrize("room", rooms("PWDVR"), ids=room_name)
+def test_a_module_imports_only_from_its_line_and_above(room: tuple[str, ...]) -> None:
     """What is decided never depends on what acts, so it can be tested, simulated and replayed without it."""
-    row = row_of(name)
-    assert row is not None
     wrong = []
-    for found in imports_of(modules()[name]):
-        inner = found.target.removeprefix("melld.")
-        target = row_of(inner) if found.target.startswith("melld.") and inner in modules() else None
-        if target is not None and target.number > row.number:
-            wrong.append(f"line {found.line}: {inner}")
+    for name in room:
+        row = row_of(name)
+        assert row is not None
+        for found in imports_of(modules()[name]):
+            inner = found.target.removeprefix("melld.")
+            target = row_of(inner) if found.target.startswith("melld.") and inner in modules() else None
+            if target is not None and target.number > row.number:
+                wrong.append(f"{name}, line {found.line}: {inner}")
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "P"])
-def test_a_pure_module_imports_nothing_that_acts(name: str) -> None:
+@pytest.mark.parametrize("room", rooms("P"), ids=room_name)
+def test_a_pure_module_imports_nothing_that_acts(room: tuple[str, ...]) -> None:
     """Pure code cannot read a clock or block by accident: it cannot even name one."""
-    found = {item.target.split(".")[0] for item in imports_of(modules()[name])}
-    assert sorted(found & IMPURE) == []
+    found = {(name, item.target.split(".")[0]) for name in room for item in imports_of(modules()[name])}
+    assert sorted((name, target) for name, target in found if target in IMPURE) == []
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if (row := row_of(name)) and row.kind == "D"])
-def test_a_module_of_the_daemon_loads_no_torch_and_no_ray(name: str) -> None:
+@pytest.mark.parametrize("room", rooms("D"), ids=room_name)
+def test_a_module_of_the_daemon_loads_no_torch_and_no_ray(room: tuple[str, ...]) -> None:
     """`melld status` answers at once, and the daemon's process stays small where it needs no model code, nor Ray."""
-    assert _loads_heavy(name) == []
+    assert {name: chain for name in room if (chain := _loads_heavy(name))} == {}
 
 
 def test_what_the_source_says_is_what_python_loads() -> None:

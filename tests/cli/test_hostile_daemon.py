@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from melld.control.messages import CONTROL_SOCKET
+from tests.cli.here import melld_here
 from tests.cli.plausible import STATUS
-from tests.forked import run_melld
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 IN_JSON = NASTY.replace("\x1b", "\\u001b").replace("\x07", "\\u0007")
@@ -78,7 +78,7 @@ def test_nothing_that_a_socket_answers_steers_the_terminal(
 ) -> None:
     """An operator who asks the wrong socket sees odd text, and keeps the terminal."""
     impostor.says = says
-    done = run_melld(*words, "--runtime-directory", str(directory))
+    done = melld_here(*words, "--runtime-directory", str(directory))
     shown = done.stdout + done.stderr
     assert shown.strip()
     assert "Traceback" not in shown

@@ -219,7 +219,7 @@ def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
     """The physical law, looked at in the middle of every epoch rather than in the log."""
     settings = MACHINES["slow, faulty moves"]
     brain = scheduler(policy, settings)
-    simulation = Simulation(settings, small_load(seed=5, rate_per_s=4.0), brain)
+    simulation = Simulation(settings, small_load(seed=5, rate_per_s=4.0, seconds=25.0), brain)
     inner = brain.handle
 
     def checking(event: AnyEvent) -> list[AnyCommand]:
