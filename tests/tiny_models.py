@@ -33,8 +33,7 @@ def make_eagle(model: Path, directory: Path) -> None:
     """An EAGLE head for `model`: its first layer, which reads a token and half of the model's own state."""
     make_drafter(model, directory, 1)
     layer = {name.removeprefix("model."): one for name, one in read_weights(directory).items() if _layer_of(name) == 0}
-    del layer["layers.0.input_layernorm.weight"]
-    unchanged = np.eye(*layer["embed_tokens.weight"].shape[1:], dtype=np.float32)
+    unchanged = np.eye(len(layer.pop("layers.0.input_layernorm.weight")), dtype=np.float32)
     write_weights(directory, layer | {"fc.weight": np.concatenate((unchanged, unchanged / 2), axis=1)})
 
 
