@@ -28,7 +28,7 @@ def start(model: Path, directory: Path, *flags: str) -> Subject:
 @pytest.fixture(scope="package")
 def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """Two workers under a policy that moves nothing by itself.  Its end is judged too."""
-    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags = ["--device", "cpu:2", "--kv-bytes", "32MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "model.vllm.max_num_batched_tokens=512", "--set", "idle.sleep_after_s=inf"]
     flags += ["--set", f"health.ping_timeout_s={SILENCE_S}", "--set", "health.steady_after_s=0"]
     found = start(demo_model, tmp_path_factory.mktemp("subject"), *flags)

@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_daemon_that_can_answer_nobody_any_more_ends(demo_model: Path) -> None:
     """An error in vLLM's reading of outputs is not a daemon that says it is well and answers 503 for ever."""
-    with DaemonProcess(demo_model, "--device", "cpu:1", program=("-c", BREAKS)) as daemon:
+    with DaemonProcess(demo_model, "--device", "cpu:1", "--kv-bytes", "8MiB", program=("-c", BREAKS)) as daemon:
         daemon.wait_ready()
         answer = request(daemon.url, "POST", "/v1/chat/completions", chat(max_tokens=5))
         assert answer.status >= 500

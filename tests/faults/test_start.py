@@ -22,7 +22,9 @@ def reason_of(daemon: DaemonProcess) -> str:
 def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: Path, tmp_path: Path) -> None:
     """One broken GPU costs one GPU; `/ready` answers 503 only while no worker at all can serve."""
     (tmp_path / "w1.starting.ABRT").touch()
-    with DaemonProcess(demo_model, "--device", "cpu:2", environment={"MELLD_FAULTS": str(tmp_path)}) as daemon:
+    with DaemonProcess(
+        demo_model, "--device", "cpu:2", "--kv-bytes", "8MiB", environment={"MELLD_FAULTS": str(tmp_path)}
+    ) as daemon:
         daemon.wait_for("melld: ready")
         assert daemon.wait_for("without w1 on cpu:1").endswith("starts again in 1 s")
         daemon.url = daemon.wait_for("/v1").split()[-1].removesuffix("/v1")
@@ -48,7 +50,9 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     """Where no device works there is nothing to wait for."""
     for worker in ("w0", "w1"):
         (tmp_path / f"{worker}.starting.ABRT").touch()
-    with DaemonProcess(demo_model, "--device", "cpu:2", environment={"MELLD_FAULTS": str(tmp_path)}) as daemon:
+    with DaemonProcess(
+        demo_model, "--device", "cpu:2", "--kv-bytes", "8MiB", environment={"MELLD_FAULTS": str(tmp_path)}
+    ) as daemon:
         assert daemon.wait_end(150.0) == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
     assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")

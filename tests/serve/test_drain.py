@@ -18,14 +18,16 @@ from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
-STREAMS = 12
-BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 120}
+STREAMS = 8
+BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 60}
+SLOW_S = 0.02
+"""By so much each running request makes a step longer: few tokens last as long as many."""
 
 
 @pytest.fixture(scope="module")
 def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
     """Two workers, a policy that moves nothing of itself, and a decision log that cannot be written."""
-    flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
+    flags = ["--device", "cpu:2", "--kv-bytes", "16MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", 'scheduler.decision_log="/dev/full"']
     with DaemonProcess(demo_model, *flags, harmable=True) as process:
         yield process.wait_ready()
@@ -61,7 +63,7 @@ def state_of(operator: Operator, worker: str) -> Any:
 def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
     """Every answer is the answer, and the worker has no process when the command returns."""
     unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(STREAMS)]]
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, STREAMS)
         here = sum(one["worker"] == "w1" for one in operator.status()["requests"])
         pid = state_of(operator, "w1")["pid"]
@@ -118,7 +120,7 @@ def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator
 
 def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator: Operator) -> None:
     """A change of mind costs no client anything, and whoever waits for the drain is told."""
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, 4)
         worker = operator.status()["requests"][0]["worker"]
         drain = daemon.melld("drain", worker)
@@ -130,7 +132,7 @@ def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator
 
 def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: Operator) -> None:
     """A crash on the way out gives the device free; the supervisor does not bring the worker back."""
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, 6)
         worker = operator.status()["requests"][0]["worker"]
         pid = state_of(operator, worker)["pid"]
@@ -163,7 +165,7 @@ def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, opera
 def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
     """The device is wanted at a certain time: what could not be moved by then is replayed, and no stream is lost."""
     unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(4)]]
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, 4)
         worker = operator.status()["requests"][0]["worker"]
         done = daemon.melld("drain", worker, "--wait", "--deadline", "0", "--json")
@@ -185,7 +187,7 @@ def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -
 
 def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
     """What keeps a GPU awake, and what packing has saved, is not to be guessed."""
-    with slowed(daemon.faults):
+    with slowed(daemon.faults, SLOW_S):
         [stream] = begun(daemon, 1)
         [one] = operator.requests_of(stream)
         workers = {worker["worker"]: worker for worker in operator.status()["workers"]}

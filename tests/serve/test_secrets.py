@@ -66,7 +66,8 @@ def test_keys_and_texts_are_never_printed(demo_model: Path, tmp_path: Path) -> N
         ("/tokenize", {"model": TEXT, "prompt": TEXT}),
     ]
     allowed = {"Authorization": f"Bearer {KEY}"}
-    with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), "--log-level", "debug") as process:
+    flags = ("--device", "cpu:1", "--kv-bytes", "16MiB", "--api-key-file", str(keys), "--log-level", "debug")
+    with DaemonProcess(demo_model, *flags) as process:
         url = process.wait_ready().url
         statuses = {request(url, "POST", path, body, allowed).status for path, body in bodies}
         assert {200, 400, 404} <= statuses <= {200, 400, 404, 422}

@@ -16,11 +16,13 @@ import openai
 import pytest
 
 from melld.daemon.preflight import WHAT_A_MODEL_IS
+from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.worker_faults import slowed
 
 SOON_STEADY = ("--set", "health.steady_after_s=0")
+TOO_FAST = ("--set", "targets.itl_ms=0.01")
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
@@ -66,7 +68,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]
 @pytest.fixture(scope="module")
 def own(demo_model: Path, manager: socket.socket) -> Iterator[DaemonProcess]:
     """A daemon to be harmed."""
-    flags = ("--device", "cpu:2", "--set", "server.drain_s=1", *SOON_STEADY)
+    flags = ("--device", "cpu:2", "--kv-bytes", "64MiB", "--set", "server.drain_s=1", *SOON_STEADY, *TOO_FAST)
     told = {"NOTIFY_SOCKET": manager.getsockname()}
     with DaemonProcess(demo_model, *flags, environment=told, harmable=True) as process:
         yield process.wait_ready()
@@ -83,7 +85,7 @@ class TestServing:
                 return len(seen) == 2
 
             with slowed(daemon.faults):
-                answers = asyncio.gather(*(answer(client, seed, 100) for seed in range(2)))
+                answers = asyncio.gather(*(answer(client, seed, 50) for seed in range(2)))
                 await until(both_at_work)
             await answers
             assert seen == {"w0", "w1"}
@@ -91,7 +93,7 @@ class TestServing:
     async def test_all_blocks_are_free_when_all_requests_have_ended(self, daemon: DaemonProcess) -> None:
         """Nothing leaks: what a request held is there for the next."""
         async with client_of(daemon) as client:
-            await asyncio.gather(*(answer(client, seed, 40) for seed in range(6)))
+            await asyncio.gather(*(answer(client, seed, 20) for seed in range(6)))
             await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
 
     async def test_a_client_that_leaves_frees_its_blocks(self, daemon: DaemonProcess) -> None:
@@ -110,21 +112,39 @@ class TestServing:
             await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
 
 
+class TestTargets:
+    def test_a_pace_that_no_worker_gets_wakes_no_further_one(self, own: DaemonProcess) -> None:
+        """More workers would bring it no nearer: all are served, on one, and the other sleeps on."""
+        operator, streams = Operator(own), []
+        with slowed(own.faults):
+            for _ in range(3):
+                streams.append(Stream(own, GREEDY))
+                streams[-1].wait_chunks(12)
+            workers = [one["worker"] for stream in streams for one in operator.requests_of(stream)]
+            others = [worker for worker in operator.status()["workers"] if worker["worker"] not in workers]
+        assert len(workers) == 3
+        assert [worker["why"].partition(";")[0] for worker in others] == ["not needed"]
+        answers = [stream.result() for stream in streams]
+        assert answers[0] == answers[1] == answers[2]
+        assert answers[0].usage["completion_tokens"] == GREEDY["max_tokens"]
+
+
 class TestWorkersLives:
     async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
         async with client_of(own) as client:
-            unharmed = await asyncio.gather(*(answer(client, seed, 100) for seed in range(4)))
+            unharmed = await asyncio.gather(*(answer(client, seed, 50) for seed in range(4)))
 
             def is_decoding() -> bool:
                 requests = own.status()["requests"]
-                return len(requests) == 4 and all(request["output_tokens"] > 20 for request in requests)
+                return len(requests) == 4 and all(request["output_tokens"] > 10 for request in requests)
 
             with slowed(own.faults):
-                harmed = asyncio.gather(*(answer(client, seed, 100) for seed in range(4)))
+                harmed = asyncio.gather(*(answer(client, seed, 50) for seed in range(4)))
                 await until(is_decoding)
-                victim = own.status()["workers"][0]
-                os.kill(victim["pid"], signal.SIGKILL)
+                status = own.status()
+                busy = status["requests"][0]["worker"]
+                os.kill(next(one["pid"] for one in status["workers"] if one["worker"] == busy), signal.SIGKILL)
             assert await harmed == unharmed
 
     async def test_a_killed_worker_comes_back(self, own: DaemonProcess) -> None:
@@ -144,7 +164,7 @@ class TestWorkersLives:
         """SIGTERM drains to its deadline; a stream that is cut says so, the manager too; the exit code is 0."""
         async with client_of(own) as client:
             short = asyncio.create_task(answer(client, 1, 5))
-            long = asyncio.create_task(answer(client, 2, 30_000))
+            long = asyncio.create_task(answer(client, 2, 10_000))
             await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
             pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
             forget_heard(manager)

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from melld.control.client import ControlClient
+from tests import worker_faults
 from tests.api.http_client import request
 from tests.faults.reader import Reader
 from tests.forked import ForkedPython
@@ -21,10 +23,11 @@ def status(directory: Path) -> Any:
 
 def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path) -> None:
     """Ctrl-S in its terminal stops no stream, and `melld serve | head` ends in good order."""
-    words = ["serve", "--port", "0", "--model", str(demo_model), "--name", "demo", "--device", "cpu:2"]
-    words += ["--log-level", "debug", "--runtime-directory", str(tmp_path), "--set", "idle.sleep_after_s=inf"]
+    words = ["serve", "--port", "0", "--model", str(demo_model), "--name", "demo", "--device", "cpu:1"]
+    words += ["--log-level", "debug", "--runtime-directory", str(tmp_path), "--kv-bytes", "8MiB"]
     command = [sys.executable, "-m", "melld", *words]
-    with ForkedPython(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as daemon:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "bufsize": 0}
+    with ForkedPython(command, **pipes, env=os.environ | {worker_faults.VARIABLE: str(tmp_path)}) as daemon:
         assert daemon.stdout is not None
         fcntl.fcntl(daemon.stdout, fcntl.F_SETPIPE_SZ, 4096)
         lines = iter(daemon.stdout.readline, b"")
@@ -33,10 +36,12 @@ def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path
         os.kill(status(tmp_path)["workers"][0]["pid"], signal.SIGKILL)
         while status(tmp_path)["workers"][0]["restarts"] == 0 or status(tmp_path)["workers"][0]["state"] != "ready":
             assert request(url, "GET", "/health").status == 200
-        reader = Reader(url, {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True})
-        reader.wait_chunks(3)
-        daemon.stdout.close()
-        daemon.send_signal(signal.SIGTERM)
+            time.sleep(0.02)  # another process: asking it is the only way to know
+        with worker_faults.slowed(tmp_path):
+            reader = Reader(url, {"prompt": "Hello", "max_tokens": 40, "ignore_eos": True})
+            reader.wait_chunks(3)
+            daemon.stdout.close()
+            daemon.send_signal(signal.SIGTERM)
         reader.wait_end()
         assert reader.ends == ["length"]
         assert daemon.wait(60) == 0
