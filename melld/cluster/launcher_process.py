@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -86,8 +87,9 @@ async def run_launcher(
         await ended.wait()
     finally:
         link.close()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:  # `process.kill` might take from asyncio how it ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
     lines.read_rest()
     return "" if is_told else end_in_words(process.returncode, fate.killer, lines.last)

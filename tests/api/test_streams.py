@@ -67,8 +67,8 @@ def test_a_reader_that_is_slow_but_reads_is_served_to_the_end(strict: DaemonProc
             received += piece
             if time.monotonic() - began_s < 3.0:
                 time.sleep(0.05)  # what is tested is a reader of this speed
+    assert metric(strict, "melld_http_slow_readers_total") == before, strict.lines[-3:]
     assert b"data: [DONE]" in received
-    assert metric(strict, "melld_http_slow_readers_total") == before
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])

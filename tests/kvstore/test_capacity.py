@@ -8,7 +8,7 @@ from melld.ids import RequestId, WorkerId
 from melld.kvstore.capacity import STEPS, CapacityRule
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.scheduler import events
-from tests.kvstore.test_nvml import FIRST, Machine, library, machine  # noqa: F401  fixtures
+from tests.kvstore.test_nvml import FIRST, Machine, library, machine, shared  # noqa: F401  fixtures
 from tests.scheduler.driving import scheduler_with
 
 OWN, BLOCK = 64_000, 1_000
