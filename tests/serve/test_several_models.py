@@ -156,7 +156,7 @@ def scarce(
     config.write_text(f"""
         models = [{{path = "{demo_model}", name = "demo"}}, "{directory}/other", "{directory}/third"]
         [devices]
-        cpu = {{count = 1, memory_bytes = {2 * each_bytes + (24 << 20)}}}
+        cpu = {{count = 1, memory_bytes = {2 * each_bytes + (48 << 20)}}}
     """)
     with DaemonProcess(None, "--config", str(config), harmable=True) as process:
         process.wait_ready()
@@ -188,8 +188,8 @@ def test_a_model_that_does_not_fit_takes_the_place_of_an_idle_one(scarce: Daemon
 
 def crowd(daemon: DaemonProcess, model: str) -> list[Stream]:
     """Long prompts, together more than half of the KV memory that there is."""
-    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "model": model}
-    return [Stream(daemon, body | {"prompt": f"{number} " + "block " * 750}) for number in range(4)]
+    body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "model": model}
+    return [Stream(daemon, body | {"prompt": f"{number} " + "block " * 1500}) for number in range(4)]
 
 
 def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProcess) -> None:
