@@ -78,11 +78,6 @@ class Equals:
         """Return the first of each client."""
         return [next(iter(line.values())) for line in self.lines.values()]
 
-    def newest(self) -> Request:
-        """Return the newest of the client with the most requests; between clients with equally many, the newest."""
-        longest = max(self.lines.values(), key=lambda line: (len(line), next(reversed(line.values())).sequence))
-        return next(reversed(longest.values()))
-
 
 class WaitingQueue:
     """All waiting requests of one model."""
@@ -156,17 +151,22 @@ class WaitingQueue:
         return min(firsts, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
 
     def last(self, now_s: float) -> Request:
-        """Return the request to shed: of each priority the newest of the client with the most, the least urgent."""
-        newest = [equals.newest() for equals in self._equals.values() if equals.lines]
-        return max(newest, key=lambda request: self._own_urgency(request, now_s))
+        """Return the request to shed: of the least urgent the newest of the client with the most of that priority."""
+        return _newest(max(self._lines(), key=lambda line: self._order_to_shed(line, now_s)))
 
     def would_be_last(self, client: str, priority: int, now_s: float) -> bool:
         """Return True if a request of the client, once queued, would be the one that `last` returns."""
-        newest = [equals.newest() for other, equals in self._equals.items() if other != priority and equals.lines]
-        if any(self._own_urgency(request, now_s) > (self._level(priority, 0.0), priority) for request in newest):
-            return False
-        lines = self._equals[priority].lines if priority in self._equals else {}
-        return len(lines.get(client, ())) + 1 >= max(map(len, lines.values()), default=0)
+        its_line = self._equals[priority].lines.get(client, ()) if priority in self._equals else ()
+        its_order = self._level(priority, 0.0), priority, len(its_line) + 1
+        return all(self._order_to_shed(line, now_s)[:3] <= its_order for line in self._lines())
+
+    def _lines(self) -> Iterable[Line]:
+        return (line for equals in self._equals.values() for line in equals.lines.values())
+
+    def _order_to_shed(self, line: Line, now_s: float) -> tuple[int, int, int, int]:
+        newest = _newest(line)
+        level = self._level(newest.priority, now_s - newest.waits_since_s)
+        return level, newest.priority, len(line), newest.sequence
 
     def pass_over(self, request: RequestId) -> None:
         """Skip the head in `head` and `last` until `restore`; it still waits."""
@@ -188,9 +188,6 @@ class WaitingQueue:
         equals = self._equals[priority]
         oldest_s = min(request.waits_since_s for request in (*equals.displaced, *equals.firsts()))
         return self._level(priority, now_s - oldest_s), not equals.displaced, priority
-
-    def _own_urgency(self, request: Request, now_s: float) -> tuple[int, int]:
-        return self._level(request.priority, now_s - request.waits_since_s), request.priority
 
     def _returns(self, client: str) -> None:
         if client not in self._clients:
@@ -217,3 +214,7 @@ class WaitingQueue:
         if not equals:
             del self._equals[request.priority]
         return displaced
+
+
+def _newest(line: Line) -> Request:
+    return next(reversed(line.values()))

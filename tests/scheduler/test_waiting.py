@@ -1,6 +1,6 @@
 """Promises of the waiting queue."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from melld.scheduler.priorities import Priorities, class_of
@@ -243,7 +243,12 @@ def test_a_low_one_that_has_waited_counts_as_normal_and_then_as_high() -> None:
     assert [queue.head(at_s) for at_s in (170.0, 179.9, 180.0)] == ["high", "high", "low"]
 
 
+OLD_BY_ANOTHER = [(0, 0, False, 0), (0, -7, False, 0), (0, 0, False, 0), (int(2 * AGE_S), -7, False, 0)]
+"""The other client has waited with more of priority 0, but they are old."""
+
+
 @given(WAITS, st.sampled_from(["", "a"]), st.sampled_from([-1, 0, 1, 2]))
+@example(OLD_BY_ANOTHER, "a", 0)
 def test_the_least_urgent_is_shed_and_known_before(
     waits: list[tuple[int, int, bool, int]], client: str, priority: int
 ) -> None:
