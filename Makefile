@@ -34,9 +34,9 @@ else
 	@exec $(RUN)/melld serve --model $(MODEL) $(AMONG) $(ARGS)
 endif
 
-# Three processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
+# Four processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
 # What they compile is kept, whatever the shell says: each of them would compile everything, for six seconds.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN)/python -m pytest -n 3 --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN)/python -m pytest -n 4 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)
