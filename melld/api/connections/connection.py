@@ -259,8 +259,9 @@ class ReaderWatch:
         if self._transport is None or self._transport.is_closing():
             return
         waiting_bytes = self._transport.get_write_buffer_size()
-        taken_bytes = self._writer.output_size - waiting_bytes - kernel_bytes(self._transport)
-        if waiting_bytes and taken_bytes == self._taken_bytes:
+        offered_bytes = kernel_bytes(self._transport)  # none, if this loop was held up: the client has taken all of it
+        taken_bytes = self._writer.output_size - waiting_bytes - offered_bytes
+        if waiting_bytes and offered_bytes and taken_bytes == self._taken_bytes:
             self.ended = True
             self._transport.abort()
             return
