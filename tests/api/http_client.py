@@ -38,11 +38,15 @@ def request(url: str, method: str, path: str, body: Any = None, headers: dict[st
 
 
 def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
-    """A connection; with `receive_bytes` the kernel holds little of what is not read."""
+    """A connection; with `receive_bytes` the kernel holds little of what is not read, in segments like a network's.
+
+    A sender sees what its reader takes in steps of the receive buffer, or of a segment: 64 KiB on loopback.
+    """
     parts = urlsplit(url)
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if receive_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     connection.settimeout(60)
     connection.connect((parts.hostname, parts.port))
     return connection
