@@ -27,12 +27,13 @@ class SeatedHost:
         self._made_for = {seat: machine.devices[seat].uuid for seat in seats}
         """The devices that the worker's specification names, by seat."""
         self._returning: asyncio.TimerHandle | None = None
+        self._latest: SeatedChild | None = None
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> "SeatedChild":
         """See `Host.spawn`."""
         if self._returning is not None:
             self._returning.cancel()
-        child = SeatedChild(ear, self._ended)
+        child = self._latest = SeatedChild(ear, self._ended)
         if self._made_for.keys() <= self._machine.devices.keys():
             child.started(self._machine.spawn(self._seated(spec), child))
         else:
@@ -56,7 +57,7 @@ class SeatedHost:
                 child.started(self._machine.spawn(self._seated(spec), child))
         except (NoSeat, OSError) as error:
             child.exited(str(error), from_outside=True)
-        if child.is_over:
+        if child.is_over and child is self._latest:  # else the device is for the one that was asked for since
             self._ended()
 
     def _seated(self, spec: WorkerSpec) -> WorkerSpec:

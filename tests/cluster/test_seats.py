@@ -132,6 +132,21 @@ async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: 
     assert ear.ends == ["ended before it had a device"]
 
 
+async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now(host: SeatedHost, wire: Wire) -> None:
+    """An operator has drained and resumed the worker while it waited: what it runs on is given to nobody else."""
+    await run_and_end(host, wire)
+    ear = Ear()
+    host.spawn(SPEC, ear).kill()
+    await asyncio.wait_for(ear.over.wait(), 30)
+    host.spawn(SPEC, Ear())
+    assert await wire.next() == TakeSeat(0)
+    wire.received(SeatTaken(0, gpu("GPU-a")), [])
+    assert isinstance(await wire.next(), Spawn)
+    for _ in range(10):  # turns of the loop: a timer of no time would have been called
+        await asyncio.sleep(0)
+    assert wire.heard == []
+
+
 async def test_a_worker_that_is_started_again_at_once_keeps_its_device(
     host: SeatedHost, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
