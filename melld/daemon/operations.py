@@ -23,7 +23,7 @@ from melld.control.server import Operation
 from melld.control.status import ModelStatus
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
-from melld.daemon.model import ModelParts, NotUnloaded, ServedModel
+from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
 from melld.decisions.stories import Story
 from melld.driver.report import MoveReport
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
@@ -104,6 +104,8 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) ->
 
     async def load(asked: Load) -> ModelStatus:
         model = model_called(models, asked.model)
+        if landlord is None and model.serving is not None and not model.is_warm:
+            raise ModelNotLoaded(f"{model.name} is served alone: its next request starts a worker", 1.0)
         await model.until_loaded()
         return model.status()
 

@@ -1,5 +1,6 @@
 """What the daemon says of itself: whether requests are served, from where its workers stand."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -10,13 +11,13 @@ from melld.cluster.envelopes import Hello, Readings
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
-from melld.control.messages import Drain, Resume
-from melld.control.status import DaemonState, WorkerState, workers_ready
+from melld.control.messages import Drain, Load, Resume
+from melld.control.status import DaemonState, ModelState, WorkerState, workers_ready
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
-from melld.daemon.model import ModelParts, ServedModel
+from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
 from melld.daemon.operations import operations_of
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
@@ -200,6 +201,19 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
         with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
+
+
+async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
+    """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
+    watched = Watched()
+    load = operations_of([watched.model])["load"].act
+    watched.model.serving = object()
+    assert (await load(Load(model="demo"))).state is ModelState.LOADED
+    for place in watched.places:
+        for event in ("stop", "ended"):
+            place.step(event)
+    with pytest.raises(ModelNotLoaded, match="demo is served alone"):
+        await asyncio.wait_for(load(Load(model="demo")), 5)
 
 
 async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> None:
