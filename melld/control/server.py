@@ -1,6 +1,6 @@
 """The control socket: the operator's side of the daemon, over HTTP on a Unix socket.
 
-Owns routing, decoding and the form of the answers.  Never decides anything: the context does.  The modes of the socket
+Owns routing, decoding and the form of the answers.  Never decides anything: the operations do.  The modes of the socket
 and its directory alone decide who may connect (`melld.control.runtime_directory`).
 
     GET /status          DaemonStatus
@@ -10,7 +10,7 @@ and its directory alone decide who may connect (`melld.control.runtime_directory
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -32,30 +32,19 @@ class Operation(NamedTuple):
     act: Callable[[Any], Awaitable[msgspec.Struct]]
 
 
-class ControlContext(Protocol):
-    """Interface that the control socket needs of the daemon."""
-
-    @property
-    def operations(self) -> Mapping[str, Operation]:
-        """Return the operations by their name in the path.  Read at every call: the mapping may grow."""
-        ...
-
-    def status(self) -> DaemonStatus:
-        """Return the daemon's present state."""
-        ...
-
-
-def create_control_app(context: ControlContext) -> web.Application:
+def create_control_app(
+    operations: Mapping[str, Operation], current_status: Callable[[], DaemonStatus]
+) -> web.Application:
     """Build the application that answers on the control socket."""
 
     async def status(_request: web.Request) -> web.Response:
-        return _answer(context.status())
+        return _answer(current_status())
 
     async def operate(request: web.Request) -> web.Response:
         name = request.match_info["operation"]
-        operation = context.operations.get(name)
+        operation = operations.get(name)
         if operation is None:
-            known = ", ".join(sorted(context.operations)) or "none"
+            known = ", ".join(sorted(operations)) or "none"
             return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
         try:
             body = await request.read()
@@ -79,9 +68,11 @@ def create_control_app(context: ControlContext) -> web.Application:
 
 
 @contextlib.asynccontextmanager
-async def serve_control(context: ControlContext, control: ControlSocket) -> AsyncIterator[None]:
+async def serve_control(
+    operations: Mapping[str, Operation], status: Callable[[], DaemonStatus], control: ControlSocket
+) -> AsyncIterator[None]:
     """Answer on the control socket while the block runs.  The socket's owner closes it."""
-    runner = web.AppRunner(create_control_app(context), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(create_control_app(operations, status), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.SockSite(runner, control.listener).start()

@@ -48,7 +48,6 @@ class Daemon:
         self._condition = Condition()
         self._hung_up, self._stop, self._abort = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
-        self.operations: dict[str, Operation] = {"reload": Operation(Reload, self._on_reload)}
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -71,7 +70,9 @@ class Daemon:
             self._listen_to_signals()
             self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
-            await stack.enter_async_context(serve_control(self, control))
+            operations = operations_of(self._models, self._parts.landlord, self._parts.machines)
+            operations["reload"] = Operation(Reload, self._on_reload)
+            await stack.enter_async_context(serve_control(operations, self.watch.status, control))
             for model in self._models:
                 self._watch_over(model.parts.fleet.supervisor.watch(), f"hung workers of {model.name}")
             if not await self._start():
@@ -100,7 +101,6 @@ class Daemon:
             self._condition.warnings.append(remark)
         self._parts = make_parts(config, preflight.url_of(self.settings.listeners), self._condition)
         self.watch, self._models = self._parts.watch, self._parts.models
-        self.operations |= operations_of(self._models, self._parts.landlord, self._parts.machines)
         return control
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -273,10 +273,6 @@ class Daemon:
         state = self.watch.why_not_ready() or status.state.value
         told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
         return Beat(well=not hopeless, status=told)
-
-    def status(self) -> Any:
-        """Return the status, for the control socket."""
-        return self.watch.status()
 
     # -- tasks ------------------------------------------------------------------------------------------------------
 

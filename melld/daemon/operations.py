@@ -4,7 +4,7 @@ Owns which part answers which message.  Does nothing itself.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from melld.control.messages import (
     AlreadyThere,
@@ -57,7 +57,7 @@ def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
 
 def operations_of(
     models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
-) -> Mapping[str, Operation]:
+) -> dict[str, Operation]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
     return _of_workers(models, machines) | _of_models(models, landlord)
 

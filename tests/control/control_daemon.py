@@ -41,7 +41,7 @@ class ControlDaemon:
             runner.run(self._serve(control))
 
     async def _serve(self, control) -> None:
-        async with serve_control(self.context, control):
+        async with serve_control(self.context.operations, self.context.status, control):
             self._listening.set()
             await self._end.wait()
 

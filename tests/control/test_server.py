@@ -61,7 +61,7 @@ async def served(directory: Path) -> AsyncIterator[Operated]:
     """A control socket that answers in the test's own event loop."""
     context = Operated(STATUS, {"reload": Operation(Reload, reload), "move": Operation(Move, move)})
     with open_control_socket(directory) as control:
-        async with serve_control(context, control):
+        async with serve_control(context.operations, context.status, control):
             yield context
 
 
@@ -200,7 +200,7 @@ def test_a_connection_of_the_last_moment_is_closed_too(
     """`melld status` that comes as the daemon ends is told so at once, at whichever step of its arrival that is."""
 
     async def come_and_end(client: socket.socket, control: ControlSocket) -> None:
-        async with serve_control(Operated(STATUS), control):
+        async with serve_control({}, lambda: STATUS, control):
             client.connect(str(control.path))
             for _ in range(turns):
                 await asyncio.sleep(0)
