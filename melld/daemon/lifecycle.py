@@ -199,7 +199,7 @@ class Daemon:
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe.start()
             self._condition.state = DaemonState.READY
-            self._notifier.ready(f"serving on {preflight.url_of(self.settings.listeners)}")
+            self._notifier.send(READY="1", STATUS=f"serving on {preflight.url_of(self.settings.listeners)}")
             self._say_ready()
             try:
                 yield
@@ -219,7 +219,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Refuse new calls; wait for running ones until the deadline or a second signal; then end them."""
         self._condition.state = DaemonState.DRAINING
-        self._notifier.stopping("draining")
+        self._notifier.send(STOPPING="1", STATUS="draining")
         self.admission.begin_drain()
         if self.admission.in_flight:
             deadline_s = self.settings.config.server.drain_s
@@ -259,7 +259,7 @@ class Daemon:
                 log.error("reload refused, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             if is_ready:
-                self._notifier.ready()
+                self._notifier.send(READY="1")
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
         reloaded = await self.settings.reload()

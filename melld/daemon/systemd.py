@@ -128,46 +128,28 @@ def _adopt(name: str, descriptor: int) -> socket.socket:
 
 
 class Notifier:
-    """Sends the daemon's messages to the manager.  Methods return whether it was sent; none raises or blocks."""
+    """Sends the daemon's messages to the manager."""
 
     def __init__(self, address: str | None) -> None:
         self._address = "\0" + address[1:] if address is not None and address.startswith("@") else address
 
-    def ready(self, status: str = "") -> bool:
-        """Report that the start, or a reload, is complete."""
-        return self.send(READY="1", **_status(status))
-
-    def reloading(self, status: str = "", now_ns: int | None = None) -> bool:
-        """Report the start of a reload, which `ready` ends.  `now_ns`: CLOCK_MONOTONIC, by default the present."""
-        moment_ns = time.monotonic_ns() if now_ns is None else now_ns
-        return self.send(RELOADING="1", MONOTONIC_USEC=str(moment_ns // 1000), **_status(status))
-
-    def stopping(self, status: str = "") -> bool:
-        """Report that the daemon drains and will end."""
-        return self.send(STOPPING="1", **_status(status))
-
-    def status(self, status: str) -> bool:
-        """Send one line for people, which `systemctl status` shows."""
-        return self.send(STATUS=_one_line(status))
+    def reloading(self) -> bool:
+        """Report the start of a reload, which READY=1 ends."""
+        return self.send(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
 
     def send(self, **fields: str) -> bool:
-        """Send one datagram with these assignments."""
-        if self._address is None or not fields:
+        """Send one datagram with these assignments, without empty ones; return whether it was sent.
+
+        Never raises or blocks.  A line break in a value would start another assignment, and becomes a space.
+        """
+        said = [f"{key}={' '.join(value.split())}" for key, value in fields.items() if value]
+        if self._address is None or not said:
             return False
-        message = "\n".join(f"{key}={value}" for key, value in fields.items()).encode(errors="replace")
+        message = "\n".join(said).encode(errors="replace")
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as voice:
             voice.setblocking(False)
             return voice.sendto(message, self._address) == len(message)
         return False
-
-
-def _status(status: str) -> dict[str, str]:
-    return {"STATUS": _one_line(status)} if status else {}
-
-
-def _one_line(text: str) -> str:
-    """Return the text on one line: a line break would start another assignment."""
-    return " ".join(text.split())
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -184,8 +166,7 @@ async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Be
     """
     while True:
         beat = look()
-        alive = {"WATCHDOG": "1"} if beat.well else {}
-        notifier.send(**alive, **_status(beat.status))
+        notifier.send(WATCHDOG="1" if beat.well else "", STATUS=beat.status)
         await asyncio.sleep(interval_s)
 
 

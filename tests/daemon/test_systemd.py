@@ -64,11 +64,11 @@ def test_a_whole_life_as_the_manager_hears_it(manager: Manager) -> None:
     supervision = read_supervision({"NOTIFY_SOCKET": manager.address}, os.getpid())
     notifier = Notifier(supervision.notify_address)
     before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    assert notifier.status("loading the model")
-    assert notifier.ready("2 workers")
+    assert notifier.send(STATUS="loading the model")
+    assert notifier.send(READY="1", STATUS="2 workers")
     assert notifier.reloading()
-    assert notifier.ready()
-    assert notifier.stopping("draining 3 requests")
+    assert notifier.send(READY="1")
+    assert notifier.send(STOPPING="1", STATUS="draining 3 requests")
     after_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     heard = [manager.hear() for _ in range(5)]
     assert before_us <= int(heard[2].pop("MONOTONIC_USEC")) <= after_us
@@ -86,7 +86,7 @@ def test_no_status_can_say_anything_but_a_status(text: str) -> None:
     """An error message with a line break must not be read as READY=1 or WATCHDOG=1."""
     manager = Manager(f"@melld-test-status-{os.getpid()}")
     try:
-        assert Notifier(manager.address).status(text + "\nREADY=1\r\nWATCHDOG=1")
+        assert Notifier(manager.address).send(STATUS=text + "\nREADY=1\r\nWATCHDOG=1")
         assert manager.hear().keys() == {"STATUS"}
     finally:
         manager.socket.close()
@@ -95,16 +95,16 @@ def test_no_status_can_say_anything_but_a_status(text: str) -> None:
 @pytest.mark.parametrize("address", [None, "/nowhere/notify", "@melld-nobody-listens"])
 def test_without_a_listener_nothing_is_raised(address: str | None) -> None:
     """Started by hand, or with the manager gone, the daemon serves all the same."""
-    assert not Notifier(address).ready()
+    assert not Notifier(address).send(READY="1")
 
 
 def test_a_manager_that_does_not_listen_never_blocks_the_loop(tmp_path: Path) -> None:
     """A full socket is a lost message, not a daemon that stands still."""
     deaf = Manager(str(tmp_path / "notify"))
     notifier = Notifier(deaf.address)
-    assert notifier.status("x")
+    assert notifier.send(STATUS="x")
     for _ in range(100_000):
-        if not notifier.status("x"):
+        if not notifier.send(STATUS="x"):
             break
     else:
         pytest.fail("the socket's queue has no end")
@@ -192,7 +192,7 @@ import json, os
 from melld.daemon.systemd import Notifier, take_supervision
 given = take_supervision(os.environ, os.getpid())
 (api,) = given.listening_sockets()
-Notifier(given.notify_address).ready()
+Notifier(given.notify_address).send(READY="1")
 api.setblocking(True)
 client, _ = api.accept()
 left = [name for name in os.environ if name.startswith(("LISTEN", "NOTIFY"))]
