@@ -160,9 +160,7 @@ class Api:
                 return await self._follow(exchange, rest)
             return exchange.whole(asked(self._stored, exchange.client.owner, rest), leaves_body=True)
         if call is None:
-            page = await PAGES[exchange.route](self._facts, rest)
-            headers = {"Content-Type": page.content_type} | page.headers
-            return web.Response(status=page.status, body=page.body, headers=headers)
+            return await PAGES[exchange.route](self._facts, rest)
         self.admission.check(exchange.client.name)
         config = self._context.config()
         if call.hears:

@@ -10,7 +10,6 @@ import hashlib
 import re
 from importlib.resources import files
 
-CONTENT_TYPE = "text/html; charset=utf-8"
 # Answers that name requests must not be cached.
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -34,7 +33,8 @@ def overview_headers() -> dict[str, str]:
         "form-action 'none'",
         "frame-ancestors 'none'",
     )
-    return NO_STORE | {"Content-Security-Policy": "; ".join(policy), "Referrer-Policy": "no-referrer"}
+    kind = {"Content-Type": "text/html; charset=utf-8", "Referrer-Policy": "no-referrer"}
+    return NO_STORE | kind | {"Content-Security-Policy": "; ".join(policy)}
 
 
 def _source(element: str) -> str:

@@ -3,11 +3,12 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from vllm import __version__ as vllm_version
 
@@ -15,7 +16,7 @@ from melld.api.answers import JSON, Refusal
 from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import openapi_document
-from melld.api.overview import CONTENT_TYPE, NO_STORE, overview_headers, overview_html
+from melld.api.overview import NO_STORE, overview_headers, overview_html
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus
 
@@ -38,65 +39,57 @@ class ApiContext:
     """The metrics of /metrics, to which the API adds its own."""
 
 
-class PageResponse(msgspec.Struct, frozen=True):
-    """A whole response."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = JSON
-    headers: dict[str, str] = {}
-
-
-async def health(_daemon: ApiContext, _rest: str) -> PageResponse:
+async def health(_daemon: ApiContext, _rest: str) -> web.Response:
     """Answer while the daemon's event loop runs."""
-    return _json({"status": "ok"})
+    return _json(b'{"status": "ok"}')
 
 
-async def ready(daemon: ApiContext, _rest: str) -> PageResponse:
+async def ready(daemon: ApiContext, _rest: str) -> web.Response:
     """Answer 200 if requests are served, else 503 with the reason."""
     reason = daemon.why_not_ready()
     if reason is None:
-        return _json({"status": "ready"})
-    return _json({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
+        return _json(b'{"status": "ready"}')
+    said = json.dumps({"status": "not ready", "reason": reason}).encode()
+    return _json(said, status=503, headers={"Retry-After": "1"})
 
 
-async def versions(_daemon: ApiContext, _rest: str) -> PageResponse:
+async def versions(_daemon: ApiContext, _rest: str) -> web.Response:
     """Return the versions of melld and vLLM."""
-    return _json({"version": version("melld"), "vllm": vllm_version})
+    return _json(json.dumps({"version": version("melld"), "vllm": vllm_version}).encode())
 
 
-async def metrics(daemon: ApiContext, _rest: str) -> PageResponse:
+async def metrics(daemon: ApiContext, _rest: str) -> web.Response:
     """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format."""
-    return PageResponse(generate_latest(daemon.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=generate_latest(daemon.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def models(daemon: ApiContext, name: str) -> PageResponse:
+async def models(daemon: ApiContext, name: str) -> web.Response:
     """Return the list of models, or the one called `name`."""
     found = await cards(daemon.models)
     if not name:
-        return PageResponse(msgspec.json.encode({"object": "list", "data": found}))
+        return _json(msgspec.json.encode({"object": "list", "data": found}))
     for card in found:
         if card["id"] == name:
-            return PageResponse(msgspec.json.encode(card))
+            return _json(msgspec.json.encode(card))
     raise Refusal(404, f"The model `{name[:200]}` does not exist.", code="model_not_found", param="model")
 
 
-async def overview(_daemon: ApiContext, _rest: str) -> PageResponse:
+async def overview(_daemon: ApiContext, _rest: str) -> web.Response:
     """Return the page for people."""
-    return PageResponse(overview_html(), content_type=CONTENT_TYPE, headers=overview_headers())
+    return web.Response(body=overview_html(), headers=overview_headers())
 
 
-async def status(daemon: ApiContext, _rest: str) -> PageResponse:
+async def status(daemon: ApiContext, _rest: str) -> web.Response:
     """Return what `melld status --json` prints."""
-    return PageResponse(msgspec.json.encode(daemon.status()), headers=NO_STORE)
+    return _json(msgspec.json.encode(daemon.status()), headers=NO_STORE)
 
 
-async def openapi(_daemon: ApiContext, _rest: str) -> PageResponse:
+async def openapi(_daemon: ApiContext, _rest: str) -> web.Response:
     """Return the description of this API.  It is made once, in a thread, because that takes most of a second."""
-    return PageResponse(await asyncio.to_thread(openapi_document))
+    return _json(await asyncio.to_thread(openapi_document))
 
 
-PAGES: dict[str, Callable[[ApiContext, str], Any]] = {
+PAGES: dict[str, Callable[[ApiContext, str], Awaitable[web.Response]]] = {
     "/": overview,
     "/status": status,
     "/openapi.json": openapi,
@@ -110,5 +103,5 @@ PAGES: dict[str, Callable[[ApiContext, str], Any]] = {
 WITHOUT_KEY = frozenset({"/", "/health", "/ready"})
 
 
-def _json(fields: dict[str, str], status: int = 200, headers: dict[str, str] | None = None) -> PageResponse:
-    return PageResponse(json.dumps(fields).encode(), status, headers=headers or {})
+def _json(body: bytes, **rest: Any) -> web.Response:
+    return web.Response(body=body, content_type=JSON, **rest)

@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from melld.api.overview import CONTENT_TYPE, overview_headers, overview_html
+from melld.api.overview import overview_headers, overview_html
 from melld.control.status import DaemonStatus
 from melld.scheduler.policies.mell.classes import Limits
 from tests.api.browser import Tab, browser_tab
@@ -37,7 +37,7 @@ class Elements(html.parser.HTMLParser):
 def test_the_page_needs_no_key_and_tells_nothing(strict: DaemonProcess) -> None:
     """Whoever opens the address sees where to put a key, and not one fact about the daemon."""
     page = request(strict.url, "GET", "/", headers=NO_KEY)
-    assert (page.status, page.headers["content-type"]) == (200, CONTENT_TYPE)
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.body == overview_html(), "the same bytes for everybody"
 
 
@@ -174,7 +174,7 @@ async def served(status: DaemonStatus) -> AsyncIterator[str]:
     """The page as it is served, over a status that no daemon of the tests would have."""
 
     async def page(_request: web.Request) -> web.Response:
-        return web.Response(body=overview_html(), headers={"Content-Type": CONTENT_TYPE} | overview_headers())
+        return web.Response(body=overview_html(), headers=overview_headers())
 
     async def state(_request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
