@@ -39,7 +39,7 @@ from melld.cluster.envelopes import (
     ToAgent,
     pieces,
 )
-from melld.cluster.facts import device_facts, facts_of
+from melld.cluster.facts import devices_by_seat, facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
 from melld.engine.host.local import LocalChild, LocalHost
 from melld.engine.host.template import TemplateProcess
@@ -159,17 +159,9 @@ class Agent:
         self._template = TemplateProcess(summons.device_kind, summons.environment)
         self._template.start()  # its imports take longer than the rest of this
         facts = await asyncio.to_thread(facts_of, summons.models)
-        devices = device_facts(self._kind, (await self._seated).gpus)
+        devices = devices_by_seat(self._kind, (await self._seated).gpus)
         daemon = self._daemon = await self._dial(summons)
-        daemon.send(
-            Hello(
-                token=summons.token,
-                machine=summons.machine,
-                versions=facts.versions,
-                model_digests=facts.model_digests,
-                devices=devices,
-            )
-        )
+        daemon.send(Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
         readings = WorkerReadings(Nvml() if self._kind == "cuda" else None)
         while True:
             await asyncio.sleep(UNREAD_S)
@@ -238,6 +230,5 @@ class Agent:
             case Seated() if not self._seated.done():
                 self._seated.set_result(message)
             case SeatAnswer(seat, gpu, failure) if self._daemon is not None:
-                found = () if failure else device_facts(self._kind, [gpu])
-                device = msgspec.structs.replace(found[0], index=seat) if found else None
+                device = None if failure else devices_by_seat(self._kind, [gpu]).get(0)
                 self._daemon.send(SeatTaken(seat, device, failure or f"NVML lists no GPU {gpu}"))

@@ -11,6 +11,7 @@ import msgspec
 
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
+from melld.kvstore.device_reading import Device
 from melld.kvstore.worker_readings import WorkerReading
 
 MAX_PIECE_BYTES = 1 << 18
@@ -24,19 +25,13 @@ class Envelope(msgspec.Struct, frozen=True, tag=True):
     """The head of a frame."""
 
 
-class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a machine.  `index` counts the machine's devices that melld uses, from 0."""
+class Facts(msgspec.Struct, frozen=True):
+    """Facts that must be equal on all machines."""
 
-    kind: str
-    """`cuda` or `cpu`."""
-    index: int
-    gpu: int | None = None
-    """nvidia-smi's index of a GPU."""
-    uuid: str = ""
-    """Of a GPU."""
-    name: str = ""
-    memory_bytes: int | None = None
-    """Of a GPU."""
+    versions: dict[str, str]
+    """Of packages."""
+    model_digests: dict[str, str]
+    """By model path; "" for a model that is not there."""
 
 
 # -- both ways between daemon and agent --------------------------------------------------------------------------------
@@ -66,10 +61,9 @@ class Hello(Envelope, frozen=True, tag=True, kw_only=True):
 
     token: str
     machine: str
-    versions: dict[str, str]
-    model_digests: dict[str, str]
-    """A digest by model path; "" for a model that is not there."""
-    devices: tuple[DeviceFacts, ...]
+    facts: Facts
+    devices: dict[int, Device]
+    """By seat; on a CPU without a `uuid`."""
 
 
 class Forked(Envelope, frozen=True, tag=True):
@@ -104,7 +98,7 @@ class SeatTaken(Envelope, frozen=True, tag=True):
     """The answer to `TakeSeat`: the device there now, which may be another one; None and why if there is none."""
 
     seat: int
-    device: DeviceFacts | None
+    device: Device | None
     failure: str = ""
 
 

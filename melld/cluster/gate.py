@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from melld.cluster.certificate import make_certificate
-from melld.cluster.envelopes import Hello, Leave, ToDaemon
-from melld.cluster.facts import Facts, why_different
+from melld.cluster.envelopes import Facts, Hello, Leave, ToDaemon
+from melld.cluster.facts import why_different
 from melld.cluster.link import Link
 
 log = logging.getLogger("melld.cluster")
@@ -93,7 +93,7 @@ class Gate:
             link.end("it has no valid token")
             return
         del self._tokens[message.machine]
-        why = why_different(self._ours, Facts(message.versions, message.model_digests))
+        why = why_different(self._ours, message.facts)
         if why is None and not message.devices:
             why = "it has no free device"
         if why is not None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from melld.cluster.envelopes import (
     Bytes,
-    DeviceFacts,
     Exited,
     Forked,
     Hello,
@@ -51,7 +50,7 @@ class Machine:
 
     def __init__(self, hello: Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
         self.name = hello.machine
-        self.devices: dict[int, DeviceFacts] = {one.index: one for one in hello.devices}
+        self.devices = dict(hello.devices)
         """By seat: those that this daemon has now."""
         self.readings: dict[str, WorkerReading] = {}
         """The last, by worker."""
@@ -60,7 +59,7 @@ class Machine:
         self._on_lost = on_lost
         self._children: dict[int, RemoteChild] = {}
         self._numbers = itertools.count(1)
-        self._awaited: dict[int, asyncio.Future[DeviceFacts]] = {}
+        self._awaited: dict[int, asyncio.Future[None]] = {}
         link.received, link.lost = self._received, self._lost
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> "RemoteChild":
@@ -77,20 +76,20 @@ class Machine:
         if self.devices.pop(seat, None) is not None:
             self._link.send(ReturnSeat(seat))
 
-    async def take_seat(self, seat: int) -> DeviceFacts:
-        """Have Ray give a device for the seat again, and return it, which may be another one than before.
+    async def take_seat(self, seat: int) -> None:
+        """Have Ray give a device for the seat again, which may be another one than before.
 
         Raises:
             NoSeat: there is none now.
         """
         if seat in self.devices:
-            return self.devices[seat]
+            return
         if self.why_lost is not None:
             raise NoSeat(f"machine {self.name} is lost: {self.why_lost}")
         if seat not in self._awaited:
             self._awaited[seat] = asyncio.get_running_loop().create_future()
             self._link.send(TakeSeat(seat))
-        return await asyncio.shield(self._awaited[seat])
+        await asyncio.shield(self._awaited[seat])
 
     def drop(self, reason: str) -> None:
         """Treat the machine as lost; its agent ends its workers when it notices."""
@@ -126,13 +125,10 @@ class Machine:
                 self._link.end(reason)
 
     def _seat_taken(self, answer: SeatTaken) -> None:
-        awaited = self._awaited.pop(answer.seat, None)
+        awaited = self._awaited.pop(answer.seat)
         if answer.device is not None:
             self.devices[answer.seat] = answer.device
-        if awaited is None:
-            return
-        if answer.device is not None:
-            awaited.set_result(answer.device)
+            awaited.set_result(None)
         else:
             _fail(awaited, f"machine {self.name} got no device: {answer.failure}")
 
@@ -182,7 +178,7 @@ class RemoteChild:
         self.ear.exited(reason, from_outside)
 
 
-def _fail(awaited: asyncio.Future[DeviceFacts], why: str) -> None:
+def _fail(awaited: asyncio.Future[None], why: str) -> None:
     with contextlib.suppress(asyncio.InvalidStateError):
         awaited.set_exception(NoSeat(why))
         awaited.exception()  # nobody may be waiting any more

@@ -18,7 +18,6 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.host.ports import Host
 from melld.ids import WorkerId
-from melld.kvstore.device_reading import Device
 from melld.kvstore.worker_readings import WorkerReading
 
 log = logging.getLogger("melld.cluster")
@@ -88,11 +87,7 @@ class Machines:
         if len(facts) < each:
             log.warning("machine %s has too few devices for a worker, which takes %d", machine.name, each)
             return []
-        gpus = [
-            Device(index=one.gpu or 0, uuid=one.uuid, name=one.name, memory_bytes=one.memory_bytes)
-            for one in facts
-            if one.kind == "cuda"
-        ]
+        gpus = [one for one in facts if one.uuid]
         if not gpus:
             cpu = msgspec.structs.replace(config.devices.cpu or CpuDevices(), count=len(facts))
             config = msgspec.structs.replace(config, devices=msgspec.structs.replace(config.devices, cpu=cpu))

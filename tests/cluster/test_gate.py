@@ -9,8 +9,8 @@ import pytest
 
 from melld.cluster import facts
 from melld.cluster.certificate import make_certificate, pinned_context
-from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, MAX_PARTS, MAX_PIECE_BYTES, Hello, Leave, ToAgent, pieces
-from melld.cluster.facts import Facts, why_different
+from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, MAX_PARTS, MAX_PIECE_BYTES, Facts, Hello, Leave, ToAgent, pieces
+from melld.cluster.facts import why_different
 from melld.cluster.link import Link
 from melld.engine.wire.frames import encode_frame
 from tests.cluster.plain_agent import Site, site
@@ -29,9 +29,8 @@ def hello(at: Site, token: str, **versions: str) -> Hello:
     return Hello(
         token=token,
         machine="m1",
-        versions=facts.versions | versions,
-        model_digests=facts.model_digests,
-        devices=(),
+        facts=Facts(facts.versions | versions, facts.model_digests),
+        devices={},
     )
 
 

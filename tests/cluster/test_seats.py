@@ -8,9 +8,9 @@ import pytest
 from melld.cluster import seats
 from melld.cluster.envelopes import (
     Bytes,
-    DeviceFacts,
     Envelope,
     Exited,
+    Facts,
     Hello,
     Kill,
     ReturnSeat,
@@ -23,12 +23,13 @@ from melld.cluster.machine import Machine
 from melld.cluster.seats import SeatedHost
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
+from melld.kvstore.device_reading import Device
 
 SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"))
 
 
-def gpu(uuid: str) -> DeviceFacts:
-    return DeviceFacts(kind="cuda", index=0, gpu=0, uuid=uuid)
+def gpu(uuid: str) -> Device:
+    return Device(index=0, uuid=uuid)
 
 
 class Wire(Link):
@@ -78,7 +79,7 @@ def wire() -> Wire:
 def host(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> SeatedHost:
     """Of a worker with one GPU, which is kept for no time after its end."""
     monkeypatch.setattr(seats, "RETURN_S", 0.0)
-    hello = Hello(token="", machine="m1", versions={}, model_digests={}, devices=(gpu("GPU-a"),))
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={0: gpu("GPU-a")})
     return SeatedHost(Machine(hello, wire, lambda _machine, _why: None), [0])
 
 

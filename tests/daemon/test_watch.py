@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from melld.cluster.envelopes import Hello, Readings
+from melld.cluster.envelopes import Facts, Hello, Readings
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
@@ -194,7 +194,7 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
 async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     """A mistyped address does not look as if machines could not be drained."""
     watched = Watched()
-    hello = Hello(token="", machine="10.0.0.2", versions={}, model_digests={}, devices=())
+    hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
     operations = operations_of([watched.model], machines=watched.machines)
@@ -219,7 +219,7 @@ async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
 async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> None:
     """As one on this machine: its requests leave before another program's memory is what its steps lack."""
     watched = Watched()
-    hello = Hello(token="", machine="m1", versions={}, model_digests={}, devices=())
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
     place = watched.places[0]
