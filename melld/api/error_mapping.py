@@ -29,6 +29,8 @@ _PROMPTS = ("messages", "prompt", "input")
 """The fields that may make a request too large."""
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "tools")
 """The fields that constrain the output."""
+_LIMITS = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids")
+"""The fields that may forbid every token that would continue a constrained output."""
 
 
 class ServingFault(Exception):
@@ -82,11 +84,6 @@ def is_known(error: BaseException) -> bool:
     return isinstance(error, on_purpose) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
 
 
-# The fields that ask for a structured output, and those that may forbid every token that would continue it.
-_STRUCTURES = ("structured_outputs", "response_format", "output_config", "text", "tools")
-_LIMITS = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids")
-
-
 def _is_dead_end(error: BaseException) -> bool:
     """Return True if a worker ended the request because no allowed token was left, for which vLLM gives no reason."""
     found: object = error.reported if isinstance(error, ServingFault) else error
@@ -96,7 +93,7 @@ def _is_dead_end(error: BaseException) -> bool:
 
 
 def _dead_end(parameters: frozenset[str]) -> Answer | None:
-    structure = next((name for name in _STRUCTURES if name in parameters), None)
+    structure = next((name for name in _CONSTRAINTS if name in parameters), None)
     limit = next((name for name in _LIMITS if name in parameters), None)
     if structure is None or limit is None:
         return None
@@ -170,16 +167,12 @@ def _said_of_entry(errors: list[Any]) -> str:
 
 # vLLM's text -> the code, and the fields that may be at fault.
 _FINER = (
-    (re.compile("maximum (context|model) length"), "context_length_exceeded", ("messages", "prompt", "input")),
+    (re.compile("maximum (context|model) length"), "context_length_exceeded", _PROMPTS),
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
     (re.compile("at least one prompt|prompt cannot be empty"), None, ("prompt", "input")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),
-    (
-        re.compile(r"(?i)grammar|json.schema|structural.tag|regex"),
-        "invalid_grammar",
-        _CONSTRAINTS,
-    ),
+    (re.compile(r"(?i)grammar|json.schema|structural.tag|regex"), "invalid_grammar", _CONSTRAINTS),
 )
 
 

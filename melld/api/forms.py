@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from melld.api.answers import Refusal
+from melld.api.answers import Refusal, bad
 
 FORM = "multipart/form-data"
 MAX_FIELDS = 64
@@ -43,7 +43,7 @@ async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
             fields[name] = value
     file = fields.get("file")
     if not isinstance(file, UploadFile):
-        raise Refusal(400, "file holds the audio, with a file name", code="invalid_value", param="file")
+        raise bad("file", "file holds the audio, with a file name")
     with file.file:
         return fields | {"file": UploadFile(io.BytesIO(file.file.read()))}
 

@@ -17,7 +17,7 @@ from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from melld.api.answers import Refusal
+from melld.api.answers import Refusal, bad
 from melld.api.calls import CALLS, Result
 from melld.api.error_mapping import ServingFault, answer_to, needs_traceback
 from melld.api.long_answers import LongAnswer
@@ -70,7 +70,7 @@ class Keeping:
         """
         request = self._request
         if request.background and not limits.max_stored_responses:
-            raise _bad("background", "this server stores no responses")
+            raise bad("background", "this server stores no responses")
         self._store.check_new(self._owner, request.request_id)
         if (wanted := request.previous_response_id) is None:
             return
@@ -80,12 +80,12 @@ class Keeping:
             raise Refusal(409, message, code="response_in_progress", param="previous_response_id")
         if len(found.messages) > limits.max_message_parts:
             message = f"a conversation has at most {limits.max_message_parts} messages"
-            raise _bad("previous_response_id", message)
+            raise bad("previous_response_id", message)
         self._size += found.size
         self.prompts[wanted] = found.messages
         previous = await off_loop.run(len(found.body), ResponsesResponse.model_validate_json, found.body)
         if previous.status in ("failed", "cancelled"):
-            raise _bad("previous_response_id", f"the response {wanted} is {previous.status}")
+            raise bad("previous_response_id", f"the response {wanted} is {previous.status}")
         self.previous = previous
 
     async def kept(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -234,7 +234,3 @@ def store_responses(serving: State) -> None:
     handler._run_background_request = in_background  # noqa: SLF001
     handler._run_background_request_stream = in_background_as_stream  # noqa: SLF001
     handler.responses_background_stream_generator = follow
-
-
-def _bad(param: str, message: str) -> Refusal:
-    return Refusal(400, message, code="invalid_value", param=param)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from melld.api.answers import Answer, Refusal
+from melld.api.answers import Answer, Refusal, bad
 from melld.config_server import ServerConfig
 
 
@@ -114,11 +114,9 @@ class StoredResponses:
         """
         found = self.find(owner, response_id)
         if found.events is None:
-            message = "only a response made in the background as a stream is streamed again"
-            raise Refusal(400, message, code="invalid_value", param="stream")
+            raise bad("stream", "only a response made in the background as a stream is streamed again")
         if after is not None and not after.isdecimal():
-            message = "starting_after is the sequence_number of an event"
-            raise Refusal(400, message, code="invalid_value", param="starting_after")
+            raise bad("starting_after", "starting_after is the sequence_number of an event")
         return found.follow(-1 if after is None else int(after))
 
     def check_new(self, owner: bytes, response_id: str) -> None:
