@@ -35,8 +35,8 @@ class Machines:
         self._environment = environment
         self._fleet = fleet
         self._workers: dict[str, list[WorkerId]] = {}
-        self._lost: dict[str, str] = {}
-        self._joined: dict[str, Machine] = {}
+        self._machines: dict[str, Machine] = {}
+        """The latest of each name, which may be lost."""
 
     def machine_joined(self, machine: Machine) -> None:
         """Have a worker started on each of its devices: those that it had before, if it was lost."""
@@ -45,12 +45,11 @@ class Machines:
         returned = [slot for slot in slots if slot.worker in self._fleet.places]
         for slot in returned:  # its devices may be other ones now
             self._fleet.places[slot.worker].slot = slot
-        self._lost.pop(machine.name, None)
-        self._joined[machine.name] = machine
+        self._machines[machine.name] = machine
         seats, each = sorted(machine.devices), self._config.devices.group_size
         for index, slot in enumerate(slots):
             host: Host = machine
-            if self._config.cluster is not None and self._config.cluster.return_idle:
+            if self._config.cluster.return_idle:
                 host = SeatedHost(machine, seats[index * each : (index + 1) * each])
             if slot in returned:
                 self._fleet.supervisor.bring_back([slot.worker], host)
@@ -59,8 +58,6 @@ class Machines:
 
     def machine_lost(self, machine: Machine, reason: str) -> None:
         """Lose all its workers in one event."""
-        self._lost[machine.name] = reason
-        self._joined.pop(machine.name, None)
         with self._fleet.losing(self._workers[machine.name], f"machine {machine.name} is lost: {reason}"):
             machine.end_children()
 
@@ -70,13 +67,14 @@ class Machines:
 
     def readings(self) -> dict[str, WorkerReading]:
         """Return the last reading of each worker's device."""
-        return {worker: one for machine in self._joined.values() for worker, one in machine.readings.items()}
+        joined = [machine for machine in self._machines.values() if machine.why_lost is None]
+        return {worker: one for machine in joined for worker, one in machine.readings.items()}
 
     def status(self) -> tuple[MachineStatus, ...]:
         """Return what operators may know of each machine."""
         return tuple(
-            MachineStatus(machine=name, workers=tuple(workers), reason=self._lost.get(name, ""))
-            for name, workers in self._workers.items()
+            MachineStatus(machine=name, workers=tuple(self._workers[name]), reason=machine.why_lost or "")
+            for name, machine in self._machines.items()
         )
 
     def _slots(self, machine: Machine, workers: list[WorkerId]) -> list[Slot]:
