@@ -110,7 +110,7 @@ class Api:
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
         self._turns = Turns()
-        self._stored = StoredResponses(context.config)
+        self._stored = StoredResponses(context.config, lambda: context.keys().owners())
         self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,

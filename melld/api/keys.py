@@ -46,6 +46,10 @@ class Keys(msgspec.Struct, frozen=True):
         """Return how many clients there are."""
         return len({client.name for client in self.clients.values()})
 
+    def owners(self) -> set[bytes]:
+        """Return what the clients' stored responses are kept under."""
+        return {client.owner for client in self.clients.values()} or {Client().owner}
+
     def client_of(self, presented: str | None) -> Client | None:
         """Return who presents this key, nobody in particular if none is needed; None for a wrong key.
 

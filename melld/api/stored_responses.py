@@ -6,7 +6,7 @@ in bytes.  No key sees another's.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Set
 from typing import Any
 
 import msgspec
@@ -87,10 +87,11 @@ class Stored(msgspec.Struct, kw_only=True):
 
 
 class StoredResponses:
-    """Keeps answers by their owner and id.  One per daemon."""
+    """Keeps answers by their owner and id, as long as it is one of the `owners`.  One per daemon."""
 
-    def __init__(self, limits: Callable[[], ServerConfig]) -> None:
+    def __init__(self, limits: Callable[[], ServerConfig], owners: Callable[[], Set[bytes]]) -> None:
         self._limits = limits
+        self._owners = owners
         self._of: defaultdict[bytes, dict[str, Stored]] = defaultdict(dict)
         """Of each owner, the oldest first."""
 
@@ -131,7 +132,12 @@ class StoredResponses:
             raise Refusal(409, message, code="response_in_progress", param="request_id")
 
     def put(self, owner: bytes, response_id: str, stored: Stored) -> None:
-        """Keep an answer, and drop the oldest that there is no room for; none that is still being made."""
+        """Keep an answer.
+
+        Drop the oldest that there is no room for, but none that is still being made, and those of keys that are gone.
+        """
+        for gone in self._of.keys() - self._owners():
+            del self._of[gone]
         kept, limits = self._of[owner], self._limits()
         kept.pop(response_id, None)
         kept[response_id] = stored

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.answers import Answer, Refusal
+from melld.api.keys import Client, Keys
 from melld.api.stored_responses import Stored, StoredResponses
 from melld.config_server import ServerConfig
 from tests.api.http_client import MODEL, request
@@ -48,7 +49,7 @@ def kept(store: StoredResponses, owner: bytes, names: str) -> str:
 )
 def test_the_latest_are_kept_of_each_key_while_there_is_room(puts: list[tuple[bytes, str, int, bool]]) -> None:
     """However often and in whatever order: never more than may be, but for what is being made, and never another's."""
-    store = StoredResponses(lambda: LIMITS)
+    store = StoredResponses(lambda: LIMITS, lambda: {b"one", b"two"})
     expected: dict[bytes, list[tuple[str, int, bool]]] = {b"one": [], b"two": []}
     for owner, name, size, is_done in puts:
         store.put(owner, name, stored(size, is_done=is_done))
@@ -63,9 +64,21 @@ def test_the_latest_are_kept_of_each_key_while_there_is_room(puts: list[tuple[by
             assert set(kept(store, each, "abcdef")) == {one[0] for one in wanted}
 
 
+def test_nothing_is_kept_of_a_key_that_is_gone() -> None:
+    """Who changes keys every day does not fill the memory with what nobody can ask for."""
+    clients = {b"1": Client("key0", owner=b"old"), b"2": Client("key1", owner=b"new")}
+    store = StoredResponses(lambda: LIMITS, Keys(clients).owners)
+    store.put(b"old", "a", stored())
+    store.put(b"new", "b", stored())
+    assert (kept(store, b"old", "a"), kept(store, b"new", "b")) == ("a", "b")
+    del clients[b"1"]
+    store.put(b"new", "c", stored())
+    assert (kept(store, b"old", "a"), kept(store, b"new", "bc")) == ("", "bc")
+
+
 def test_what_is_done_cannot_be_cancelled_and_what_fails_says_why() -> None:
     """A client learns how its answer ended, whoever ended it first."""
-    store = StoredResponses(lambda: LIMITS)
+    store = StoredResponses(lambda: LIMITS, Keys().owners)
     store.put(b"", "a", stored(background=True))
     store.put(b"", "b", stored(status="queued", background=True, is_done=False))
     with pytest.raises(Refusal) as done:
