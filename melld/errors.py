@@ -70,7 +70,6 @@ class RequestTooLarge(MelldError):
         super().__init__(
             f"request {request} needs {kv_bytes} bytes of KV cache; a worker can have {capacity_bytes} at most"
         )
-        self.request = request
         self.kv_bytes = kv_bytes
         self.capacity_bytes = capacity_bytes
 
@@ -152,11 +151,6 @@ class IllegalTransition(MelldError):
 
     def __init__(self, noun: str, name: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
         super().__init__(f"{noun} {name} is {state}: cannot {event}" + "".join(f"\n  {line}" for line in story))
-        self.noun = noun
-        self.name = name
-        self.state = state
-        self.event = event
-        self.story = story
 
 
 class InvalidSchema(MelldError):

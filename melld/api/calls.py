@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     serving: str
     """The attribute of vLLM's serving state."""
-    method: str
+    method: str = ""
     """Its method; empty if the object itself is called."""
     parse: Callable[[dict[str, Any]], BaseModel]
     """Turns a body into vLLM's pydantic model."""
@@ -81,8 +81,8 @@ def _tokenize(body: dict[str, Any]) -> BaseModel:
     return _TOKENIZE_CHAT(body) if "messages" in body else _TOKENIZE_TEXT(body)
 
 
-_SCORE = Call(serving="serving_scores", method="", parse=trying(ScoreRequest), api="Score")
-_RERANK = Call(serving="serving_scores", method="", parse=trying(RerankRequest), api="Rerank")
+_SCORE = Call(serving="serving_scores", parse=trying(ScoreRequest), api="Score")
+_RERANK = Call(serving="serving_scores", parse=trying(RerankRequest), api="Rerank")
 CALLS = {
     "/v1/chat/completions": Call(
         serving="openai_serving_chat",
@@ -123,11 +123,10 @@ CALLS = {
     ),
     "/v1/embeddings": Call(
         serving="serving_embedding",
-        method="",
         parse=trying(EmbeddingRequest, plain=EmbeddingCompletionRequest),
         api="Embeddings",
     ),
-    "/v2/embed": Call(serving="serving_embedding", method="", parse=trying(CohereEmbedRequest), api="Embeddings"),
+    "/v2/embed": Call(serving="serving_embedding", parse=trying(CohereEmbedRequest), api="Embeddings"),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": _RERANK,
@@ -135,13 +134,11 @@ CALLS = {
     "/v2/rerank": _RERANK,
     "/classify": Call(
         serving="serving_classification",
-        method="",
         parse=trying(ClassificationRequest, plain=ClassificationCompletionRequest),
         api="Classification",
     ),
     "/pooling": Call(
         serving="serving_pooling",
-        method="",
         parse=trying(PoolingRequest, plain=PoolingCompletionRequest),
         api="Pooling",
     ),

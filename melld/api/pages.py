@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import JSON, Refusal
+from melld.api.descriptions import LOOKED
 from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import openapi_document
@@ -100,7 +101,7 @@ PAGES: dict[str, Callable[[ApiContext, str], Awaitable[web.Response]]] = {
     "/v1/models": models,
 }
 # The page itself holds nothing: it shows /status, for which it asks its reader for a key.
-WITHOUT_KEY = frozenset({"/", "/health", "/ready"})
+WITHOUT_KEY = frozenset(path for path, page in LOOKED.items() if page.open)
 
 
 def _json(body: bytes, **rest: Any) -> web.Response:

@@ -61,7 +61,7 @@ def _groups(devices: Sequence[Each], each: int) -> list[Sequence[Each]]:
     return [devices[start : start + each] for start in range(0, len(devices), each)]
 
 
-def kind_of(gpus: list[Device]) -> str:
+def kind_of(gpus: Sequence[Device]) -> str:
     """Return the kind of all devices."""
     return "cuda" if gpus else "cpu"
 

@@ -75,8 +75,6 @@ class DaemonParts(NamedTuple):
     models: Sequence[ServedModel]
     watch: Watch
     metrics: Metrics
-    kind: str
-    """Of the devices: `cuda` or `cpu`."""
     landlord: LandlordShell | None = None
     """None with one model."""
     gpus: Sequence[Device] = ()
@@ -140,14 +138,14 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         cluster = Cluster(config.cluster, kind, [config.model.path], environment, machines)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
-    return DaemonParts(template, models, watch, metrics, kind, landlord, gpus, cluster, machines)
+    return DaemonParts(template, models, watch, metrics, landlord, gpus, cluster, machines)
 
 
 def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
     """Import vLLM and check each model's configuration with it.  Takes seconds: to be called in a thread."""
     from melld.engine.frontend.rehearsal import prepare
 
-    return [prepare(model.parts.config, parts.kind) for model in parts.models]
+    return [prepare(model.parts.config, kind_of(parts.gpus)) for model in parts.models]
 
 
 def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
