@@ -8,12 +8,17 @@ import re
 import tomllib
 from typing import Any
 
-from melld.config import SERVED_MODEL_NAME, Config, ModelConfig
+from melld.config import SERVED_MODEL_NAME, ClusterConfig, Config, CpuDevices, ModelConfig
 from melld.config_reading import read_tables
 from melld.config_server import ServerConfig
 from melld.config_values import DIGEST, is_address
 from melld.errors import ConfigError
 
+SHORT_FORMS = {
+    "model": ModelConfig.short_form,
+    "cluster": ClusterConfig.short_form,
+    "devices.cpu": CpuDevices.short_form,
+}
 TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
 
 
@@ -50,10 +55,15 @@ def _name_first_model(tables: dict[str, Any], where: str) -> None:
 def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
     *path, key = dotted.split(".")
     table = tables
-    for name in path:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise ConfigError(dotted, f"{name} is not a table")
+    for depth, name in enumerate(path, 1):
+        inner = table.get(name, {})
+        if not isinstance(inner, dict):
+            short = SHORT_FORMS.get(".".join(path[:depth]))
+            if short is None:
+                raise ConfigError(dotted, f"{name} is not a table")
+            inner = {short: inner}
+        table[name] = inner
+        table = inner
     table[key] = value
 
 

@@ -224,6 +224,21 @@ def test_flags_go_before_the_file() -> None:
     assert config.server.port == 2
 
 
+@pytest.mark.parametrize(
+    ("short", "key", "value", "long"),
+    [
+        ("devices.cpu=1", "devices.cpu.kv_bytes", "64MiB", 'devices.cpu={count=1, kv_bytes="64MiB"}'),
+        ("devices.cpu=1", "devices.cpu.count", 4, "devices.cpu=4"),
+        ('cluster="auto"', "cluster.port", 9, 'cluster={address="auto", port=9}'),
+    ],
+)
+def test_a_flag_changes_a_part_of_what_the_file_says_in_short(short: str, key: str, value: object, long: str) -> None:
+    """`--device cpu:4` goes with `cpu = 1` in the file, as with the table that this is short for."""
+    model = 'model="m"\n'
+    given = parse_config(model + short, "melld.toml", {key: value, "model.name": "a"})
+    assert given == parse_config(f'model={{path="m", name="a"}}\n{long}', "melld.toml")
+
+
 def test_the_default_listens_on_loopback_alone() -> None:
     """A newcomer's first start opens nothing to the network."""
     config: Config = parse_config('[model]\npath="m"', "melld.toml")
