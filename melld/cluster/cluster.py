@@ -6,7 +6,6 @@ Owns the launcher, the gate, and which node has a machine.  The daemon listens, 
     await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
     machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
     SeatedHost(machine, [0])   # for one worker, whose devices go back to Ray while it is stopped: see `seats`
-    machine.drop("why")        # lose it now: `listener.machine_lost`, then `exited` of each of its workers
     await cluster.stop()
 
 Everything happens on the event loop, which must be the main thread's.  A lost machine that comes back is a new one.

@@ -91,10 +91,6 @@ class Machine:
             self._link.send(TakeSeat(seat))
         await asyncio.shield(self._awaited[seat])
 
-    def drop(self, reason: str) -> None:
-        """Treat the machine as lost; its agent ends its workers when it notices."""
-        self._link.end(reason)
-
     def dismiss(self) -> None:
         """Tell the agent to leave: its workers have ended, or end now."""
         self._link.send(Leave("the daemon has stopped"))

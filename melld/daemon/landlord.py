@@ -132,8 +132,8 @@ class LandlordShell:
             return
         self._is_telling = True
         try:
-            while (worker := next((one for one in self._offers if not self._by_worker[one].is_busy), None)) is not None:
-                self._by_worker[worker].tell(self._offers.pop(worker))
+            while rested := [worker for worker in self._offers if not self._by_worker[worker].driver.is_busy]:
+                self._by_worker[rested[0]].tell(self._offers.pop(rested[0]))
         finally:
             self._is_telling = False
 
@@ -158,7 +158,7 @@ class LandlordShell:
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """See `WorkerOwner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
-        tenant.model.loads_again()
+        tenant.model.failure = ""
         self._first.ready(tenant.fleet.places[worker])
         self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.block_bytes))
         tenant.note_ready(ready, instance.most_bytes)

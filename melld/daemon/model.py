@@ -141,10 +141,6 @@ class ServedModel:
             if live.worker is None and not live.output_token_ids:
                 self.parts.fleet.end(live.request, ModelNotLoaded(told, retry_s))
 
-    def loads_again(self) -> None:
-        """Forget an earlier failure: a worker is ready."""
-        self.failure = ""
-
     @property
     def is_warm(self) -> bool:
         """Return True if a worker has the model loaded."""

@@ -133,8 +133,3 @@ class Tenant:
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))
-
-    @property
-    def is_busy(self) -> bool:
-        """Return True while its scheduler handles an event: an event sent now would be handled later."""
-        return self.driver.is_busy

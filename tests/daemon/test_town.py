@@ -2,6 +2,7 @@
 
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_newer_offer_is_not_undone_by_the_rest_of_an_older_one() -> None:
     class Deciding:
         """Its scheduler places a request at once, and the Landlord offers less."""
 
-        is_busy = False
+        driver = SimpleNamespace(is_busy=False)
 
         def tell(self, offer: OfferCapacity) -> None:
             told.append(f"{offer.capacity_bytes} begins")
