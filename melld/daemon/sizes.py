@@ -4,6 +4,7 @@ Owns the guesses that each load replaces by measured figures, how many devices a
 that can never fit.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -160,16 +161,18 @@ def device_memory_bytes(config: Config, gpus: Sequence[Device]) -> list[int]:
     return [int(part * (gpu.memory_bytes or 0)) // share for gpu, share in zip(gpus, shares, strict=True)]
 
 
-def available_bytes() -> int:
-    """Return the machine's available memory, or what this process's group of processes may still take."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the machine's available memory, or the least that a group of processes around this one may still take."""
+    fields = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) << 10
-    try:
-        group = Path("/sys/fs/cgroup")
-        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such file, or `max`
-        return available
-    return min(available, max(left, 0))
+    named = root / "proc/self/cgroup"
+    lines = named.read_text().splitlines() if named.exists() else []
+    own = root / "sys/fs/cgroup" / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for group in (own, *own.parents):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+            left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+            available = min(available, max(left, 0))
+    return available
 
 
 def check_sizes(config: Config, gpus: Sequence[Device]) -> None:

@@ -36,6 +36,30 @@ def test_seventy_billion_parameters_take_two_large_cards_or_eight_small_ones() -
     assert fewest_devices(weights, int(0.9 * 24e9), 8, 64) == 8
 
 
+@pytest.mark.parametrize(
+    ("group", "limit", "available"),
+    [
+        ("system.slice/melld.service", "3000", 2000),
+        ("system.slice", "1500", 500),
+        ("", "1000", 0),
+        ("", "max", 4096),
+        ("other.slice", "3000", 4096),
+    ],
+)
+def test_memory_that_a_service_may_not_take_is_not_counted_on(
+    tmp_path: Path, group: str, limit: str, available: int
+) -> None:
+    """`MemoryMax=` of the unit, or of what is around it, ends a daemon that takes more."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  4 kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("1:name=systemd:/x\n0::/system.slice/melld.service\n")
+    directory = tmp_path / "sys" / "fs" / "cgroup" / group
+    directory.mkdir(parents=True)
+    (directory / "memory.max").write_text(f"{limit}\n")
+    (directory / "memory.current").write_text("1000\n")
+    assert sizes.available_bytes(tmp_path) == available
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model of 100 MiB in two files, of which a third kind lies beside them."""
