@@ -39,50 +39,33 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "configuration", "Flags override the file.  Any option of `vllm serve` works too: --max-model-len 16k."
     )
-    group.add_argument("--config", metavar="FILE", help=f"the configuration (default: ./{DEFAULT_FILE}, if it exists)")
-    group.add_argument("--model", metavar="DIR", help="the model to serve: its directory, or its name on Hugging Face")
-    group.add_argument("--name", metavar="NAME", help="the name that clients call it by")
-    group.add_argument("--served-model-name", metavar="NAME", nargs="+", help="the names, if there are several")
-    group.add_argument("--host", metavar="ADDRESS", help="where the API listens (default: 127.0.0.1)")
-    group.add_argument(
-        "--port", metavar="PORT", type=int, help="the API's TCP port (default: 8000; 0 takes a free one)"
-    )
-    group.add_argument(
-        "--device",
-        metavar="DEVICES",
-        help="cuda:0,1 (indices or UUIDs), cpu:2 (two of them), or auto: all GPUs, else CPU",
-    )
-    group.add_argument(
-        "--kv-bytes", metavar="SIZE", help="KV cache of each CPU device, such as 128MiB; implies --device cpu"
-    )
-    group.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="use the devices of a Ray cluster: auto (the one that this machine has joined) or HOST:PORT of its head",
-    )
-    group.add_argument("--api-key-file", metavar="FILE", help="API keys, or their sha256: digests, one a line")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        nargs="+",
-        help="the API keys themselves; every user of this machine can read them in `ps`",
-    )
-    group.add_argument("--runtime-directory", metavar="DIR", help="directory of the control socket")
-    group.add_argument(
-        "--role",
-        metavar="WORKER=ROLE",
-        action="append",
-        default=[],
-        help="fix a worker's role: --role w0=prefill --role w1=decode (or mixed)",
-    )
-    group.add_argument(
-        "--set",
-        metavar="TABLE.KEY=VALUE",
-        action="append",
-        default=[],
-        help="any other key, with its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'",
-    )
+    add_flag(group, "--config FILE", f"the configuration (default: ./{DEFAULT_FILE}, if it exists)")
+    add_flag(group, "--model DIR", "the model to serve: its directory, or its name on Hugging Face")
+    add_flag(group, "--name NAME", "the name that clients call it by")
+    add_flag(group, "--served-model-name NAME", "the names, if there are several", nargs="+")
+    add_flag(group, "--host ADDRESS", "where the API listens (default: 127.0.0.1)")
+    add_flag(group, "--port PORT", "the API's TCP port (default: 8000; 0 takes a free one)", type=int)
+    add_flag(group, "--device DEVICES", "cuda:0,1 (indices or UUIDs), cpu:2 (two of them), or auto: all GPUs, else CPU")
+    add_flag(group, "--kv-bytes SIZE", "KV cache of each CPU device, such as 128MiB; implies --device cpu")
+    cluster = "use the devices of a Ray cluster: auto (the one that this machine has joined) or HOST:PORT of its head"
+    add_flag(group, "--cluster ADDRESS", cluster)
+    add_flag(group, "--api-key-file FILE", "API keys, or their sha256: digests, one a line")
+    keys = "the API keys themselves; every user of this machine can read them in `ps`"
+    add_flag(group, "--api-key KEY", keys, nargs="+")
+    add_flag(group, "--runtime-directory DIR", "directory of the control socket")
+    role = "fix a worker's role: --role w0=prefill --role w1=decode (or mixed)"
+    add_flag(group, "--role WORKER=ROLE", role, action="append", default=[])
+    any_key = "any other key, with its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'"
+    add_flag(group, "--set TABLE.KEY=VALUE", any_key, action="append", default=[])
     add_vllm_flags(parser)
+
+
+def add_flag(group: argparse._ActionsContainer, usage: str, text: str, **options: Any) -> None:
+    """Add a flag with its help; `usage`: its name, and what stands for its value there, if it takes one."""
+    name, _, value = usage.partition(" ")
+    if value:
+        options["metavar"] = value
+    group.add_argument(name, help=text, **options)
 
 
 def number_that(must: str, holds: Callable[[float], bool], kind: type[Any] = float) -> Callable[[str], Any]:

@@ -7,7 +7,7 @@ import argparse
 import math
 
 from melld.cli.asking import ask, describe
-from melld.cli.config_flags import number_that
+from melld.cli.config_flags import add_flag, number_that
 from melld.control.messages import Drain, Drained, DrainOutcome
 
 PATIENCE_S = 7 * 86_400.0
@@ -17,16 +17,12 @@ PATIENCE_S = 7 * 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
-    parser.add_argument(
-        "--wait", action="store_true", help="return once it is drained (Ctrl-C stops the wait, not the drain)"
-    )
-    parser.add_argument(
-        "--deadline",
-        metavar="S",
-        type=number_that("must not be below zero", lambda value: 0 <= value < math.inf),
-        help="after S seconds, recompute the remaining requests elsewhere from their tokens; they queue if there "
-        "is no room (default: no deadline)",
-    )
+    wait = "return once it is drained (Ctrl-C stops the wait, not the drain)"
+    add_flag(parser, "--wait", wait, action="store_true")
+    late = "after S seconds, recompute the remaining requests elsewhere from their tokens; they queue if there is no "
+    late += "room (default: no deadline)"
+    seconds = number_that("must not be below zero", lambda value: 0 <= value < math.inf)
+    add_flag(parser, "--deadline S", late, type=seconds)
     describe(
         parser,
         "Take a worker out of service: it gets no new requests, its running requests move to other workers while their "

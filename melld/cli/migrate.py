@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from melld.cli.asking import ask, describe
+from melld.cli.config_flags import add_flag
 from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
 
@@ -20,11 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("worker", metavar="WORKER", help="the worker to move it to")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or recompute it from its tokens")
-    way.add_argument(
-        "--after-first-token",
-        action="store_true",
-        help="copy its KV while its prompt is computed, and hand it over after its first token",
-    )
+    early = "copy its KV while its prompt is computed, and hand it over after its first token"
+    add_flag(way, "--after-first-token", early, action="store_true")
     describe(
         parser,
         "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
