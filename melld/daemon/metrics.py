@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from melld.control.status import SERVING, DeviceStatus, MovingState, RequestStatus, Tier
 from melld.daemon.landlord import LandlordShell
-from melld.daemon.model import ServedModel
+from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.watch import Watch
 from melld.migrate.snapshot import Phase
 
@@ -32,139 +32,99 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the `melld_*` metrics, for prometheus_client's registry."""
         status = self._watch.status()
-        yield self._by_model(
-            GaugeMetricFamily,
-            "melld_requests_queued",
-            "Requests that no worker has room for yet.",
-            lambda one: sum(live.worker is None for live in one.parts.fleet.live.values()),
-        )
-        yield self._sent_away()
+        for each in zip(*(_figures(one.parts) for one in self._models), strict=True):
+            values = {(model.name,): figure.value for model, figure in zip(self._models, each, strict=True)}
+            yield _family(each[0].kind, each[0].name, each[0].text, ("model",), values)
+        queues = [(one.name, one.parts.driver.queue) for one in self._models]
+        sent_away = {(cause, name): count for name, queue in queues for cause, count in queue.sent_away.items()}
+        text = "Requests that ended before they started, for lack of room."
+        yield _family(CounterMetricFamily, "melld_requests_sent_away", text, ("cause", "model"), sent_away)
         yield self._by_tier(status.requests)
-        yield self._by_model(
-            GaugeMetricFamily, "melld_requests", "Requests that have not ended.", lambda one: len(one.parts.fleet.live)
-        )
-        ready = GaugeMetricFamily("melld_ready", "1 while requests are served.")
-        ready.add_metric([], float(self._watch.why_not_ready() is None))
-        yield ready
-        for name, text, count in COUNTS:
-            yield self._by_model(CounterMetricFamily, name, text, count)
-        yield self._by_model(GaugeMetricFamily, "melld_gpu_hours_saved", "Hours that workers slept, summed.", _saved_h)
+        is_ready = {(): self._watch.why_not_ready() is None}
+        yield _family(GaugeMetricFamily, "melld_ready", "1 while requests are served.", (), is_ready)
         for state in MovingState:
-            moves = GaugeMetricFamily(f"melld_moves_{state}", f"Moves that are {state} now.")
-            moves.add_metric([], sum(move.state is state for move in status.moves))
-            yield moves
+            moves = {(): sum(move.state is state for move in status.moves)}
+            yield _family(GaugeMetricFamily, f"melld_moves_{state}", f"Moves that are {state} now.", (), moves)
+        workers = {(one.worker, one.device, one.model): one for one in status.workers}
         for field, (name, text, kind) in WORKER_METRICS.items():
-            family = kind(name, text, labels=WORKER_LABELS)
-            for worker in status.workers:
-                value = getattr(worker, field)
-                if value is not None:
-                    family.add_metric([worker.worker, worker.device, worker.model], float(value))
-            yield family
-        up = GaugeMetricFamily("melld_worker_ready", "1 while the worker serves or can be woken.", labels=WORKER_LABELS)
-        for worker in status.workers:
-            up.add_metric([worker.worker, worker.device, worker.model], float(worker.state in SERVING))
-        yield up
-        machines = GaugeMetricFamily("melld_machine_up", "1 while the machine is connected.", labels=["machine"])
-        for machine in status.machines:
-            machines.add_metric([machine.machine], float(not machine.reason))
-        yield machines
+            known = {key: value for key, one in workers.items() if (value := getattr(one, field)) is not None}
+            yield _family(kind, name, text, WORKER_LABELS, known)
+        serving = {key: one.state in SERVING for key, one in workers.items()}
+        text = "1 while the worker serves or can be woken."
+        yield _family(GaugeMetricFamily, "melld_worker_ready", text, WORKER_LABELS, serving)
+        up = {(one.machine,): not one.reason for one in status.machines}
+        yield _family(GaugeMetricFamily, "melld_machine_up", "1 while the machine is connected.", ("machine",), up)
         yield from self._of_devices(status.devices)
 
     def _of_devices(self, devices: Sequence[DeviceStatus]) -> Iterator[Metric]:
         """Yield what several models have of the devices that they share; nothing with one model."""
         for field, (name, text) in TENANT_METRICS.items():
-            family = GaugeMetricFamily(name, text, labels=["device", "model"])
-            for device in devices:
-                for tenant in device.models:
-                    family.add_metric([device.device, tenant.model], getattr(tenant, field))
-            yield family
-        free = GaugeMetricFamily(
-            "melld_device_kv_free_bytes", "KV memory that no model was granted.", labels=["device"]
-        )
-        for device in devices:
-            free.add_metric([device.device], device.free_bytes)
-        yield free
+            values = {(device.device, one.model): getattr(one, field) for device in devices for one in device.models}
+            yield _family(GaugeMetricFamily, name, text, ("device", "model"), values)
+        free = {(device.device,): device.free_bytes for device in devices}
+        text = "KV memory that no model was granted."
+        yield _family(GaugeMetricFamily, "melld_device_kv_free_bytes", text, ("device",), free)
         shell = self._landlord
         counts = (shell.loads, shell.courier.takes, shell.courier.moved_blocks) if shell is not None else ({}, {}, {})
         for (name, text), count in zip(LANDLORD_COUNTS, counts, strict=True):
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model, value in count.items():
-                counter.add_metric([model], value)
-            yield counter
-
-    def _by_model(
-        self, kind: Callable[..., Any], name: str, text: str, count: Callable[[ServedModel], float]
-    ) -> Metric:
-        family = kind(name, text, labels=["model"])
-        for model in self._models:
-            family.add_metric([model.name], count(model))
-        assert isinstance(family, Metric)
-        return family
+            yield _family(CounterMetricFamily, name, text, ("model",), {(model,): n for model, n in count.items()})
 
     def _by_tier(self, requests: Sequence[RequestStatus]) -> Metric:
         """Return how many requests of each tier run and wait, those that wait on a worker included."""
         text = "Requests that have not ended, by tier: running, or waiting for room or for their worker."
-        family = GaugeMetricFamily("melld_requests_by_tier", text, labels=["tier", "state", "model"])
         counts = Counter((one.tier, _STATES[one.phase is Phase.WAITING], one.model) for one in requests)
-        for key in itertools.product(Tier, _STATES, (model.name for model in self._models)):
-            family.add_metric(list(key), counts[key])
-        return family
+        keys = itertools.product(Tier, _STATES, (model.name for model in self._models))
+        labels = ("tier", "state", "model")
+        return _family(GaugeMetricFamily, "melld_requests_by_tier", text, labels, {key: counts[key] for key in keys})
 
-    def _sent_away(self) -> Metric:
-        text = "Requests that ended before they started, for lack of room."
-        family = CounterMetricFamily("melld_requests_sent_away", text, labels=["cause", "model"])
-        for model in self._models:
-            for reason, count in model.parts.driver.queue.sent_away.items():
-                family.add_metric([reason, model.name], count)
-        return family
+
+def _family(
+    kind: Callable[..., Any], name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]
+) -> Metric:
+    """Return a metric with its values, each by the values of its labels."""
+    family = kind(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, float(value))
+    assert isinstance(family, Metric)
+    return family
 
 
 _STATES = ("running", "waiting")
 
 
-def _saved_h(model: ServedModel) -> float:
-    seconds = model.parts.history.worker_seconds()
-    return (seconds.known - seconds.awake) / 3600
+class Figure(NamedTuple):
+    """A metric of one model."""
+
+    kind: Callable[..., Any]
+    name: str
+    text: str
+    value: float
 
 
-COUNTS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
-    (
-        "melld_dropped_outputs",
-        "Outputs of a worker that does not own the request.",
-        lambda one: one.parts.fleet.reports.dropped_outputs,
-    ),
-    (
-        "melld_preemptions",
-        "Requests that a worker preempted for lack of blocks.",
-        lambda one: one.parts.driver.news.preemptions,
-    ),
-    (
-        "melld_suspensions",
-        "Requests that gave up their worker to an urgent one, to resume later.",
-        lambda one: one.parts.driver.suspensions,
-    ),
-    (
-        "melld_worker_awake_seconds",
-        "Seconds that workers were awake, summed.",
-        lambda one: one.parts.history.worker_seconds().awake,
-    ),
-    (
-        "melld_requests_judged",
-        "Requests that ended, or were sent away for want of room.",
-        lambda one: one.parts.history.attainment.judged,
-    ),
-    (
-        "melld_requests_attained",
-        "Judged requests whose first token and pace were in time.",
-        lambda one: one.parts.history.attainment.attained,
-    ),
-    (
-        "melld_requests_first_token_in_time",
-        "Judged requests whose first token was in time.",
-        lambda one: one.parts.history.attainment.in_time,
-    ),
-    ("melld_requests_in_pace", "Judged requests that kept pace.", lambda one: one.parts.history.attainment.in_pace),
-)
+def _figures(parts: ModelParts) -> tuple[Figure, ...]:
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    live, service, preempted = parts.fleet.live, parts.history.attainment, parts.driver.news.preemptions
+    queued, dropped = sum(one.worker is None for one in live.values()), parts.fleet.reports.dropped_outputs
+    suspended = "Requests that gave up their worker to an urgent one, to resume later."
+    judged = "Requests that ended, or were sent away for want of room."
+    attained = "Judged requests whose first token and pace were in time."
+    in_time = "Judged requests whose first token was in time."
+    awake_s, known_s = parts.history.worker_seconds()
+    return (
+        Figure(gauge, "melld_requests_queued", "Requests that no worker has room for yet.", queued),
+        Figure(gauge, "melld_requests", "Requests that have not ended.", len(live)),
+        Figure(counter, "melld_dropped_outputs", "Outputs of a worker that does not own the request.", dropped),
+        Figure(counter, "melld_preemptions", "Requests that a worker preempted for lack of blocks.", preempted),
+        Figure(counter, "melld_suspensions", suspended, parts.driver.suspensions),
+        Figure(counter, "melld_worker_awake_seconds", "Seconds that workers were awake, summed.", awake_s),
+        Figure(gauge, "melld_gpu_hours_saved", "Hours that workers slept, summed.", (known_s - awake_s) / 3600),
+        Figure(counter, "melld_requests_judged", judged, service.judged),
+        Figure(counter, "melld_requests_attained", attained, service.attained),
+        Figure(counter, "melld_requests_first_token_in_time", in_time, service.in_time),
+        Figure(counter, "melld_requests_in_pace", "Judged requests that kept pace.", service.in_pace),
+    )
+
+
 TENANT_METRICS = {
     "granted_bytes": ("melld_model_kv_granted_bytes", "KV memory of a shared device that the model may use."),
     "resident_bytes": ("melld_model_resident_bytes", "Memory that the model holds on a shared device, besides KV."),
