@@ -4,66 +4,40 @@ A reason says what a decision is for; a command's `cause` names the event that i
 """
 
 import enum
-from collections.abc import Mapping
 
 
 class Reason(enum.StrEnum):
-    """Reason of a decision; the values appear in the decision log and in `melld status`."""
+    """Reason of a decision; the values appear in the decision log and in `melld status`, `sentence` in `melld why`."""
 
-    ARRIVAL = "arrival"
-    ROOM = "room"
-    NO_ROOM = "no room"
-    TOO_LARGE = "too large"
-    QUEUE_FULL = "queue full"
-    WAITED_TOO_LONG = "waited too long"
-    TOO_LATE = "too late"
-    OPERATOR = "operator"
-    DRAIN = "drain"
-    DRAINED = "drained"
-    EMPTY = "empty"
-    SERVICE = "service"
-    OVERLOAD = "overload"
-    MAKE_ROOM = "make room"
-    PUSHED_ASIDE = "pushed aside"
-    BALANCE = "balance"
-    CLASS = "class"
-    EVICT = "evict"
-    COMPLETE = "complete"
-    REFILL = "refill"
-    LARGE_LEFT = "large left"
-    STRANDED = "stranded"
-    CIRCLE = "circle"
-    ROLE = "role"
+    sentence: str
 
-    @property
-    def sentence(self) -> str:
-        """Return the reason in plain words."""
-        return _SENTENCES[self]
+    def __new__(cls, value: str, sentence: str = "") -> "Reason":
+        """Make a member of its value and its sentence."""
+        reason = str.__new__(cls, value)
+        reason._value_, reason.sentence = value, sentence
+        return reason
 
-
-_SENTENCES: Mapping[Reason, str] = {
-    Reason.ARRIVAL: "it has just arrived",
-    Reason.ROOM: "it was next in line and there is room",
-    Reason.NO_ROOM: "no worker has room",
-    Reason.TOO_LARGE: "no worker could ever hold it",
-    Reason.QUEUE_FULL: "too many requests wait",
-    Reason.WAITED_TOO_LONG: "it waited longer than `[server] queue_deadline_s` allows",
-    Reason.TOO_LATE: "its first token could no longer come in time, and no other worker can be woken",
-    Reason.OPERATOR: "an operator asked for it",
-    Reason.DRAIN: "its worker is being emptied, to leave service or to use fewer workers",
-    Reason.DRAINED: "an operator takes the worker out of service",
-    Reason.EMPTY: "the worker has no requests",
-    Reason.SERVICE: "the load needs another worker to keep its targets",
-    Reason.OVERLOAD: "its worker would overflow",
-    Reason.MAKE_ROOM: "another request needs the room",
-    Reason.PUSHED_ASIDE: "an arriving request needs the room",
-    Reason.BALANCE: "its worker is much fuller than another",
-    Reason.CLASS: "it has grown into another size class",
-    Reason.EVICT: "a larger request needs the room",
-    Reason.COMPLETE: "two part-filled workers are packed together",
-    Reason.REFILL: "it fills a gap that another request left",
-    Reason.LARGE_LEFT: "the large request beside it has ended",
-    Reason.STRANDED: "its worker is left with small requests only",
-    Reason.ROLE: "its worker computes prompts, and another decodes",
-    Reason.CIRCLE: "moves that wait for each other need a detour",
-}
+    ARRIVAL = "arrival", "it has just arrived"
+    ROOM = "room", "it was next in line and there is room"
+    NO_ROOM = "no room", "no worker has room"
+    TOO_LARGE = "too large", "no worker could ever hold it"
+    QUEUE_FULL = "queue full", "too many requests wait"
+    WAITED_TOO_LONG = "waited too long", "it waited longer than `[server] queue_deadline_s` allows"
+    TOO_LATE = "too late", "its first token could no longer come in time, and no other worker can be woken"
+    OPERATOR = "operator", "an operator asked for it"
+    DRAIN = "drain", "its worker is being emptied, to leave service or to use fewer workers"
+    DRAINED = "drained", "an operator takes the worker out of service"
+    EMPTY = "empty", "the worker has no requests"
+    SERVICE = "service", "the load needs another worker to keep its targets"
+    OVERLOAD = "overload", "its worker would overflow"
+    MAKE_ROOM = "make room", "another request needs the room"
+    PUSHED_ASIDE = "pushed aside", "an arriving request needs the room"
+    BALANCE = "balance", "its worker is much fuller than another"
+    CLASS = "class", "it has grown into another size class"
+    EVICT = "evict", "a larger request needs the room"
+    COMPLETE = "complete", "two part-filled workers are packed together"
+    REFILL = "refill", "it fills a gap that another request left"
+    LARGE_LEFT = "large left", "the large request beside it has ended"
+    STRANDED = "stranded", "its worker is left with small requests only"
+    CIRCLE = "circle", "moves that wait for each other need a detour"
+    ROLE = "role", "its worker computes prompts, and another decodes"
