@@ -14,7 +14,7 @@ MIB = 1 << 20
 LARGEST_SIZE = 1 << 63
 MOST_PRIORITY = 100
 """The largest number of a `priority`: enough to order a machine's clients by, while a time given by mistake is told."""
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
 
 LARGEST_PORT = 65535
 Port = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_PORT)]
@@ -44,7 +44,7 @@ def parse_bytes(size: int | str, where: str) -> int:
     if isinstance(size, int):
         value = size
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(where, f"{size!r} is not a size such as 134217728 or '128MiB'")
         value = float(match[1]) * _UNITS[match[2].upper()]

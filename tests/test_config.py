@@ -251,3 +251,16 @@ def test_sizes_mean_what_they_say(count: int, unit: tuple[str, int | None]) -> N
     name, power = unit
     text = str(count) if power is None else f"{count}{name}"
     assert parse_bytes(text, "test") == count << (power or 0)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1.5GB", 1_500_000_000), ("12e9", 12 * 10**9), ("2e3kib", 2000 << 10)])
+def test_nobody_counts_zeros_in_sizes(text: str, value: int) -> None:
+    """Decimal units, fractions and exponents are read as they are meant."""
+    assert parse_bytes(text, "test") == value
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "nan", "inf", "1e300GiB", "x"])
+def test_sizes_that_are_none_are_refused(text: str) -> None:
+    """A size of zero, one that no machine has, or one that is no number, is refused."""
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_bytes(text, "test")

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from melld.config_values import parse_bytes
 from melld.errors import ConfigError
 
 GIB = 2**30
@@ -108,8 +109,8 @@ def card_by_name(name: str) -> Card:
     if name in CARDS:
         return CARDS[name]
     try:
-        memory_bytes = parse_bytes(name)
-    except ValueError:
+        memory_bytes = parse_bytes(name, "--gpu")
+    except ConfigError:
         raise ConfigError("--gpu", f"{name!r} is neither a known card ({', '.join(CARDS)}) nor a size") from None
     return Card(name, memory_bytes, CARDS["a100-40g"].bytes_per_s, CARDS["a100-40g"].operations_per_s)
 
@@ -125,20 +126,6 @@ def kv_capacity_bytes(model: Model, card: Card) -> int:
     if free_bytes < block_bytes:
         raise ConfigError("--gpu", f"{model.name} does not fit on {card.name}")
     return free_bytes // block_bytes * block_bytes
-
-
-def parse_bytes(text: str) -> int:
-    """Parse `4GiB`, `512MiB`, `12e9` or plain bytes as a whole number above zero.
-
-    Raises:
-        ValueError: anything else.
-    """
-    units = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
-    unit = next((unit for unit in units if text.endswith(unit)), "")
-    number = float(text[: len(text) - len(unit)])
-    if not 0 < number < float("inf"):
-        raise ValueError(f"not a number of bytes: {text!r}")
-    return int(number * units.get(unit, 1))
 
 
 def _heads(config: Mapping[str, Any]) -> int:

@@ -18,7 +18,6 @@ from melld.simulator.catalogue import (
     kv_capacity_bytes,
     model_by_name,
     model_from_config,
-    parse_bytes,
 )
 from melld.simulator.latency import profile_for
 
@@ -73,19 +72,6 @@ def test_the_papers_machines_hold_what_vllm_gives_them() -> None:
     assert capacity_bytes % (16 * MODELS["llama-2-13b"].bytes_per_token) == 0
     with pytest.raises(ConfigError, match="does not fit"):
         kv_capacity_bytes(MODELS["llama-2-13b"], CARDS["rtx-4090"])
-
-
-@pytest.mark.parametrize(("text", "value"), [("4GiB", 4 * 2**30), ("1.5GB", 1_500_000_000), ("12e9", 12 * 10**9)])
-def test_sizes_are_read_with_their_units(text: str, value: int) -> None:
-    """Nobody should have to count zeros."""
-    assert parse_bytes(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "nan", "inf", "4 gib", "x"])
-def test_sizes_that_are_none_are_refused(text: str) -> None:
-    """A size of zero, or one that is no number, is refused."""
-    with pytest.raises(ValueError, match=r"not a number of bytes|could not convert"):
-        parse_bytes(text)
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the measured table is not beside the repository")

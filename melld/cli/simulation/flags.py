@@ -9,7 +9,9 @@ from pathlib import Path
 
 from melld.cli.config_flags import add_flag, number_that
 from melld.config import SchedulerConfig
-from melld.simulator.catalogue import CARDS, MODELS, parse_bytes
+from melld.config_values import parse_bytes
+from melld.errors import ConfigError
+from melld.simulator.catalogue import CARDS, MODELS
 from melld.simulator.experiment import ALL_POLICIES
 
 _positive = number_that("must be above zero", lambda value: 0 < value < math.inf)
@@ -99,8 +101,8 @@ def add_output(group: argparse._ArgumentGroup) -> None:
 
 def _bytes(text: str) -> int:
     try:
-        return parse_bytes(text)
-    except ValueError:
+        return parse_bytes(text, "a size")
+    except ConfigError:
         raise argparse.ArgumentTypeError(
             f"not a number of bytes: {text!r} (write 4GiB, 512MiB or 1000000, for example)"
         ) from None
