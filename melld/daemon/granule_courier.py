@@ -54,7 +54,7 @@ class GranuleCourier:
         """Report granules that the worker has given back, late or not."""
         self.moved_blocks[tenant.name] += returned.moved_blocks
         self._granted.get(worker, set()).difference_update(returned.granules)
-        self._hear(e.KvReturned(self._clock(), worker, returned.granules, returned.moved_blocks, returned.pinned))
+        self._hear(e.KvReturned(self._clock(), worker, returned.granules))
 
     async def scrub(self, tenant: Tenant, worker: WorkerId, device: DeviceName) -> None:
         """Free the memory of a worker that has ended or dozes."""

@@ -46,8 +46,8 @@ class BlockMap(msgspec.Struct, frozen=True, gc=False):
 
 def choose_granules(
     blocks: BlockMap, granted: Collection[int], count: int, live: Mapping[int, bool], cached: Collection[int]
-) -> tuple[list[int], int]:
-    """Choose up to `count` granules to give back; return them and how many pinned blocks lie in the others.
+) -> list[int]:
+    """Choose up to `count` granules to give back.
 
     `live`: the blocks in use, and whether each may be moved.  A granule with a block that may not is not chosen; then
     those with the fewest live blocks come first, with the fewest `cached` ones, and high numbers, so that what stays
@@ -56,13 +56,10 @@ def choose_granules(
     moves: collections.Counter[int] = collections.Counter()
     losses: collections.Counter[int] = collections.Counter()
     pinned: set[int] = set()
-    pins = 0
     for block, movable in live.items():
         moves.update(blocks.granules_of(block))
         if not movable:
             pinned.update(blocks.granules_of(block))
-            pins += 1
     for block in cached:
         losses.update(blocks.granules_of(block))
-    order = sorted(set(granted) - pinned, key=lambda granule: (moves[granule], losses[granule], -granule))
-    return order[:count], pins
+    return sorted(set(granted) - pinned, key=lambda granule: (moves[granule], losses[granule], -granule))[:count]

@@ -108,13 +108,11 @@ class KvNeeded(Event, frozen=True, tag=True, gc=False):
 class KvReturned(Event, frozen=True, tag=True, gc=False):
     """The instance holds nothing in these granules any more, and their bytes are zero: the answer to `TakeKv`.
 
-    `pinned`: granules that it was to return and cannot now.  Fewer than asked, none included, is an answer.
+    Fewer than asked, none included, is an answer.
     """
 
     worker: WorkerId
     granules: tuple[int, ...]
-    moved_blocks: int = 0
-    pinned: int = 0
 
 
 class TakeTimedOut(Event, frozen=True, tag=True, gc=False):

@@ -156,7 +156,7 @@ class LandlordMachine(RuleBasedStateMachine):
         returned = tuple(sorted(one.granules)[:count])
         one.granules -= set(returned)
         one.asked = 0
-        self.tell(e.KvReturned(self.now_s, WorkerId(name), returned, pinned=count - len(returned)))
+        self.tell(e.KvReturned(self.now_s, WorkerId(name), returned))
 
     @precondition(lambda self: any(one.asked for one in self.books.values()))
     @rule(data=st.data())

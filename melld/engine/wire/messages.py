@@ -242,8 +242,6 @@ class GranulesReturned(Message, frozen=True, tag=True, kw_only=True):
     granules: tuple[int, ...]
     moved_blocks: int = 0
     """Blocks of running requests that were moved out of them."""
-    pinned: int = 0
-    """Blocks that could not be moved from others, because their requests arrive or leave."""
     cause: EventId = NO_EVENT
 
 

@@ -61,7 +61,6 @@ class Borrower:
             take=take.take,
             granules=emptied.granules,
             moved_blocks=emptied.moved_blocks,
-            pinned=emptied.pinned,
             cause=take.cause,
         )
         self._say(returned)

@@ -262,7 +262,7 @@ class ModelsSimulation:
         spare = max(len(instance.granules) - instance.needed_granules(), 0)
         returned = tuple(sorted(instance.granules)[-min(asked, spare) :]) if spare else ()
         instance.granules -= set(returned)
-        self._handle(e.KvReturned(self.now_s, instance.id, returned, pinned=asked - len(returned)))
+        self._handle(e.KvReturned(self.now_s, instance.id, returned))
 
     def _load(self, instance: SimulatedInstance) -> None:
         self._dozing.discard(instance.id)

@@ -32,11 +32,10 @@ Places = dict[int, list[tuple[str, int, int]]]
 
 
 class Emptied(msgspec.Struct, frozen=True):
-    """Granules that are no longer used and read as zeros; `pinned`: blocks that cannot move now."""
+    """Granules that are no longer used and read as zeros."""
 
     granules: tuple[int, ...] = ()
     moved_blocks: int = 0
-    pinned: int = 0
 
 
 class LentBlocks:
@@ -85,13 +84,13 @@ class LentBlocks:
         if not preempts and count * whole_blocks > self._pool.get_num_free_blocks():
             return None  # as the rest would find, at the cost of a look at every block
         live, places = self._live()
-        granules, pinned = self._choose(count, live)
+        granules = self._choose(count, live)
         while not self._has_room(granules):
             if not preempts:
                 return None
             if self._preempt():
                 live, places = self._live()
-                granules, pinned = self._choose(count, live)
+                granules = self._choose(count, live)
             else:
                 granules.pop()
         if len(granules) < count and not preempts:
@@ -99,7 +98,7 @@ class LentBlocks:
         moving = self._withdraw(granules, live, places, epochs)
         for granule in granules:
             punch(self._file, granule * self.map.granule_bytes, self.map.granule_bytes)
-        return Emptied(tuple(granules), moving, pinned)
+        return Emptied(tuple(granules), moving)
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class LentBlocks:
         counts = {block: blocks[block].ref_cnt for block in self._usable if blocks[block].ref_cnt}
         return {block: len(places.get(block, ())) == count for block, count in counts.items()}, places
 
-    def _choose(self, count: int, live: dict[int, bool]) -> tuple[list[int], int]:
+    def _choose(self, count: int, live: dict[int, bool]) -> list[int]:
         blocks = self._pool.blocks
         cached = [block for block in self._usable if block not in live and blocks[block].block_hash is not None]
         return choose_granules(self.map, self.granted, count, live, cached)
