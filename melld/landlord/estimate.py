@@ -23,8 +23,6 @@ ROUNDS = 8
 class ModelDemand:
     """Rates, lengths and sizes of one model's requests.  The first guesses hold until a request has ended."""
 
-    __slots__ = ("_counted_s", "_requests", "held_bytes", "output_tokens", "prefill_s", "rate_per_s", "step_s")
-
     def __init__(self) -> None:
         self.rate_per_s = 0.0
         self.output_tokens = 200.0

@@ -8,7 +8,7 @@ of steps would take too long, or if prompts alone would fill it.  A loaded model
 more instance of a model that is served only those leave that have been idle for several times what their return takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from melld.ids import DeviceName, ModelName
 from melld.landlord.estimate import Estimate
@@ -28,7 +28,7 @@ SLOWDOWN = 6.0
 class Housing:
     """Chooses devices for models.  `itl_target_s`: what a round of steps may take; None: see `SLOWDOWN`."""
 
-    def __init__(self, estimate: Estimate, houses: list[House], itl_target_s: float | None) -> None:
+    def __init__(self, estimate: Estimate, houses: Mapping[DeviceName, House], itl_target_s: float | None) -> None:
         self._estimate = estimate
         self._houses = houses
         self._itl_target_s = itl_target_s
@@ -110,7 +110,7 @@ class Housing:
 
         An heir serves already or can be loaded on another device that is awake.
         """
-        awake = [house for house in self._houses if house.is_awake]
+        awake = [house for house in self._houses.values() if house.is_awake]
         if len(awake) < 2:
             return None
         source = min(awake, key=lambda house: (sum(one.used_bytes for one in house.instances), house.name))

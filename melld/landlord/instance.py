@@ -66,17 +66,6 @@ class DeclaredModel:
     `waiting_since_s`: since when its requests find no room; None: none wait.  `first_bytes`: of the first of them.
     """
 
-    __slots__ = (
-        "block_bytes",
-        "choice",
-        "declared",
-        "dozing_bytes",
-        "first_bytes",
-        "instances",
-        "resident_bytes",
-        "waiting_since_s",
-    )
-
     def __init__(self, declared: ModelDeclared) -> None:
         self.declared = declared
         self.resident_bytes = declared.resident_bytes
@@ -110,8 +99,6 @@ class DeclaredModel:
 
 class House:
     """A device: its ledger and all instances declared there."""
-
-    __slots__ = ("instances", "ledger", "name")
 
     def __init__(self, name: DeviceName, ledger: GranuleLedger) -> None:
         self.name = name
@@ -154,26 +141,6 @@ class Instance:
     not answered.  `stuck_until_s`: until then it is asked for nothing.  `since_s`: of its present state.
     `took_s`: its last load.  `idle_since_s`: since when it has no request.  `drained_for`: why it drains.
     """
-
-    __slots__ = (
-        "ahead_bytes",
-        "drained_for",
-        "house",
-        "id",
-        "idle_since_s",
-        "mean_bytes",
-        "model",
-        "noted_s",
-        "offered",
-        "requests",
-        "retry_at_s",
-        "since_s",
-        "state",
-        "stuck_until_s",
-        "taking",
-        "took_s",
-        "used_bytes",
-    )
 
     def __init__(self, worker: WorkerId, model: DeclaredModel, house: House, now_s: float) -> None:
         self.id = worker

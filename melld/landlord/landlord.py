@@ -39,8 +39,7 @@ class Landlord:
         self.houses: dict[DeviceName, House] = {}
         self.instances: dict[WorkerId, Instance] = {}
         self.estimate = Estimate()
-        self._houses: list[House] = []
-        self.housing = Housing(self.estimate, self._houses, self.settings.itl_target_s)
+        self.housing = Housing(self.estimate, self.houses, self.settings.itl_target_s)
         self.lender = Lender(self.estimate, self._tell, self.settings.take_deadline_s)
         self.tenure = Tenure(self.settings, self.housing, self.instances, self._tell)
         self._commands: list[AnyLandlordCommand] = []
@@ -93,7 +92,6 @@ class Landlord:
     def _device_declared(self, event: events.DeviceDeclared) -> None:
         house = House(event.device, GranuleLedger(event.memory_bytes, event.granule_bytes))
         self.houses[event.device] = house
-        self._houses.append(house)
 
     def _model_declared(self, event: events.ModelDeclared) -> None:
         self.models[event.model] = DeclaredModel(event)
@@ -225,7 +223,7 @@ class Landlord:
         if event.at_s - self._chosen_s >= CHOOSE_EVERY_S or any(model.first_bytes for model in self.models.values()):
             self._settle_all()
         else:
-            for house in self._houses:
+            for house in self.houses.values():
                 self._settle(house)
 
     def _serve_waiting(self, model: DeclaredModel, load: events.ModelLoad | None) -> None:
@@ -260,7 +258,7 @@ class Landlord:
         self._chosen_s = self._now_s
         for model in self.models.values():
             model.choice = self.housing.choose(model, self._now_s)
-        for house in self._houses:
+        for house in self.houses.values():
             self._settle(house)
 
     def _settle(self, house: House) -> None:
@@ -292,7 +290,7 @@ class Landlord:
 
     def check(self) -> None:
         """Check the law of every ledger, and that no more is granted than each may have."""
-        for house in self._houses:
+        for house in self.houses.values():
             house.ledger.check()
             for one in house.instances:
                 assert one.state in ON_DEVICE or not house.ledger.granted(one.id), one.id

@@ -122,7 +122,7 @@ def test_a_pinned_model_is_loaded_by_itself_and_never_leaves() -> None:
     town = Town(estate("chat", "code"))
     town.landlord.handle(e.ModelDeclared(0.0, ModelName("embed"), 45 * 2**20, 2**17, 10.0, pinned=True))
     town.landlord.handle(
-        e.InstanceDeclared(0.0, WorkerId("embed@d0"), ModelName("embed"), town.landlord._houses[0].name)
+        e.InstanceDeclared(0.0, WorkerId("embed@d0"), ModelName("embed"), next(iter(town.landlord.houses)))
     )
     assert of(e.LoadModel, town.pass_time(0.0)) == ["embed@d0"]
     town.want("chat@d0", 1.0)

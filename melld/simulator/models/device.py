@@ -22,8 +22,6 @@ CHUNK_TOKENS = 512
 class SimulatedRequest:
     """A request.  `generated`: tokens when it was last begun here; `begun_clock`: its instance's clock then."""
 
-    __slots__ = ("arrival", "begun_clock", "blocks", "decodes", "first_token_s", "generated", "id", "version")
-
     def __init__(self, request: RequestId, arrival: ModelArrival) -> None:
         self.id = request
         self.arrival = arrival
