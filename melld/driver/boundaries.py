@@ -76,7 +76,6 @@ class BoundaryKeeper:
         self._clock = clock
         self._busy = False
         self._measured: set[WorkerId] = set()
-        self._file = settings.file
         planner.respect(msgspec.structs.replace(planner.boundaries, segments=settings.segments))
         self._load()
 
@@ -87,24 +86,26 @@ class BoundaryKeeper:
         if not self._settings.read:
             return
         try:
-            saved = msgspec.json.decode(self._file.read_bytes(), type=Profiled)
+            saved = msgspec.json.decode(self._settings.file.read_bytes(), type=Profiled)
         except FileNotFoundError:
             return
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("%s cannot be used, keeping the default boundaries: %s", self._file, error)
+            log.warning("%s cannot be used, keeping the default boundaries: %s", self._settings.file, error)
             return
         changed = [key for key, value in self._settings.fingerprint.items() if saved.fingerprint.get(key) != value]
         if changed:
-            log.info("%s was measured under other conditions (%s), ignoring it", self._file, ", ".join(changed))
+            log.info(
+                "%s was measured under other conditions (%s), ignoring it", self._settings.file, ", ".join(changed)
+            )
         else:
             self._adopt(saved)
 
     def _save(self, profiled: Profiled) -> None:
         text = msgspec.json.format(msgspec.json.encode(profiled), indent=2)
-        fresh = self._file.with_name(f"{self._file.name}.new")
+        fresh = self._settings.file.with_name(f"{self._settings.file.name}.new")
         try:
             fresh.write_bytes(text + b"\n")
-            fresh.replace(self._file)
+            fresh.replace(self._settings.file)
         except OSError as error:
             log.warning("cannot save the measured boundaries, using them until the daemon stops: %s", error)
 
@@ -120,7 +121,9 @@ class BoundaryKeeper:
         if self.profiled is not None:
             return self.profiled
         defaults = self._planner.boundaries
-        return Profiled(boundaries=defaults, fingerprint=dict(self._settings.fingerprint), file=str(self._file))
+        return Profiled(
+            boundaries=defaults, fingerprint=dict(self._settings.fingerprint), file=str(self._settings.file)
+        )
 
     def line(self) -> str:
         """Return the boundaries in force as one line for `melld status`."""
@@ -180,7 +183,7 @@ class BoundaryKeeper:
             profiled = Profiled(
                 boundaries=boundaries,
                 fingerprint=dict(self._settings.fingerprint),
-                file=str(self._file),
+                file=str(self._settings.file),
                 measured_unix_s=time.time(),
                 took_s=round(self._clock() - began_s, 3),
                 notes=tuple(notes),

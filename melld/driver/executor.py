@@ -8,7 +8,6 @@ no bytes: workers do.
 """
 
 import asyncio
-import collections
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -83,7 +82,6 @@ class Executor:
         self._max_moves_per_link = max_moves_per_link
         self.links: dict[tuple[WorkerId, WorkerId], KvLink] = {}
         """By (source, destination), of workers that have been ready."""
-        self._queues: dict[tuple[WorkerId, WorkerId], collections.deque[Move]] = {}
         self._by_number: dict[int, Move] = {}
         self._gaps: dict[RequestId, Move] = {}
         self._numbers = 0
@@ -128,7 +126,6 @@ class Executor:
         )
         move = Move(Migration(wish, self._clock()))
         self.moves[request] = self._by_number[wish.move] = move
-        self._queues.setdefault(move.link, collections.deque()).append(move)
         self._start_queued(move.link)
         return move
 
@@ -260,7 +257,6 @@ class Executor:
         move.snapshot = []
         del self._by_number[wish.move]
         del self.moves[wish.request]
-        self._queues[move.link] = collections.deque(other for other in self._queues[move.link] if other is not move)
         self._fleet.ledger.release(wish.destination, wish.request)
         if self._gaps.get(wish.request) is not move:
             move.told.set()
@@ -287,9 +283,10 @@ class Executor:
             self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
-        under_way = [move for move in self._by_number.values() if move.link == link]
-        free = self._max_moves_per_link - sum(move.migration.state is not MoveState.QUEUED for move in under_way)
-        queue = self._queues[link]
-        while queue and free > 0:
-            free -= 1
-            self._happened(queue.popleft(), Sign.STARTED)
+        """Start the link's moves in the order in which they were asked for, as long as it may carry more."""
+        while True:
+            moves = [move for move in self._by_number.values() if move.link == link]
+            queued = [move for move in moves if move.migration.state is MoveState.QUEUED]
+            if not queued or len(moves) - len(queued) >= self._max_moves_per_link:
+                return
+            self._happened(queued[0], Sign.STARTED)
