@@ -277,21 +277,19 @@ class Cluster(Occupancy):
         del self.requests[request.id]
         return worker
 
-    def commit(self, request: Request) -> Worker:
-        """End the move: the request runs on its destination alone.  Returns the worker that it left."""
+    def commit(self, request: Request) -> None:
+        """End the move: the request runs on its destination alone."""
         request.state = request.after("commit")
         source, destination = request.worker, request.destination
         assert source is not None, request.id
         assert destination is not None, request.id
         self._arrive(request, source, destination)
-        return source
 
-    def abort(self, request: Request) -> Worker:
-        """Cancel the move: the request runs on its source alone.  Returns the former destination."""
+    def abort(self, request: Request) -> None:
+        """Cancel the move: the request runs on its source alone."""
         request.state = request.after("abort")
         self.unpin(request)
         source, destination = request.worker, request.destination
         assert source is not None, request.id
         assert destination is not None, request.id
         self._end_move(request, source, destination)
-        return destination

@@ -39,19 +39,6 @@ class RoomIndex:
         """Mark all workers: their room may have changed."""
         self._stale = True
 
-    def first(self, room_bytes: int, but: Worker | None) -> Worker | None:
-        """Return the tightest worker with at least that room, other than `but`."""
-        if self.noted or self._stale:
-            self._settle()
-        keys = self._keys
-        position = bisect_left(keys, room_bytes << ORDER_BITS)
-        while position < len(keys):
-            worker = self._workers[keys[position] & ORDER_MASK]
-            if worker is not but:
-                return worker
-            position += 1
-        return None
-
     def tightest(self, room_bytes: int) -> Iterator[Worker]:
         """Yield workers with at least that room, the tightest first; do not change the index meanwhile."""
         if self.noted or self._stale:
@@ -95,10 +82,7 @@ class RoomIndex:
         """Set and return the worker's key; None if it has no place in the order."""
         key = None
         if worker.count < worker.slots and worker.id in self._active:
-            order, room_bytes = (
-                worker.order,
-                self._room_bytes,
-            )  # in two steps: a direct call would be looked up as a method
+            order, room_bytes = worker.order, self._room_bytes  # a local: a direct call would be looked up as a method
             key = (room_bytes(worker) << ORDER_BITS) + order
             self._workers[order] = worker
         worker.key = key

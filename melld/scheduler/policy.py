@@ -1,18 +1,7 @@
 """Interface between the scheduler, which all policies share, and a policy, which decides where requests go.
 
 A policy queries the `Cluster` and decides through its `activate` and `assign`; it records no commands itself and never
-changes a size or a state.  One policy object serves one model.  Only `allocate` is required:
-
-    allocate   a waiting request needs a worker, or a running one must leave its worker
-    departed   a request has ended and its bytes are free
-    served     what its client got, after `departed`
-    grew       sizes have changed (the Cluster has the new ones)
-    moved      a move has committed or was aborted
-    changed    a worker joined, left, or holds more or less than before
-    paced      workers have told what their steps took
-    epoch      the period of re-planning begins
-    too_late   a waiting request should be sent away
-    sleeps_in_s  when a worker without requests may sleep
+changes a size or a state.  One policy object serves one model.  Only `allocate` is required.
 """
 
 from abc import ABC, abstractmethod

@@ -53,9 +53,9 @@ class Scheduler:
             events.WorkerUp: self._worker_up,
             events.WorkerSteadied: self._worker_steadied,
             events.WorkerDown: self._worker_down,
-            events.WorkerCapacityChanged: self._capacity_changed,
+            events.WorkerCapacityChanged: self._resized,
             events.WorkerSharingChanged: self._sharing_changed,
-            events.WorkerSlotsChanged: self._slots_changed,
+            events.WorkerSlotsChanged: self._resized,
             events.WorkerWakeTimeChanged: self._wake_time_changed,
             events.WorkersPaced: self._workers_paced,
             events.WorkerDraining: self._worker_draining,
@@ -205,8 +205,20 @@ class Scheduler:
             for request in displaced:
                 self._queueing.tell(request)
 
-    def _capacity_changed(self, event: events.WorkerCapacityChanged) -> None:
-        self._resize(event.worker, event.capacity_bytes, None)
+    def _resized(self, event: events.WorkerCapacityChanged | events.WorkerSlotsChanged) -> None:
+        worker = self.cluster.workers.get(event.worker)
+        if worker is None:
+            return
+        capacity_bytes, slots = worker.capacity_bytes, worker.offered_slots
+        if isinstance(event, events.WorkerCapacityChanged):
+            capacity_bytes = event.capacity_bytes
+        else:
+            slots = event.slots
+        if capacity_bytes < 0 or slots < 0:
+            raise ValueError(f"worker {worker.id} of {capacity_bytes} bytes, {slots} slots")
+        self.cluster.resize_worker(worker, capacity_bytes, slots)
+        self.policy.changed(worker, [])
+        self._queueing.serve()
 
     def _sharing_changed(self, event: events.WorkerSharingChanged) -> None:
         if event.shared_bytes < 0:
@@ -215,9 +227,6 @@ class Scheduler:
         if worker is not None and self.cluster.share(worker, event.shared_bytes):
             self.policy.changed(worker, [])
             self._queueing.serve()
-
-    def _slots_changed(self, event: events.WorkerSlotsChanged) -> None:
-        self._resize(event.worker, None, event.slots)
 
     def _wake_time_changed(self, event: events.WorkerWakeTimeChanged) -> None:
         if event.wake_s < 0:
@@ -229,18 +238,6 @@ class Scheduler:
     def _workers_paced(self, event: events.WorkersPaced) -> None:
         known = self.cluster.workers
         self.policy.paced({known[name]: pace for name, pace in event.paces.items() if name in known})
-
-    def _resize(self, name: WorkerId, capacity_bytes: int | None, slots: int | None) -> None:
-        worker = self.cluster.workers.get(name)
-        if worker is None:
-            return
-        new_capacity_bytes = worker.capacity_bytes if capacity_bytes is None else capacity_bytes
-        new_slots = worker.offered_slots if slots is None else slots
-        if new_capacity_bytes < 0 or new_slots < 0:
-            raise ValueError(f"worker {name} of {new_capacity_bytes} bytes, {new_slots} slots")
-        self.cluster.resize_worker(worker, new_capacity_bytes, new_slots)
-        self.policy.changed(worker, [])
-        self._queueing.serve()
 
     def _worker_draining(self, event: events.WorkerDraining) -> None:
         worker = self._worker(event.worker, "drain")

@@ -52,11 +52,6 @@ class FairShare:
         self._floor_bytes = max(self._floor_bytes, had_bytes)
         self._served_bytes[client] = had_bytes + kv_bytes
 
-    def begin_alone(self, client: str, kv_bytes: int) -> None:
-        """Do `returns` and `begin` in one call, for an empty queue."""
-        self._floor_bytes = had_bytes = max(self._served_bytes.get(client, 0), self._floor_bytes)
-        self._served_bytes[client] = had_bytes + kv_bytes
-
     def grow(self, client: str, kv_bytes: int) -> None:
         """Count the growth of a client's request."""
         self._served_bytes[client] = self.served_bytes(client) + kv_bytes
@@ -64,8 +59,6 @@ class FairShare:
 
 class Equals:
     """Waiting requests of one priority: those that lost their worker, and a line for each client."""
-
-    __slots__ = ("displaced", "lines")
 
     def __init__(self) -> None:
         self.displaced: list[Request] = []  # by sequence
@@ -129,9 +122,6 @@ class WaitingQueue:
 
     def begin(self, request: Request) -> None:
         """Count the request as served and remove it if it waited; a recomputed request is not charged again."""
-        if not self.requests:
-            self.share.begin_alone(request.client, request.kv_bytes)
-            return
         if request.id not in self.requests:
             self._returns(request.client)
         elif self.remove(request.id):

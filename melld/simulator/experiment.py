@@ -6,6 +6,7 @@ machines with the same seed.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.policies.mell.plan import MellSettings
-from melld.scheduler.policies.mell.policy import mell
+from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.policies.names import POLICIES, Policies
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.roles import RoleSettings
@@ -26,10 +27,10 @@ from melld.simulator.workload import Workload
 
 ALL_POLICIES: Policies = {
     **POLICIES,
-    "mell-unbatched": mell(MellSettings(batching=False)),
-    "mell-literal": mell(MellSettings(literal=True)),
-    "mell-literal-unbatched": mell(MellSettings(literal=True, batching=False)),
-    "load-balance-eager": lambda cluster: LoadBalance(cluster, LARGE_TRIGGER),
+    "mell-unbatched": partial(Mell, settings=MellSettings(batching=False)),
+    "mell-literal": partial(Mell, settings=MellSettings(literal=True)),
+    "mell-literal-unbatched": partial(Mell, settings=MellSettings(literal=True, batching=False)),
+    "load-balance-eager": partial(LoadBalance, settings=LARGE_TRIGGER),
 }
 
 

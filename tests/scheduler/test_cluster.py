@@ -140,7 +140,7 @@ def test_a_growing_request_counts_where_it_is_and_where_it_goes() -> None:
     Occupancy.grow(cluster, {staying.id: 60})
     assert (home.growing, home.grown_bytes) == (3, 340)
     assert [*cluster.room.roomiest()][-2:] == [goal, home]
-    assert cluster.room.first(CAPACITY - 300, None) is goal
+    assert next(cluster.room.tightest(CAPACITY - 300)) is goal
 
 
 def test_the_time_of_a_wake_is_that_of_its_last_change() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from melld.scheduler.priorities import Priorities, class_of
 from melld.scheduler.state import Request
-from melld.scheduler.waiting import FairShare, WaitingQueue
+from melld.scheduler.waiting import WaitingQueue
 
 STEPS = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-1, 1), st.integers(0, 30)), max_size=60)
 
@@ -184,21 +184,6 @@ def test_of_clients_with_as_many_the_newcomer_goes() -> None:
     for number, name in enumerate(("a0", "b0", "b1", "a1")):
         waiting(queue, name, number, name[0])
     assert queue.last(0.0).id == "a1"
-
-
-@given(st.lists(st.tuples(st.sampled_from(["", "day", "night"]), st.integers(0, 100), st.integers(0, 9))))
-def test_a_client_that_never_waits_is_reckoned_like_one_that_does(served: list[tuple[str, int, int]]) -> None:
-    """The short way, for when nobody waits, gives nobody more or less than the long one."""
-    short, long = FairShare(), FairShare()
-    for client, kv_bytes, more_bytes in served:
-        short.begin_alone(client, kv_bytes)
-        long.returns(client, ())
-        long.begin(client, kv_bytes)
-        for share in (short, long):
-            share.grow(client, more_bytes)
-            share.returns("newcomer", ())
-    for client in ("", "day", "night", "newcomer"):
-        assert long.served_bytes(client) == short.served_bytes(client)
 
 
 AGE_S = 10.0

@@ -26,12 +26,12 @@ class BestFit(Policy):
 
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
-        cluster, kv_bytes = self.cluster, request.kv_bytes
-        worker = cluster.room.first(kv_bytes, request.worker) or self.spare(kv_bytes, reason)
-        if worker is None:
-            return False
-        cluster.assign(request, worker, reason)
-        return True
+        kv_bytes = request.kv_bytes
+        fitting = (worker for worker in self.cluster.room.tightest(kv_bytes) if worker is not request.worker)
+        worker = next(fitting, None) or self.spare(kv_bytes, reason)
+        if worker is not None:
+            self.cluster.assign(request, worker, reason)
+        return worker is not None
 
 
 class WorstFit(Policy):

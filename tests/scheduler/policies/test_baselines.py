@@ -32,6 +32,16 @@ def test_where_an_arrival_goes(policy: str, worker: str) -> None:
     assert {"new": worker} == placed(arrive(two_unequal_workers(policy), "new", 200))
 
 
+@pytest.mark.parametrize(("policy", "beside"), [("best-fit", 500), ("worst-fit", 100)])
+def test_a_request_that_must_leave_goes_to_another_worker_that_is_awake(policy: str, beside: int) -> None:
+    """Its own worker is passed over even where it would be chosen."""
+    scheduler = scheduler_with(policy=policy)
+    lay_out(scheduler, {"leaver": 200, "other": beside}, {"third": 400})
+    scheduler.cluster.take_commands()
+    assert scheduler.policy.allocate(scheduler.cluster.requests["leaver"], Reason.DRAIN)
+    assert moved(scheduler.cluster.take_commands()) == {"leaver": "w1"}
+
+
 @pytest.mark.parametrize("policy", ["best-fit", "worst-fit", "load-balance"])
 def test_no_worker_is_woken_while_one_that_is_awake_has_room(policy: str) -> None:
     """A GPU costs most while it is awake."""

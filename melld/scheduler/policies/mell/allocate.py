@@ -22,6 +22,7 @@ from melld.scheduler.state import Request
 
 CANDIDATES = 8  # of the roomiest bins that fit; the highest priority among them wins
 SLOTS_AT_MOST = 256  # vLLM's default, for a worker without a slot limit
+NEARNESS = 0.1  # idle share that it is worth to stay on the request's machine
 
 
 def arrive(plan: MellPlan, request: Request, reason: Reason) -> bool:
@@ -70,12 +71,7 @@ def evict_for(plan: MellPlan, bin_: Bin, item: Item) -> bool:
 
 def best(plan: MellPlan, bins: Iterable[Bin], near: Bin | None) -> Bin | None:
     """Return the bin with the highest priority seen from `near` (None: no place); the first among equals."""
-    chosen, highest = None, float("-inf")
-    for bin_ in bins:
-        priority = _priority(plan, bin_, near)
-        if priority > highest:
-            chosen, highest = bin_, priority
-    return chosen
+    return max(bins, key=lambda bin_: _priority(plan, bin_, near), default=None)
 
 
 def _priority(plan: MellPlan, bin_: Bin, near: Bin | None) -> float:
@@ -83,7 +79,7 @@ def _priority(plan: MellPlan, bin_: Bin, near: Bin | None) -> float:
     idle_share = plan.book.free_bytes(bin_) / max(worker.capacity_bytes, 1)
     taken_share = (worker.count + bin_.planned_count) / max(min(worker.slots, SLOTS_AT_MOST), 1)
     is_near = near is not None and near.worker.machine == worker.machine
-    return plan.settings.workload_weight * (idle_share - taken_share) + plan.settings.distance_weight * is_near
+    return idle_share - taken_share + NEARNESS * is_near
 
 
 def least_sufficient(items: list[Item], lacking_bytes: int) -> Item:

@@ -6,8 +6,6 @@ planned and not yet carried out.  Never decides, never records a command.
     Request ∈ Item ∈ Bin ─1:1─ Worker        a bin's class is that of its largest item
 """
 
-from collections.abc import Iterator
-
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell.bins import Bin, Item, halves
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
@@ -270,8 +268,3 @@ class BinBook:
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
-
-    def items(self) -> Iterator[Item]:
-        """Yield every item, in the order of the bins."""
-        for bin_ in self.bins.values():
-            yield from bin_.items

@@ -7,7 +7,6 @@ Owns the limits between classes and the weights; knows nothing of workers or req
 """
 
 import enum
-from fractions import Fraction
 from typing import Final
 
 import msgspec
@@ -29,11 +28,7 @@ FULL_SIXTHS: Final = 6
 """Weight of a full worker in the counting argument, in sixths: one L, two M, or three S."""
 
 WEIGHT_SIXTHS: Final = {TINY: 0, T: 0, S: 2, M: 3, L: 6}
-
-
-def weight(klass: SizeClass) -> Fraction:
-    """Return the weight by the paper's Lemma 2: L 1, M 1/2, S 1/3, T 0."""
-    return Fraction(WEIGHT_SIXTHS[klass], FULL_SIXTHS)
+"""By the paper's Lemma 2: L 1, M 1/2, S 1/3, T 0."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -27,15 +27,10 @@ R = TypeVar("R", bound=Ranked)
 class Ladder(Generic[R]):
     """Things sorted by (key, order)."""
 
-    __slots__ = ("_rungs", "_rungs_of", "_things")
-
     def __init__(self) -> None:
         self._rungs: list[int] = []  # ascending
         self._rungs_of: dict[R, int] = {}
         self._things: dict[int, R] = {}  # by order
-
-    def __len__(self) -> int:
-        return len(self._rungs)
 
     def __contains__(self, thing: R) -> bool:
         return thing in self._rungs_of

@@ -17,17 +17,10 @@ from melld.scheduler.state import Duty, Request
 
 
 class MellSettings(msgspec.Struct, frozen=True):
-    """Settings of MELL.
-
-    `literal`: follow the paper's text as printed, for comparison.  `batching`: moves wait for the epoch.
-    The priority of a GPU is `workload_weight` x (its idle share of bytes - its share of slots taken) +
-    `distance_weight` x (1 if it is on the request's machine).
-    """
+    """`literal`: follow the paper's text as printed, for comparison.  `batching`: moves wait for the epoch."""
 
     batching: bool = True
     literal: bool = False
-    workload_weight: float = 1.0
-    distance_weight: float = 0.1
 
 
 class HeldMove(msgspec.Struct):

@@ -6,7 +6,6 @@ Batching on: departures leave holes, growth is handled when it is reported, arri
 say; the epoch fills the remaining holes and carries out the moves.  Batching off: each event does all of it at once.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from melld.ids import RequestId
@@ -212,8 +211,3 @@ class Mell(Policy):
         enough = cluster.sleeping(largest_bytes) is not None and not cluster.draining and not len(cluster.waiting)
         free = not any(request.pinned for request in cluster.requests.values())
         return self.plan.instant and not self.settings.literal and alike and enough and free
-
-
-def mell(settings: MellSettings) -> Callable[[Cluster], Mell]:
-    """Return a factory of policies with these settings, for `policies.POLICIES`."""
-    return lambda cluster: Mell(cluster, settings)

@@ -1,4 +1,4 @@
-"""Settings of `mell-plus`: its trade-off of room against moves, with three presets, and the scale of their times."""
+"""Settings of `mell-plus`: its trade-off of room against moves, and the scale of its times."""
 
 import msgspec
 

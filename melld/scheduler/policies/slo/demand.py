@@ -30,8 +30,6 @@ SURE = 2.0
 class PromptRate:
     """Seconds of prompts accepted per second.  `memory_s`: the time in which a prompt's weight falls to 1/e."""
 
-    __slots__ = ("_at_s", "_begun_s", "_memory_s", "_squares", "_sum")
-
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._sum = self._squares = self._at_s = 0.0

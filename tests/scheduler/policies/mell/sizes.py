@@ -6,7 +6,7 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, T
 from melld.scheduler.policies.mell.plan import MellSettings
-from melld.scheduler.policies.mell.policy import Mell, mell
+from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.scheduler.law import check_cluster
 
@@ -22,7 +22,7 @@ class Packing:
     ) -> None:
         cluster = ClusterSettings(instant_moves=True, horizon_s=horizon_s)
         settings = settings or MellSettings(batching=False)
-        self.scheduler = Scheduler(mell(settings), SchedulerSettings(cluster))
+        self.scheduler = Scheduler(lambda cluster: Mell(cluster, settings), SchedulerSettings(cluster))
         self.now_s = 0.0
         self.capacity = capacity
         self.sizes: dict[str, int] = {}

@@ -32,7 +32,6 @@ def test_things_stand_by_key_and_order(changes: list[tuple[int, int | None]], ke
             ladder.put(thing, new_key)
             held[thing] = new_key
     ranked = sorted(held, key=lambda thing: (held[thing], thing.order))
-    assert len(ladder) == len(ranked)
     assert [thing in ladder for thing in THINGS] == [thing in held for thing in THINGS]
     assert (ladder.first(), ladder.last()) == ((ranked[0], ranked[-1]) if ranked else (None, None))
     assert list(ladder.downwards()) == ranked[::-1]

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from melld.scheduler.policies.mell.classes import L, Limits, M, S, T, weight
+from melld.scheduler.policies.mell.classes import FULL_SIXTHS, WEIGHT_SIXTHS, L, Limits, M, S, T
 from melld.scheduler.policies.mell.plan import MellSettings
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 
@@ -92,7 +92,8 @@ def test_as_printed_a_request_alone_on_its_worker_is_moved_when_its_class_change
 def weigh(*sizes: Fraction) -> Fraction:
     """The weight of a bin in the proof."""
     limits = Limits.of(10_000)
-    return sum((weight(limits.class_of(int(size * 10_000))) for size in sizes), Fraction(0))
+    sixths = sum(WEIGHT_SIXTHS[limits.class_of(int(size * 10_000))] for size in sizes)
+    return Fraction(sixths, FULL_SIXTHS)
 
 
 def test_a_bin_of_the_optimum_can_weigh_more_than_four_thirds() -> None:
