@@ -8,7 +8,7 @@ length.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from typing import Any
 
 import msgspec
@@ -78,21 +78,22 @@ def replay(records: Iterable[Record], choice: ReplaySettings) -> Replayed:
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
         rest = (record for record in rest if record["kind"] != "moved")
     recorder = Recorder()
-    happened = decisions = 0
-    for step, found, epoch in _steps(rest, None if told else choice.epoch_s):
-        try:
+    step = happened = decisions = 0
+    try:
+        for step, found, epoch in _steps(rest, None if told else choice.epoch_s):
             event = epoch or as_event([record for record in found if not is_decision(record)])
             commands = scheduler.handle(event)
-        except (IllegalTransition, ValueError, LookupError, TypeError) as error:
-            raise UnusableLog(step, str(error)) from error
-        happened += 1
-        logged = [record for record in found if is_decision(record)]
-        ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
-        taken = recorder.take(event, commands, ways)
-        decided = taken[len(taken) - len(commands) :]
-        if decided != logged:
-            return Replayed(policy, read[0], happened, decisions, _difference(step, logged, decided))
-        decisions += len(logged)
+            happened += 1
+            recorder.facts(event)
+            logged = [record for record in found if is_decision(record)]
+            ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
+            decided = [recorder.decision(event.at_s, command, ways) for command in commands]
+            for pair in zip_longest(logged, decided):
+                if pair[0] != pair[1]:
+                    return Replayed(policy, read[0], happened, decisions, Difference(step, *pair))
+            decisions += len(logged)
+    except (IllegalTransition, ValueError, LookupError, TypeError) as error:
+        raise UnusableLog(step, str(error)) from error
     return Replayed(policy, read[0], happened, decisions, None)
 
 
@@ -109,45 +110,33 @@ def as_event(facts: list[Record]) -> AnyEvent:
 
 
 def _event_of(facts: list[Record]) -> AnyEvent:
-    fact: dict[str, Any] = facts[0]
-    at_s, request = fact["at"], fact.get("request", "")
+    fact = facts[0]
+    at_s = fact["at"]
     match fact["kind"]:
-        case "epoch":
-            return events.EpochStarted(at_s)
-        case "arrive":
-            sizes = fact["kv_bytes"], fact["prompt_tokens"]
-            known = fact["priority"], fact.get("client", ""), fact.get("cached_tokens", {})
-            return events.RequestArrived(at_s, request, *sizes, *known)
         case "grow":
             return events.RequestsGrew(at_s, {one["request"]: one["kv_bytes"] for one in facts})
-        case "finish":
-            return events.RequestFinished(at_s, request, fact.get("output_tokens", 0), fact.get("first_token_s", 0.0))
-        case "preempt":
-            return events.RequestPreempted(at_s, request)
-        case "resumed":
-            return events.RequestResumed(at_s, request, fact["pause_s"])
         case "moved" if fact["outcome"] == "committed":
-            return events.MoveCommitted(at_s, request)
+            return events.MoveCommitted(at_s, fact["request"])
         case "moved":
-            return events.MoveAborted(at_s, request, reason=fact["cause"])
+            return events.MoveAborted(at_s, fact["request"], reason=fact["cause"])
         case "worker":
             return _worker_event(fact, tuple(one["worker"] for one in facts[1:]))
         case "pace":
-            return events.WorkersPaced(at_s, {one["worker"]: _pace(one) for one in facts})
-        case kind if kind in _PLAIN:
-            make, names = _PLAIN[kind]
-            event: AnyEvent = make(at_s, **{name: fact[name] for name in names})
-            return event
+            paces = {one["worker"]: msgspec.convert(one, events.WorkerPace) for one in facts}
+            return events.WorkersPaced(at_s, paces)
+        case kind if kind in _NAMED_ALIKE:
+            return msgspec.convert({**fact, "at_s": at_s}, _NAMED_ALIKE[kind])
     raise ValueError(f"unknown kind of record {fact['kind']!r}")
 
 
-_PLAIN: Mapping[str, tuple[Any, tuple[str, ...]]] = {
-    kind: (event, names) for event, (kind, names) in PLAIN_FACTS.items()
+_NAMED_ALIKE: Mapping[str, type[AnyEvent]] = {
+    "arrive": events.RequestArrived,
+    "finish": events.RequestFinished,
+    "preempt": events.RequestPreempted,
+    "resumed": events.RequestResumed,
+    **{kind: event for event, (kind, _) in PLAIN_FACTS.items()},
 }
-
-
-def _pace(fact: Record) -> events.WorkerPace:
-    return events.WorkerPace(**{name: fact[name] for name in events.WorkerPace.__struct_fields__})
+"""Events whose fields are the record's."""
 
 
 def _worker_event(fact: dict[str, Any], others: tuple[WorkerId, ...]) -> AnyEvent:
@@ -196,15 +185,6 @@ def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
             epochs += 1
         else:
             yield step, found, None
-
-
-def _difference(step: int, logged: list[Record], decided: list[Record]) -> Difference:
-    for index in range(max(len(logged), len(decided))):
-        theirs = logged[index] if index < len(logged) else None
-        ours = decided[index] if index < len(decided) else None
-        if theirs != ours:
-            return Difference(step, theirs, ours)
-    raise AssertionError((logged, decided))
 
 
 def _counted(records: Iterable[Record], count: list[int]) -> Iterator[Record]:

@@ -94,7 +94,9 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
     records = [json.loads(line) for line in log_of("best-fit", SMALL)]
     twice = next(record for record in records if record["kind"] == "arrive")
     last = records[-1]
-    for broken in ([], [*records, {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}]):
+    earlier = {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}
+    torn = [{"at": 0.0, "kind": "move", "step": 1}], [{"at": 0.0, "kind": "epoch", "step": "one"}]
+    for broken in ([], [*records, earlier], *torn):
         with pytest.raises(UnusableLog):
             replay(broken, ReplaySettings(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
 
