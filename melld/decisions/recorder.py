@@ -7,7 +7,7 @@ records alone hold all that the scheduler acted upon.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from melld.decisions.records import Record, decision_record, epoch_record, fact_records, slots_record, worker_record
+from melld.decisions.records import Record, decision_record, fact_records, slots_record, worker_record
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
@@ -28,14 +28,13 @@ class Recorder:
         self, event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str] = NOBODY
     ) -> list[Record]:
         """Return the records of one event.  `ways` names the way ("kv", "tokens") of the moves among the commands."""
-        records = self._facts(event)
-        records += [self._decision(event.at_s, command, ways) for command in commands]
+        records = self.facts(event)
+        records += [self.decision(event.at_s, command, ways) for command in commands]
         return records
 
-    def _facts(self, event: AnyEvent) -> list[Record]:
+    def facts(self, event: AnyEvent) -> list[Record]:
+        """Return the records of an event alone."""
         match event:
-            case events.EpochStarted():
-                return [epoch_record(event)]
             case events.RequestArrived():
                 self._kv_bytes[event.request] = event.kv_bytes
             case events.RequestsGrew():
@@ -89,7 +88,8 @@ class Recorder:
         self._destination = {one: there for one, there in moving if there not in gone and one not in lost}
         return [record for record in fact_records(event) if record["worker"] in gone]
 
-    def _decision(self, at_s: float, command: AnyCommand, ways: Mapping[RequestId, str]) -> Record:
+    def decision(self, at_s: float, command: AnyCommand, ways: Mapping[RequestId, str] = NOBODY) -> Record:
+        """Return the record of one decision on the last event."""
         match command:
             case events.PlaceRequest():
                 self._worker[command.request] = command.worker

@@ -1,42 +1,11 @@
 """Records of the decision log: one JSON object per line, enough to audit every decision without melld's code.
 
 Owns the encoding of facts and decisions; never writes a file (`file` and the simulator's caller do) and never decides.
-Records have the keys `at` (seconds) and `kind`, and then:
-
-    worker    worker, capacity_bytes, slots; with `gone` it is gone, and its requests have no worker
-    share     worker, shared_bytes: bytes that sharing saves there, out of the sum of its requests' sizes
-    arrive    request, kv_bytes, prompt_tokens, priority; client, where there are several (a name for its API key);
-              cached_tokens, where workers may have the prompt's beginning: how many tokens, by worker
-    place     request, worker, kv_bytes, cause
-    queue     request, cause
-    grow      request, kv_bytes
-    promise   request, worker, kv_bytes, cause: so much of the worker's room is kept for the waiting request
-    suspend   request, worker, cause: it has no worker now, and resumes from its tokens when it is placed
-    move      request, source, destination, kv_bytes, via ("kv" or "tokens"), cause
-    moved     request, outcome ("committed" or "aborted"), cause; between move and moved the request counts on both
-              workers; a daemon's committed record has via, the way that the move took in the end
-    preempt   request, worker; the request holds nothing there until its next `grow`, and then all of it again
-    finish    request; output_tokens and first_token_s (zero: none came), where they are told; with cause "refused",
-              kv_bytes and capacity_bytes if it could never run; with cause "queue full", "waited too long" or
-              "too late" if it was shed before it had begun
-    activate  worker, cause
-    retire    worker, cause
-    role      worker, role ("mixed", "prefill", "decode"), cause: what it is for from now on, "mixed" at first
-
-A daemon's log also has the other events of its scheduler; none of them changes a size or a place:
-
-    scheduler policy, settings, epochs ("told"), unix_s, melld: the first record
-    epoch     a re-planning period begins
-    ask       request, destination: an operator wants it there
-    drain     worker;  resume  worker
-    resumed   request, worker, pause_s: its client gets tokens again, this long after the last one
-    wake      worker, wake_s: seconds to wake it; 0 while its process is warm
-    pace      worker, step_s, decodes, kv_bytes, prompts, prompt_tokens, prefill_s: what its steps took
+docs/decision-log.md lists the kinds of records and their keys.
 
 `step` is the id of an event: records of one step are one event and the decisions on it.  `cause_step` of a fact is the
 event that caused it: for the end of a move, the one on which the move was decided.  In a simulator's log a step without
-a fact is the beginning of an epoch, and an epoch without decisions leaves no record; in a daemon's an epoch is a
-record.
+a fact is the beginning of an epoch, and an epoch without decisions leaves no record; in a daemon's each leaves one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,6 +41,7 @@ PLAIN_FACTS: Mapping[type, Form] = {
     events.WorkerDraining: ("drain", ("worker",)),
     events.WorkerResumed: ("resume", ("worker",)),
     events.MoveAsked: ("ask", ("request", "destination")),
+    events.EpochStarted: ("epoch", ()),
 }
 """Events that are one record with the same fields."""
 
@@ -82,7 +52,7 @@ def encode(record: Record) -> bytes:
 
 
 def fact_records(event: AnyEvent) -> list[Record]:
-    """Return the records of an event: none for the beginning of an epoch, one per request that grew.
+    """Return the records of an event, such as one per request that grew.
 
     Preemptions and changes of slots have separate functions: their events lack some of the facts.
     """
@@ -110,11 +80,6 @@ def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: fl
 def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int) -> Record:
     """Return the record of a worker's new slots; it repeats the capacity."""
     return _fact(event, "worker", {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots})
-
-
-def epoch_record(event: events.EpochStarted) -> Record:
-    """Return the record of an epoch's beginning."""
-    return _fact(event, "epoch", {})
 
 
 def worker_record(event: events.RequestPreempted | events.RequestResumed, worker: WorkerId) -> Record:

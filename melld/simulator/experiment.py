@@ -19,10 +19,9 @@ from melld.scheduler.policies.names import POLICIES, Policies
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.roles import RoleSettings
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
-from melld.simulator.journal import Sink
 from melld.simulator.measures import Report, Samples
 from melld.simulator.settings import SimulatorSettings
-from melld.simulator.simulation import Simulation
+from melld.simulator.simulation import Simulation, Sink
 from melld.simulator.workload import Workload
 
 ALL_POLICIES: Policies = {

@@ -7,27 +7,45 @@ Decides nothing: the scheduler says what moves, and the planner, if there are li
 """
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from melld.ids import RequestId
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
+from melld.scheduler.events import AnyEvent
+from melld.simulator.fleet import SimulatedFleet
+from melld.simulator.measures import Measures
 from melld.simulator.planning import MovePlanning
 from melld.simulator.run import Run, RunState, SimulatedMove
+from melld.simulator.settings import SimulatorSettings
 
-if TYPE_CHECKING:
-    from melld.simulator.simulation import Simulation
+
+class Loop(Protocol):
+    """What moves need of the simulation that they are part of."""
+
+    now_s: float
+
+    def handle(self, event: AnyEvent) -> None:
+        """Let the scheduler decide on an event."""
+
+    def record(self, event: AnyEvent) -> None:
+        """Log a fact of the event being handled."""
+
+    def expect_end(self, run: Run) -> None:
+        """Let the run end in this epoch if it does."""
+
+    def push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
+        """Have `act` called with the subject and its version at that time."""
 
 
 class Moves:
     """The moves of one simulation.  `planning`: None if moves take no time."""
 
-    def __init__(self, simulation: "Simulation") -> None:
-        self._simulation = simulation
-        self._settings, self._fleet, self._measures = simulation.settings, simulation.fleet, simulation.measures
-        link = self._settings.link
-        self.planning = None if link is None else MovePlanning(self._settings, link, self._fleet)
-        self._chance = random.Random(self._settings.seed)
+    def __init__(self, settings: SimulatorSettings, fleet: SimulatedFleet, measures: Measures, loop: Loop) -> None:
+        self._settings, self._fleet, self._measures, self._loop = settings, fleet, measures, loop
+        self.planning = None if settings.link is None else MovePlanning(settings, settings.link, fleet)
+        self._chance = random.Random(settings.seed)
 
     def forget(self, request: RequestId) -> None:
         """Drop a request that has ended or whose move has."""
@@ -47,7 +65,7 @@ class Moves:
             return
         via, cause = run.move.via, run.move.cause
         self._commit(run)
-        self._simulation.handle(events.MoveCommitted(self._simulation.now_s, run.id, via=via, cause=cause))
+        self._loop.handle(events.MoveCommitted(self._loop.now_s, run.id, via=via, cause=cause))
 
     def _abort(self, run: Run, reason: str) -> None:
         assert run.move is not None
@@ -55,7 +73,7 @@ class Moves:
         self._fleet.abort(run)
         self._measures.aborted += 1
         self.forget(run.id)
-        self._simulation.handle(events.MoveAborted(self._simulation.now_s, run.id, reason=reason, cause=cause))
+        self._loop.handle(events.MoveAborted(self._loop.now_s, run.id, reason=reason, cause=cause))
 
     def _commit(self, run: Run) -> None:
         assert run.move is not None
@@ -63,25 +81,30 @@ class Moves:
         is_far = machine_of(run.worker) != machine_of(run.move.destination)
         self._measures.moved(run.move.via, self._fleet.kv_bytes(run), is_far)
         self.forget(run.id)
-        self._fleet.commit(run, self._simulation.now_s)
-        self._simulation.expect_end(run)
+        self._fleet.commit(run, self._loop.now_s)
+        self._loop.expect_end(run)
+
+    def way_of(self, command: events.MoveRequest) -> Via:
+        """Return the way that the move takes or waits for."""
+        if self.planning is None or command.after_first_token:
+            return Via.KV
+        return self.planning.way_of(command.request)
 
     def decided(self, command: events.MoveRequest) -> None:
         """Announce the move; begin it unless it is planned or waits for the first token."""
-        run = self._fleet.runs[command.request]
+        run, now_s = self._fleet.runs[command.request], self._loop.now_s
+        move = self._fleet.expect(run, command.destination, self.way_of(command), command.cause)
         if command.after_first_token:
-            self._follow(run, self._fleet.expect(run, command.destination, Via.KV, command.cause))
-            return
-        via = Via.KV if self.planning is None else self.planning.way_of(command.request)
-        move = self._fleet.expect(run, command.destination, via, command.cause)
-        if self.planning is None:
-            self._begin_move(run, move, self._simulation.now_s)
+            self._fleet.follow(run, now_s)
+            self._loop.push(run.first_token_s, self._hand_over, run, move.version)
+        elif self.planning is None:
+            self._begin_move(run, move, now_s)
 
     def begin_planned(self) -> None:
         """Begin the moves that the planner has released; abort those that it gave up."""
         if self.planning is None:
             return
-        plan, now_s = self.planning.take(), self._simulation.now_s
+        plan, now_s = self.planning.take(), self._loop.now_s
         for start in plan.starts:
             run = self._fleet.runs[start.wanted.request]
             assert run.move is not None
@@ -92,21 +115,15 @@ class Moves:
             self._abort(self._fleet.runs[deferred.wanted.request], "deferred too long")
 
     def _begin_move(self, run: Run, move: SimulatedMove, end_s: float) -> None:
-        simulation, rate = self._simulation, self._settings.failure_rate
+        now_s, rate = self._loop.now_s, self._settings.failure_rate
         move.fails = rate > 0 and self._chance.random() < rate
         if move.fails:
-            end_s = simulation.now_s + self._chance.random() * (end_s - simulation.now_s)
+            end_s = now_s + self._chance.random() * (end_s - now_s)
         if self._settings.instant_moves:  # the scheduler has counted the move as done: do not report it again
             self._commit(run)
-            if simulation.journal is not None:
-                committed = events.MoveCommitted(simulation.now_s, run.id, id=simulation.told, cause=move.cause)
-                simulation.journal.fact(committed)
+            self._loop.record(events.MoveCommitted(now_s, run.id, id=move.cause, cause=move.cause))
         else:
-            simulation.push(end_s, self._end_move, run, move.version)
-
-    def _follow(self, run: Run, move: SimulatedMove) -> None:
-        self._fleet.follow(run, self._simulation.now_s)
-        self._simulation.push(run.first_token_s, self._hand_over, run, move.version)
+            self._loop.push(end_s, self._end_move, run, move.version)
 
     def _hand_over(self, run: Run, version: int) -> None:
         """Copy what the first token's step has computed, unless the prompt is late or the request was preempted."""
@@ -114,7 +131,7 @@ class Moves:
             return
         if run.state is not RunState.RUNNING:
             self._abort(run, "preempted")
-        elif run.first_token_s > self._simulation.now_s:
-            self._simulation.push(run.first_token_s, self._hand_over, run, version)
+        elif run.first_token_s > self._loop.now_s:
+            self._loop.push(run.first_token_s, self._hand_over, run, version)
         else:
-            self._begin_move(run, run.move, self._fleet.hand_over(run, self._simulation.now_s))
+            self._begin_move(run, run.move, self._fleet.hand_over(run, self._loop.now_s))

@@ -76,5 +76,3 @@ class SimulationStuck(MelldError):
 
     def __init__(self, waiting: int, at_s: float) -> None:
         super().__init__(f"{waiting} requests wait at {at_s:.0f} s while nothing runs: the policy never places them")
-        self.waiting = waiting
-        self.at_s = at_s

@@ -23,12 +23,13 @@ from typing import Any
 
 import msgspec
 
+from melld.decisions.recorder import Recorder
+from melld.decisions.records import Record
 from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
 from melld.scheduler.scheduler import Scheduler
 from melld.simulator.fleet import Ending, SimulatedFleet
-from melld.simulator.journal import Journal, Sink
 from melld.simulator.losses import lose_machine
 from melld.simulator.measures import Measures
 from melld.simulator.moves import Moves
@@ -38,6 +39,7 @@ from melld.simulator.workload import Workload
 
 RUNNING, ENDED = RunState.RUNNING, RunState.ENDED
 STUCK_AFTER_S = 24 * 3600.0
+Sink = Callable[[Record], None]
 
 
 class Simulation:
@@ -52,13 +54,13 @@ class Simulation:
         self.fleet = SimulatedFleet(settings)
         self._runs = self.fleet.runs
         self.measures = Measures(settings, self.workload)
-        self._moves = Moves(self)
+        self._moves = Moves(settings, self.fleet, self.measures, self)
         self._planning = self._moves.planning
         self.now_s = 0.0
-        self.journal = None if log is None else Journal(log, self.fleet, self._planning)
-        self._plain = self._planning is None and self.journal is None
+        self._log, self._recorder = log, Recorder()
+        self._plain = self._planning is None and log is None
         self._decide = scheduler.handle
-        self.told = NO_EVENT
+        self._told = NO_EVENT
         self._tells_paces = settings.targets is not None
         self._unbounded = settings.gpus is None
         self._priority = (settings.tells_priorities and self.workload.priority) or [0] * len(self.workload)
@@ -213,18 +215,26 @@ class Simulation:
 
     def _handle_watched(self, event: AnyEvent) -> None:
         """Handle an event where a log is kept or moves are planned; only such events need a number."""
-        self.told = EventId(self.told + 1)
-        event = msgspec.structs.replace(event, id=self.told)
-        if self.journal is not None:
-            self.journal.fact(event)
+        self._told = EventId(self._told + 1)
+        event = msgspec.structs.replace(event, id=self._told)
+        if type(event) is not events.EpochStarted:  # only a daemon's log tells of each
+            self.record(event)
         commands = self._decide(event)
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
-            if self.journal is not None:
-                self.journal.decision(self.now_s, command)
+            if self._log is not None:
+                moves = [command] if isinstance(command, events.MoveRequest) else []
+                ways = {move.request: self._moves.way_of(move) for move in moves}
+                self._log(self._recorder.decision(self.now_s, command, ways))
             self._apply[type(command)](command)
         self._moves.begin_planned()
+
+    def record(self, event: AnyEvent) -> None:
+        """Log a fact, if a log is kept."""
+        if self._log is not None:
+            for record in self._recorder.facts(event):
+                self._log(record)
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from melld.decisions.records import Record
 from melld.ids import WorkerId
 from melld.scheduler.events import AnyCommand, AnyEvent, MoveRequest, RequestFinished, RetireWorker, SetRole
 from melld.scheduler.roles import Role, RoleSettings
@@ -85,6 +86,16 @@ def test_the_second_token_waits_for_the_copy_of_the_last_chunk_only(prompt: int,
     assert end.first_token_s == pytest.approx(25.0 + prompt * TOKEN_S)
     copy_s = last_chunk * SMALL.bytes_per_token / RATE_BYTES_S
     assert end.at_s - end.first_token_s == pytest.approx(copy_s + GAP_S + 100 * LONE_STEP_S)
+
+
+def test_a_hand_over_is_logged_like_any_move() -> None:
+    """Who compares splits reads in the decision log what was handed over, and how."""
+    load = one_by_one(*((0.2 * number, 100 + 50 * number, 200) for number in range(40)))
+    settings, choices = msgspec.structs.replace(MACHINE, gpus=2), SchedulerChoices(roles=FIXED, retire_after_s=30.0)
+    records: list[Record] = []
+    Simulation(settings, load, make_scheduler("mell-slo", settings, choices), records.append).run()
+    moves = [record for record in records if record["kind"] == "move"]
+    assert {(move["via"], move["cause"]) for move in moves} == {("kv", "role")}
 
 
 def test_a_split_keeps_a_tighter_pace_on_no_more_workers() -> None:
