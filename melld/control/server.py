@@ -7,7 +7,6 @@ and its directory alone decide who may connect (`melld.control.runtime_directory
     POST /<operation>    the operation's Struct as JSON (an empty body for one without fields) -> its answer's Struct
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from melld.control.status import DaemonStatus
 from melld.errors import ConfigError, MelldError
 
 MAX_BODY_BYTES = 64 << 10
-ACCEPT_TURNS = 4
-"""Turns of the event loop that asyncio needs to hand an accepted connection to the server."""
 
 
 class Operation(NamedTuple):
@@ -71,25 +68,17 @@ def create_control_app(
 async def serve_control(
     operations: Mapping[str, Operation], status: Callable[[], DaemonStatus], control: ControlSocket
 ) -> AsyncIterator[None]:
-    """Answer on the control socket while the block runs.  The socket's owner closes it."""
+    """Answer on the control socket while the block runs.  The socket's owner closes it.
+
+    Connections of the last moment are closed with the rest by uvloop; asyncio would keep some (python/cpython#109564).
+    """
     runner = web.AppRunner(create_control_app(operations, status), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.SockSite(runner, control.listener).start()
         yield
     finally:
-        await _stop_accepting(control)
         await runner.cleanup()
-
-
-async def _stop_accepting(control: ControlSocket) -> None:
-    """Stop accepting, and let connections just accepted reach the server, which then closes them with the rest.
-
-    Without this such a connection stays open unserved (python/cpython#109564), and its client waits in vain.
-    """
-    asyncio.get_running_loop().remove_reader(control.listener.fileno())
-    for _ in range(ACCEPT_TURNS):
-        await asyncio.sleep(0)
 
 
 def _answer(body: msgspec.Struct) -> web.Response:

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import uvloop
+
 from melld.control.runtime_directory import open_control_socket
 from melld.control.server import Operation, serve_control
 from melld.control.status import DaemonStatus
@@ -31,7 +33,7 @@ class ControlDaemon:
     def __init__(self, directory: Path, context: Operated) -> None:
         self.directory = directory
         self.context = context
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._end = asyncio.Event()
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control daemon")

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -192,11 +192,8 @@ async def test_an_operation_does_not_hold_up_the_status(served: Operated, direct
     assert b"late" in await asking
 
 
-@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("turns", range(8))
-def test_a_connection_of_the_last_moment_is_closed_too(
-    directory: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], turns: int
-) -> None:
+def test_a_connection_of_the_last_moment_is_closed_too(directory: Path, turns: int) -> None:
     """`melld status` that comes as the daemon ends is told so at once, at whichever step of its arrival that is."""
 
     async def come_and_end(client: socket.socket, control: ControlSocket) -> None:
@@ -209,7 +206,7 @@ def test_a_connection_of_the_last_moment_is_closed_too(
         with contextlib.suppress(ConnectionResetError):
             assert await end == b""
 
-    with socket.socket(socket.AF_UNIX) as client, asyncio.Runner(loop_factory=make_loop) as runner:
+    with socket.socket(socket.AF_UNIX) as client, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client.settimeout(20)
         runner.run(come_and_end(client, open_control_socket(directory)))
 
