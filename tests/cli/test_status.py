@@ -138,7 +138,7 @@ def test_no_daemon_is_code_3(directory: Path) -> None:
 
 def test_another_schema_is_code_1(daemon: ControlDaemon) -> None:
     """A daemon of another version is there, so it is not code 3; its JSON can still be had."""
-    daemon.context.status = lambda: msgspec.defstruct("Other", [("schema", int)])(schema=99)
+    daemon.context.current = msgspec.defstruct("Other", [("schema", int)])(schema=99)
     done = status(daemon.directory)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "it may be another version of melld" in done.stderr
