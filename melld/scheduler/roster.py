@@ -25,7 +25,7 @@ class Roster:
         self.workers: dict[WorkerId, Worker] = {}
         self.machines: dict[int, dict[WorkerId, Worker]] = {}
         """The workers of each machine; none is empty."""
-        self._asleep: list[tuple[float, int, int, WorkerId]] = []  # a heap; workers woken since are dropped when met
+        self._asleep: list[tuple[float, int, int, WorkerId]] = []  # a heap; what no longer holds is dropped when met
         self._ranks = 0
         self.largest_capacity_bytes = 0
         """Largest capacity that any known worker has ever offered."""
@@ -85,7 +85,8 @@ class Roster:
         first = self._asleep_worker(asleep[0])
         if first is not None and kv_bytes <= first.capacity_bytes and first.slots > 0:
             return first
-        for entry in sorted(asleep):
+        self._asleep = sorted({entry for entry in asleep if self._asleep_worker(entry) is not None})  # a heap again
+        for entry in self._asleep:
             worker = self._asleep_worker(entry)
             if worker is not None and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
                 return worker

@@ -115,6 +115,8 @@ class RosterMachine(RuleBasedStateMachine):
             assert self.roster.sleeping(kv_bytes) is soonest
             is_open = any(worker.state in (Duty.ASLEEP, Duty.ACTIVE) for worker in usable)
             assert self.roster.could_hold(kv_bytes) == is_open
+        asleep = [worker for worker in self.workers if worker.state is Duty.ASLEEP]
+        assert len(self.roster._asleep) == len(asleep), "what it keeps grows with every wake and every sleep"
 
     @invariant()
     def every_worker_is_on_its_machine(self) -> None:
