@@ -26,6 +26,8 @@ from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
 
+FEWER_EVERY_S = 10.0
+"""Period of trying to empty a device."""
 CHOOSE_EVERY_S = 1.0
 """Period of choosing where each model would be loaded; also chosen whenever an instance comes or goes."""
 
@@ -40,7 +42,7 @@ class Landlord:
         self.instances: dict[WorkerId, Instance] = {}
         self.estimate = Estimate()
         self.housing = Housing(self.estimate, self.houses, self.settings.itl_target_s)
-        self.lender = Lender(self.estimate, self._tell, self.settings.take_deadline_s)
+        self.lender = Lender(self.estimate, self._tell)
         self.tenure = Tenure(self.settings, self.housing, self.instances, self._tell)
         self._commands: list[AnyLandlordCommand] = []
         self._now_s = 0.0
@@ -216,7 +218,7 @@ class Landlord:
             self._serve_waiting(model, event.loads.get(model.name))
         for instance in self.instances.values():
             self.tenure.pass_time(instance, self._now_s)
-        if event.at_s - self._looked_s >= self.settings.fewer_every_s:
+        if event.at_s - self._looked_s >= FEWER_EVERY_S:
             self._looked_s = event.at_s
             is_short = any(model.waiting_since_s is not None for model in self.models.values())
             self.tenure.use_fewer(self._now_s, is_short)

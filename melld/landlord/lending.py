@@ -14,6 +14,7 @@ from melld.landlord.instance import House, Instance
 from melld.landlord.instance import InstanceState as S
 
 SERVING = (S.READY, S.DRAINING)
+TAKE_DEADLINE_S = 2.0
 STUCK_S = 5.0
 """How long an instance that could not return what it was asked for is left alone."""
 SPARE_PART = 8
@@ -21,12 +22,11 @@ SPARE_PART = 8
 
 
 class Lender:
-    """Lends granules.  `tell` takes the commands; `deadline_s`: how long a take may last."""
+    """Lends granules.  `tell` takes the commands."""
 
-    def __init__(self, estimate: Estimate, tell: Callable[[AnyLandlordCommand], None], deadline_s: float) -> None:
+    def __init__(self, estimate: Estimate, tell: Callable[[AnyLandlordCommand], None]) -> None:
         self._estimate = estimate
         self._tell = tell
-        self._deadline_s = deadline_s
 
     def settle(self, house: House, now_s: float) -> None:
         """Move the device's granules to where they are needed, as far as possible now."""
@@ -96,7 +96,7 @@ class Lender:
             giver.taking = max(min(surplus, lacks), surplus // SPARE_PART)
             lacks -= giver.taking
             why = Why.WEIGHTS if house.ledger.debt else Why.SHORT
-            self._tell(TakeKv(giver.id, why, giver.taking, self._deadline_s))
+            self._tell(TakeKv(giver.id, why, giver.taking, TAKE_DEADLINE_S))
 
     def returned(self, instance: Instance, granules: tuple[int, ...], now_s: float) -> None:
         """Take back what the instance returned; leave it alone for a while if that was not all."""

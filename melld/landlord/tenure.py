@@ -16,23 +16,21 @@ from melld.landlord.instance import InstanceState as S
 
 ENDING = frozenset({Why.TOO_LARGE, Why.OPERATOR})
 """Reasons to end what could doze."""
+EARNED_TIMES = 4.0
+"""To empty a device must have been possible for so many times what it costs: the loads of heirs, and of those that
+leave, should they be wanted again."""
 
 
 class LandlordSettings(msgspec.Struct, frozen=True):
-    """`take_deadline_s`: how long a take may last.  `swap_after_s`: how long a model that fits nowhere waits.
+    """`swap_after_s`: how long a model that fits nowhere waits.  `itl_target_s`: the longest round of steps.
 
-    `host_cache_bytes`: weights that may doze in the machine's memory.  `itl_target_s`: the longest round of steps.
-    `fewer_every_s`: how often it tries to empty a device.  That must have been possible for `earned_times` what it
-    costs: the loads of heirs, and of those that leave, should they be wanted again.
-    `lends`: False gives every model on a device an equal part of its KV memory, for comparison.
+    `host_cache_bytes`: weights that may doze in the machine's memory.  `lends`: False gives every model on a device an
+    equal part of its KV memory, for comparison.
     """
 
-    take_deadline_s: float = 2.0
     swap_after_s: float = 10.0
     host_cache_bytes: float = NEVER
     itl_target_s: float | None = None
-    fewer_every_s: float = 10.0
-    earned_times: float = 4.0
     lends: bool = True
 
 
@@ -145,7 +143,7 @@ class Tenure:
             self._emptied_since = leaving, now_s
         heirs = [(one, heir) for one, heir in plan if heir is not None]  # the others have been idle for long enough
         price_s = sum(one.return_s + (heir.start_s if heir.state in ABSENT else 0.0) for one, heir in heirs)
-        if now_s - self._emptied_since[1] < self._settings.earned_times * price_s:
+        if now_s - self._emptied_since[1] < EARNED_TIMES * price_s:
             return
         for leaver, heir in plan:
             if heir is None or heir.state is S.READY:

@@ -88,7 +88,13 @@ def model_by_name(name: str) -> Model:
 
 def model_from_config(name: str, config: Mapping[str, Any]) -> Model:
     """Return the model of a Hugging Face `config.json` (gated MLP, half precision)."""
-    hidden, layers, heads = int(config["hidden_size"]), int(config["num_hidden_layers"]), _heads(config)
+    hidden, layers, heads = (
+        int(config["hidden_size"]),
+        int(config["num_hidden_layers"]),
+        int(config["num_attention_heads"]),
+    )
+    if heads <= 0:
+        raise ValueError("no attention heads")
     head_dim = int(config.get("head_dim") or hidden // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
@@ -126,10 +132,3 @@ def kv_capacity_bytes(model: Model, card: Card) -> int:
     if free_bytes < block_bytes:
         raise ConfigError("--gpu", f"{model.name} does not fit on {card.name}")
     return free_bytes // block_bytes * block_bytes
-
-
-def _heads(config: Mapping[str, Any]) -> int:
-    heads = int(config["num_attention_heads"])
-    if heads <= 0:
-        raise ValueError("no attention heads")
-    return heads

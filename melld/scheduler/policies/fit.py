@@ -11,6 +11,12 @@ from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
 
+def tightest_fit(cluster: Cluster, request: Request) -> Worker | None:
+    """Return the worker with room that would have the least left."""
+    tightest = cluster.room.tightest(request.kv_bytes)
+    return next((worker for worker in tightest if worker is not request.worker), None)
+
+
 def roomiest_fit(cluster: Cluster, request: Request) -> Worker | None:
     """Return the worker that would have the most room left."""
     for worker in cluster.room.roomiest():
@@ -26,9 +32,7 @@ class BestFit(Policy):
 
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
-        kv_bytes = request.kv_bytes
-        fitting = (worker for worker in self.cluster.room.tightest(kv_bytes) if worker is not request.worker)
-        worker = next(fitting, None) or self.spare(kv_bytes, reason)
+        worker = tightest_fit(self.cluster, request) or self.spare(request.kv_bytes, reason)
         if worker is not None:
             self.cluster.assign(request, worker, reason)
         return worker is not None

@@ -106,9 +106,7 @@ class BinBook:
         del bin_.items[item]
         bin_.lives += not bin_.items
         item.bin = None
-        self.open_groups.discard(item)
-        if bin_.open_group is item:
-            bin_.open_group = None
+        self._close(item, bin_)
         self.touch(bin_)
 
     def split_off(self, item: Item, requests: list[Request]) -> Item:
@@ -133,16 +131,10 @@ class BinBook:
         bin_ = item.bin
         if bin_ is None or not item.grouped:
             return
-        if item.projected_bytes > self.limits.t_bytes:
-            self.open_groups.discard(item)
-            if bin_.open_group is item:
-                bin_.open_group = None
-            self.split_off(item, halves(item))
-            return
         if item.projected_bytes > self.limits.tiny_bytes:
-            self.open_groups.discard(item)
-            if bin_.open_group is item:
-                bin_.open_group = None
+            self._close(item, bin_)
+            if item.projected_bytes > self.limits.t_bytes:
+                self.split_off(item, halves(item))
             return
         other = bin_.open_group
         if other is not None and other is not item:
@@ -150,6 +142,11 @@ class BinBook:
             return
         bin_.open_group = item
         self.open_groups.put(item, item.projected_bytes)
+
+    def _close(self, item: Item, bin_: Bin) -> None:
+        self.open_groups.discard(item)
+        if bin_.open_group is item:
+            bin_.open_group = None
 
     def _merge(self, item: Item, other: Item) -> None:
         """Merge two open groups of one bin."""

@@ -5,7 +5,7 @@ Owns three decisions, made from present sizes and recent growth (no length is pr
     life of a worker = free bytes / bytes per second that its requests add: seconds until it overflows if none leaves
 
     dispatch   the tightest worker that keeps a sufficient life; else the longest-lived that fits; else one request is
-               pushed aside; else a worker is woken
+               pushed aside; else a worker is woken; else any worker with room at all: better than queueing
     overload   a worker whose life ends before the next look sends ONE request away, to where both then live longest;
                if nothing fits, a third worker makes room first; else a worker is woken.  If that move comes too late,
                the smallest request leaves as well; if no single departure is enough (the worker has lost capacity),
@@ -25,6 +25,7 @@ from itertools import islice
 from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.fit import tightest_fit
 from melld.scheduler.policies.plus.drain import cheapest_drain
 from melld.scheduler.policies.plus.holes import HolePlan, plan_hole
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
@@ -58,7 +59,7 @@ class MellPlus(Policy):
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         worker = self._lasting(request) or self._pushed_aside(request)
-        worker = worker or self.spare(request.kv_bytes, reason) or self.fitting(request)
+        worker = worker or self.spare(request.kv_bytes, reason) or tightest_fit(self.cluster, request)
         if worker is not None:
             self.cluster.assign(request, worker, reason)
         return worker is not None
@@ -82,13 +83,6 @@ class MellPlus(Policy):
             if found_s >= best_s and worker is not request.worker and outlook.takes(worker, size):
                 best, best_s = worker, found_s
         return best
-
-    def fitting(self, request: Request) -> Worker | None:
-        """Return any worker with room at all: better than queueing."""
-        for worker in self.cluster.room.tightest(request.kv_bytes):
-            if worker is not request.worker and self.cluster.fits(worker, request.kv_bytes):
-                return worker
-        return None
 
     def _pushed_aside(self, request: Request) -> Worker | None:
         """Push a request aside and return the worker with its room; only with instant moves."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.idle import Gaps, kept_s
+from melld.scheduler.policies.fit import tightest_fit
 from melld.scheduler.policies.plus.holes import HolePlan
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
@@ -119,7 +120,7 @@ class MellSlo(Policy):
             return None if worker.count and self._holds(request) else worker
         if (woken := self.spare(request.kv_bytes, reason)) is not None:
             return woken
-        return None if self._holds(request) else worker or self.packing.fitting(request)
+        return None if self._holds(request) else worker or tightest_fit(self.cluster, request)
 
     def _holds(self, request: Request) -> bool:
         """Return True if the request had better wait for an able worker: all compute, and it would harm the others.
