@@ -20,20 +20,16 @@ import msgspec
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 
-BlockFacts = tuple[int, int, int, int, str]
-"""(blocks, computed tokens, prompt tokens, output tokens, phase) of one request, as its worker sees them."""
+BlockFacts = tuple[int, str]
+"""Blocks and phase of one request, as its worker sees them."""
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
     """Blocks that one request holds on one worker."""
 
     request: RequestId
-    worker: WorkerId
     blocks: int
     kv_bytes: int
-    computed_tokens: int
-    prompt_tokens: int
-    output_tokens: int
     phase: str
 
 
@@ -107,18 +103,6 @@ class Ledger:
         page.released_blocks = 0
         page.used_blocks, page.total_blocks, page.shared_blocks = blocks
 
-    def tokens_seen(self, worker: WorkerId, new_tokens: Mapping[RequestId, int]) -> None:
-        """Count tokens that were emitted without a report of their requests' blocks."""
-        page = self._pages.get(worker)
-        if page is None:
-            return
-        for request, count in new_tokens.items():
-            held = page.holdings.get(request)
-            if held is not None:
-                page.holdings[request] = msgspec.structs.replace(
-                    held, computed_tokens=held.computed_tokens + count, output_tokens=held.output_tokens + count
-                )
-
     def reserve(self, worker: WorkerId, request: RequestId, blocks: int) -> None:
         """Reserve up to `blocks` on the worker for a migration, outside of the block tables that the worker reports.
 
@@ -143,12 +127,9 @@ class Ledger:
         return emptied
 
     def _set_holding(self, page: WorkerBlocks, request: RequestId, facts: BlockFacts) -> None:
-        worker, held = page.worker, page.holdings.get(request)
-        blocks, computed_tokens, prompt_tokens, output_tokens, phase = facts
+        worker, held, (blocks, phase) = page.worker, page.holdings.get(request), facts
         kv_bytes = page.geometry.bytes_for_blocks(blocks)
-        page.holdings[request] = Holding(
-            request, worker, blocks, kv_bytes, computed_tokens, prompt_tokens, output_tokens, phase
-        )
+        page.holdings[request] = Holding(request, blocks, kv_bytes, phase)
         if held is None or blocks > held.blocks or (request, worker) in self._grown:
             self._grown[request, worker] = kv_bytes
         if held is not None and held.blocks and not blocks:

@@ -9,15 +9,15 @@ from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.kvstore.ledger import BlockFacts, Ledger
 from tests.effort import examples
-from tests.kvstore.laws import check_ledger, holdings_of, kv_bytes, pages
+from tests.kvstore.laws import check_ledger, kv_bytes, pages
 
 GEOMETRY = KvGeometry(block_tokens=16, block_bytes=1000)
 A, B = WorkerId("cpu:0"), WorkerId("cpu:1")
 ONE, TWO = RequestId("one"), RequestId("two")
 
 
-def decoding(blocks: int, tokens: int, outputs: int = 1) -> BlockFacts:
-    return (blocks, tokens, tokens - outputs, outputs, "decoding")
+def decoding(blocks: int) -> BlockFacts:
+    return blocks, "decoding"
 
 
 @pytest.fixture
@@ -30,19 +30,19 @@ def ledger() -> Ledger:
 
 def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None:
     """Memory that a migration takes for a moment is never handed out twice."""
-    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(B, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
+    ledger.blocks_changed(B, (3, 100, 0), {ONE: decoding(3)})
     assert kv_bytes(ledger, ONE) == 6000
-    assert [held.worker for held in holdings_of(ledger, ONE)] == [A, B]
+    assert None not in (ledger.holding(ONE, A), ledger.holding(ONE, B))
     ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
     assert kv_bytes(ledger, ONE) == 3000
-    assert [held.worker for held in holdings_of(ledger, ONE)] == [B]
+    assert ledger.holding(ONE, A) is None
     check_ledger(ledger)
 
 
 def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
     """Two chats on one system prompt do not make the worker look full, yet each has its full size when moved."""
-    ledger.blocks_changed(A, (4, 100, 2), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, (4, 100, 2), {ONE: decoding(3), TWO: decoding(3)})
     check_ledger(ledger)
     sums = ledger.worker(A)
     assert sums is not None
@@ -54,58 +54,47 @@ def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
 
 def test_growth_is_told_once_and_growth_after_that_again(ledger: Ledger) -> None:
     """The scheduler hears of each size once, and of nobody who has left since."""
-    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
     assert ledger.take_grown() == {(ONE, A): 3000}
     assert ledger.take_grown() == {}
-    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 41)})
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
     assert ledger.take_grown() == {}
-    ledger.blocks_changed(A, (7, 100, 0), {ONE: decoding(4, 50), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, (7, 100, 0), {ONE: decoding(4), TWO: decoding(3)})
     ledger.blocks_changed(A, (4, 100, 0), {}, [TWO])
     assert ledger.take_grown() == {(ONE, A): 4000}
     ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
     assert ledger.take_grown() == {}
 
 
-def test_tokens_between_two_block_reports_are_counted_once(ledger: Ledger) -> None:
-    """Status shows a request's tokens as they come, though its blocks are reported once in sixteen."""
-    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40, outputs=1)})
-    ledger.tokens_seen(A, {ONE: 1})
-    ledger.tokens_seen(A, {ONE: 2, TWO: 1})
-    held = ledger.holding(ONE, A)
-    assert held is not None
-    assert (held.computed_tokens, held.prompt_tokens, held.output_tokens) == (43, 39, 4)
-    assert held.blocks == 3
-
-
 def test_growth_is_told_once(ledger: Ledger) -> None:
     """The scheduler hears of each growth, and a quiet epoch costs it nothing."""
-    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3, 40)})
-    ledger.blocks_changed(A, (4, 100, 0), {ONE: decoding(4, 49)})
+    ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
+    ledger.blocks_changed(A, (4, 100, 0), {ONE: decoding(4)})
     assert ledger.take_grown() == {(ONE, A): 4000}
-    ledger.blocks_changed(A, (0, 100, 0), {ONE: (0, 0, 39, 10, "waiting")})
+    ledger.blocks_changed(A, (0, 100, 0), {ONE: (0, "waiting")})
     assert ledger.take_grown() == {}, "a preempted request has not grown"
-    ledger.blocks_changed(A, (4, 100, 0), {ONE: decoding(4, 50)})
+    ledger.blocks_changed(A, (4, 100, 0), {ONE: decoding(4)})
     ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
     assert ledger.take_grown() == {}, "nor has one that is gone"
 
 
 def test_a_dead_worker_takes_its_rows_along(ledger: Ledger) -> None:
     """After a crash the requests to be rescued are known, and a new process of that name starts clean."""
-    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
+    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3), TWO: decoding(3)})
     ledger.reserve(A, RequestId("three"), 2)
     ledger.close_worker(A)
     assert ledger.take_grown() == {}
-    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3)})
     assert kv_bytes(ledger, ONE) == 0
     ledger.open_worker(A, GEOMETRY, 50)
-    ledger.blocks_changed(A, (1, 50, 0), {ONE: decoding(1, 16)})
+    ledger.blocks_changed(A, (1, 50, 0), {ONE: decoding(1)})
     assert kv_bytes(ledger, ONE) == 1000
     check_ledger(ledger)
 
 
 def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
     """A leak shows as a broken law, not as a worker that slowly fills."""
-    ledger.blocks_changed(A, (5, 100, 0), {ONE: decoding(3, 40)})
+    ledger.blocks_changed(A, (5, 100, 0), {ONE: decoding(3)})
     with pytest.raises(AssertionError, match="5 blocks used, but 3 held and 0 reserved"):
         check_ledger(ledger)
     ledger.reserve(A, TWO, 2)
@@ -121,8 +110,8 @@ def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("blocks", "facts", "fault"),
     [
-        ((101, 100, 0), decoding(101, 1616), "101 blocks used of 100"),
-        ((2, 100, 1), decoding(3, 40), "one request holds 3"),
+        ((101, 100, 0), decoding(101), "101 blocks used of 100"),
+        ((2, 100, 1), decoding(3), "one request holds 3"),
     ],
 )
 def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int, int], facts: BlockFacts, fault: str) -> None:
@@ -138,7 +127,6 @@ class FakePool:
     def __init__(self, total: int) -> None:
         self.total = total
         self.tables: dict[RequestId, list[int]] = {}
-        self.outputs: dict[RequestId, int] = {}
         self.told: dict[RequestId, BlockFacts] = {}
 
     @property
@@ -150,8 +138,7 @@ class FakePool:
 
     def facts(self, request: RequestId) -> BlockFacts:
         table = self.tables[request]
-        outputs = self.outputs[request]
-        return (len(table), len(table) * 16, len(table) * 16 - outputs, outputs, "decoding" if table else "waiting")
+        return len(table), "decoding" if table else "waiting"
 
     def message(self) -> tuple[tuple[int, int, int], dict[RequestId, BlockFacts], list[RequestId]]:
         now = {request: self.facts(request) for request in self.tables}
@@ -193,7 +180,6 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
         if neighbours and data.draw(st.booleans()):
             shared = pool.tables[data.draw(st.sampled_from(neighbours))][:2]
         pool.tables[request] = shared + pool.fresh(blocks)
-        pool.outputs[request] = 0
         return request
 
     @rule(request=requests, worker=workers)
@@ -201,7 +187,6 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
         pool = self.pools[worker]
         if request in pool.tables:
             pool.tables[request] += pool.fresh(1)
-            pool.outputs[request] += 1
 
     @rule(request=requests, worker=workers)
     def preempt(self, request: RequestId, worker: WorkerId) -> None:
@@ -213,7 +198,6 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
         here, there = self.pools[source], self.pools[B if source == A else A]
         if request in here.tables and request not in there.tables:
             there.tables[request] = there.fresh(len(here.tables[request]))
-            there.outputs[request] = here.outputs[request]
 
     @rule(request=requests, worker=workers)
     def leave(self, request: RequestId, worker: WorkerId) -> None:
@@ -263,8 +247,7 @@ class LedgerAgainstBlockTables(RuleBasedStateMachine):
             held = {row.request: row for row in self.ledger.holdings_on(worker)}
             assert held.keys() == pool.tables.keys()
             for request, row in held.items():
-                facts = (row.blocks, row.computed_tokens, row.prompt_tokens, row.output_tokens, row.phase)
-                assert facts == pool.facts(request)
+                assert (row.blocks, row.phase) == pool.facts(request)
                 everywhere = sum(len(other.tables.get(request, ())) for other in self.pools.values())
                 assert kv_bytes(self.ledger, request) == everywhere * GEOMETRY.block_bytes
 
@@ -285,7 +268,7 @@ TestLedgerAgainstBlockTables.settings = settings(max_examples=examples(60), stat
 
 def test_nothing_is_kept_of_the_departed(ledger: Ledger) -> None:
     """A daemon that has served a million requests is no larger for it."""
-    ledger.blocks_changed(A, (1, 100, 0), {ONE: decoding(1, 8)})
+    ledger.blocks_changed(A, (1, 100, 0), {ONE: decoding(1)})
     ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
     assert is_quiet(ledger)
     assert [*ledger.take_grown(), *ledger._pages[A].holdings] == []
@@ -293,8 +276,8 @@ def test_nothing_is_kept_of_the_departed(ledger: Ledger) -> None:
 
 def test_a_preempted_request_is_told_once(ledger: Ledger) -> None:
     """vLLM's own preemptions are counted, so that they can be brought to zero; an end or a move is none."""
-    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3, 40), TWO: decoding(3, 40)})
-    ledger.blocks_changed(A, (0, 100, 0), {ONE: (0, 0, 39, 1, "waiting")}, [TWO])
-    ledger.blocks_changed(B, (0, 100, 0), {TWO: (0, 0, 39, 1, "waiting")})
+    ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3), TWO: decoding(3)})
+    ledger.blocks_changed(A, (0, 100, 0), {ONE: (0, "waiting")}, [TWO])
+    ledger.blocks_changed(B, (0, 100, 0), {TWO: (0, "waiting")})
     assert ledger.take_emptied() == [(ONE, A)]
     assert ledger.take_emptied() == []

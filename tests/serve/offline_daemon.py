@@ -95,7 +95,7 @@ class OfflineDaemon:
         request = RequestId(name)
         worker = self.fleet.live[request].worker
         assert worker is not None
-        facts = {request: (blocks, tokens, tokens, 1, Phase.DECODING)}
+        facts = {request: (blocks, Phase.DECODING)}
         self.fleet.ledger.blocks_changed(worker, (blocks, BLOCKS, 0), facts)
         return request
 

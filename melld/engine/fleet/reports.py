@@ -164,7 +164,6 @@ class Reports:
     def _log(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
         """Log the tokens of requests that the worker owns; drop all others from `outputs`."""
         reported, kept = Reported(), []
-        new_tokens: dict[RequestId, int] = {}
         for output in outputs.outputs:
             live = self._live.get(output.request_id)
             if live is None or not live.is_of(worker, done.leases.get(output.request_id, 0)):
@@ -179,13 +178,10 @@ class Reports:
                 if not live.output_token_ids:
                     live.first_token_s = now_s
                     reported.begun.append(live.request)
-                new_tokens[live.request] = len(output.new_token_ids)
+                self.workers[worker].tokens += len(output.new_token_ids)
                 if live.log(output.new_token_ids):
                     reported.acquitted.append(live.request)
             if output.finish_reason is not None:
                 reported.finished.append(live.request)
         outputs.outputs = kept
-        self.workers[worker].tokens += sum(new_tokens.values())
-        unreported = {request: count for request, count in new_tokens.items() if request not in done.blocks}
-        self._ledger.tokens_seen(worker, unreported)
         return reported

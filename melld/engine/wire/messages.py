@@ -176,8 +176,8 @@ class StepDone(Message, frozen=True, tag=True):
     used_blocks: int
     total_blocks: int
     """Blocks that it may use: with an arena, those whose granules it was granted."""
-    blocks: dict[str, tuple[int, int, int, int, Phase]]
-    """request -> (blocks, computed tokens, prompt tokens, output tokens, phase): those that changed."""
+    blocks: dict[str, tuple[int, Phase]]
+    """request -> blocks and phase: those that changed."""
     leases: dict[str, int]
     """request -> lease, for outputs of requests whose lease is not 0."""
     gone: list[str]

@@ -9,6 +9,7 @@ from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
+from melld.migrate.snapshot import Phase
 from tests.engine.fleet.test_order import READY, Output, Outputs
 
 R, W0, W1 = RequestId("r"), WorkerId("w0"), WorkerId("w1")
@@ -65,18 +66,6 @@ def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
     desk.live.hand_over(W1, 1)
     gaps = [desk.say(W1, tokens(8), lease=1, now_s=now_s).gaps_s for now_s in (1.5, 1.6)]
     assert gaps == [{R: pytest.approx(0.5)}, {}]
-
-
-def test_a_token_is_counted_once_whether_its_blocks_are_reported_or_not() -> None:
-    """The facts of a request count the tokens of the step that they come with."""
-    desk = Desk()
-    facts = (1, 5, 3, 2, "decoding")
-    for step, blocks in ((1, {R: facts}), (2, {})):
-        done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks=blocks, leases={}, gone=[])
-        desk.reports.take(W0, done, tokens(7), 0.0)
-    held = desk.reports._ledger.holding(R, W0)
-    assert held is not None
-    assert (held.computed_tokens, held.output_tokens) == (6, 3)
 
 
 def test_the_last_output_is_told() -> None:
@@ -136,7 +125,7 @@ def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
     sums = ledger.worker(W0)
     assert sums is not None
     assert sums.used_blocks == 0
-    for blocks, gone, held in (({R: (2, 20, 20, 0, "decoding")}, [], 1), ({}, [R], 0)):
+    for blocks, gone, held in (({R: (2, Phase.DECODING)}, [], 1), ({}, [R], 0)):
         done = wire.StepDone(step=1, step_s=0.1, used_blocks=2, total_blocks=8, blocks=blocks, leases={}, gone=gone)
         assert desk.reports.take(W0, done, None, 0.0) == Reported()
         assert len(ledger.holdings_on(W0)) == held

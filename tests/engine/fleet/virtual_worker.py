@@ -228,10 +228,7 @@ class VirtualWorker:
             self.gone.append(request)
 
     def report(self, outputs: Sequence[Any] = (), leases: dict[str, int] | None = None) -> None:
-        blocks = {
-            request: (copy.words.blocks, copy.tokens, 1, copy.tokens, Phase.DECODING)
-            for request, copy in self.copies.items()
-        }
+        blocks = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
         self.reports += 1
         gone, self.gone = [request for request in self.gone if request not in blocks], []
         used_blocks = self.used_blocks

@@ -1,9 +1,8 @@
 """The ledger's facts from vLLM's block tables: the blocks of each request, reported on change.
 
 Owns the reading; never changes vLLM.  Runs on the engine thread between two steps, so every token pays for it: in
-steady decoding a request costs one length and a few comparisons, and is reported only when a block was added (about
-once in `block_size` steps), its phase changed, or its prefill advanced.  The tokens of a decoding request need no
-report: the daemon counts them in the outputs.
+steady decoding a request costs one length and two comparisons, and is reported only when a block was added (about once
+in `block_size` steps) or its phase changed.
 
     used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
     shared blocks = sum of all block tables - used, with reservations and departing requests included.
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-# (blocks, num_computed_tokens, num_prompt_tokens, num_output_tokens, phase)
-RequestBlocks = tuple[int, int, int, int, Phase]
+RequestBlocks = tuple[int, Phase]
 
 
 class BlockEpochs:
@@ -74,7 +72,7 @@ class BlockReporter:
         self._last: dict[str, RequestBlocks] = {}
 
     def collect(self) -> BlockReport:
-        """Return the blocks in use, and every request whose blocks, phase or prefill changed since the last call.
+        """Return the blocks in use, and every request whose blocks or phase changed since the last call.
 
         An ended request is not listed; the step's outputs show its end.
         """
@@ -84,15 +82,9 @@ class BlockReporter:
         for request_id, request in requests.items():
             blocks = self._blocks(request_id)
             before = last.get(request_id)
-            if before is not None and before[0] == blocks and _unchanged(before, request):
+            if before == (blocks, Phase.DECODING) and request.num_computed_tokens:  # it decodes on
                 continue
-            facts = (
-                blocks,
-                request.num_computed_tokens,
-                request.num_prompt_tokens,
-                request.num_output_tokens,
-                phase_of(request),
-            )
+            facts = blocks, phase_of(request)
             if facts != before:
                 last[request_id] = changed[request_id] = facts
         if len(last) > len(requests):
@@ -148,10 +140,3 @@ def phase_of(request: "Request") -> Phase:
     generating = request.num_output_tokens + placeholders > 0
     missing = request.num_tokens + placeholders - computed
     return Phase.DECODING if generating and missing <= 1 else Phase.PREFILLING
-
-
-def _unchanged(before: RequestBlocks, request: "Request") -> bool:
-    """Return True if a request with as many blocks as before needs no report: it decodes on, or has not advanced."""
-    if before[4] is Phase.DECODING:
-        return bool(request.num_computed_tokens > 0)
-    return bool(request.num_computed_tokens == before[1] and request.num_output_tokens == before[3])

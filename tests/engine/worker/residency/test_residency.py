@@ -335,7 +335,7 @@ def test_who_has_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
 
 def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
     """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
-    known: dict[str, tuple[int, ...]] = {}
+    known: dict[str, tuple[int, str]] = {}
     running = [pair.start(Case("long", LONG_PROMPT, SEEDED | {"max_tokens": 70})), pair.start(GREEDY)]
     pair.here("report")
     pair.here("forget_report")
@@ -351,7 +351,7 @@ def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
         assert (report.used_blocks, report.shared_blocks) == (sum(tables.values()), 0)
         quiet += not report.changed
     assert quiet > 30
-    assert known[running[0].request_id][4] == "decoding"
+    assert known[running[0].request_id][1] == "decoding"
     pair.finish(*running)
 
 

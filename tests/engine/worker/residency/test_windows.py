@@ -81,9 +81,10 @@ def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeo
             report = worker("report")
             assert sum(facts[0] for facts in report.changed.values()) == report.used_blocks
             assert report.shared_blocks == 0
-            for blocks, computed, prompt, output, _ in report.changed.values():
-                if computed > prompt:  # what a part of the prompt needed is freed by the next step
-                    assert blocks <= geometry.blocks_for_tokens(prompt + output)
+            for name, (blocks, _) in report.changed.items():
+                facts = worker("facts", name)
+                if facts.num_computed_tokens > facts.num_prompt_tokens:  # a prompt's parts are freed by the next step
+                    assert blocks <= geometry.blocks_for_tokens(facts.num_tokens)
     pair.finish(*running)
 
 
