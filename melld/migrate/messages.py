@@ -132,10 +132,7 @@ class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class RoomReserved(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """Room is reserved; `reused_blocks` of its blocks were in the destination's prefix cache."""
-
-    blocks: int
-    reused_blocks: int
+    """Room is reserved."""
 
 
 class BlocksCopied(MoveMessage, frozen=True, tag=True, kw_only=True):
@@ -148,8 +145,6 @@ class BlocksCopied(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 class RequestFrozen(MoveMessage, frozen=True, tag=True, kw_only=True):
     """The source emits no more of the request.  Payload: a `RequestSnapshot`."""
-
-    num_tokens: int
 
 
 class RequestAttached(MoveMessage, frozen=True, tag=True, kw_only=True):

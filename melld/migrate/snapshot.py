@@ -73,10 +73,6 @@ class NoRoom(MelldError):
 
     def __init__(self, request: str, needed_blocks: int, free_blocks: int, free_slots: int) -> None:
         super().__init__(f"no room for {request}: {needed_blocks} blocks, {free_blocks} free, {free_slots} places free")
-        self.request = request
-        self.needed_blocks = needed_blocks
-        self.free_blocks = free_blocks
-        self.free_slots = free_slots
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
@@ -84,19 +80,14 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
     `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while the
     request decodes, and are final as long as `block_epoch` stays the same (vLLM's preemption frees blocks).
-    `kv_bytes` counts every block that the request holds.  `in_prompt`: its first token is neither out nor in the step
-    under way.
+    `in_prompt`: its first token is neither out nor in the step under way.
     """
 
-    request: str
-    phase: Phase
     num_tokens: int
     num_prompt_tokens: int
     num_computed_tokens: int
     full_block_ids: tuple[tuple[int, ...], ...]
     block_epoch: int
-    blocks: int
-    kv_bytes: int
     in_prompt: bool = False
 
     @property

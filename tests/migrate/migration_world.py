@@ -194,12 +194,12 @@ class World:
                 return say.RequestDescribed(**names, **facts, in_prompt=in_prompt)
             case say.ReserveBlocks() | say.WarmRequest():
                 worker.room = True
-                return say.RoomReserved(**names, blocks=9, reused_blocks=0)
+                return say.RoomReserved(**names)
             case say.CopyBlocks() if worker.room:
                 return say.BlocksCopied(**names, blocks=1, nbytes=10, copy_s=0.1)
             case say.FreezeRequest() if copy is not None and not copy.frozen:
                 copy.frozen = True
-                return say.RequestFrozen(**names, num_tokens=copy.tokens)
+                return say.RequestFrozen(**names)
             case say.AttachRequest() if worker.room:
                 worker.room = False
                 worker.copy = Copy(self.log, command.lease)

@@ -173,7 +173,7 @@ class Talk:
         return self.hear(say.BlocksCopied, blocks=blocks, nbytes=10 * blocks, copy_s=0.5)
 
     def reserved(self) -> Any:
-        return self.hear(say.RoomReserved, blocks=9, reused_blocks=0)
+        return self.hear(say.RoomReserved)
 
 
 @pytest.mark.parametrize(("blocks", "epoch", "asked"), [
@@ -235,7 +235,7 @@ def test_every_command_of_a_move_by_kv_says_all_that_its_worker_needs() -> None:
     assert talk.told.deadline_s == DEADLINES_S[MoveState.COPYING] + 7.0
     talk.copied(10)
     assert talk.describe(10, epoch=3).via is Via.KV
-    attach = talk.hear(say.RequestFrozen, num_tokens=100)
+    attach = talk.hear(say.RequestFrozen)
     assert (attach.source, attach.via, attach.lease) == (SOURCE, Via.KV, 4)
     release = talk.hear(say.RequestAttached, blocks=2, nbytes=20, copy_s=0.25)
     assert isinstance(release, say.ReleaseRequest)
@@ -251,7 +251,7 @@ def test_a_move_that_ended_well_tells_what_it_took_and_no_reason() -> None:
     talk.describe(11 + FEW_BLOCKS)
     talk.copied(1)
     talk.describe(11 + FEW_BLOCKS)
-    talk.hear(say.RequestFrozen, num_tokens=100)
+    talk.hear(say.RequestFrozen)
     talk.hear(say.RequestAttached, blocks=0, nbytes=0, copy_s=0.25)
     moved = talk.migration
     assert (moved.rounds, moved.copied_blocks, moved.copied_bytes, moved.copy_s) == (2, 11, 110, 1.25)
@@ -276,7 +276,7 @@ def test_the_first_reason_is_told() -> None:
     talk = Talk()
     talk.describe(0)
     talk.reserved()
-    talk.hear(say.RequestFrozen, num_tokens=1)
+    talk.hear(say.RequestFrozen)
     assert isinstance(talk.hear(say.CopyFailed, reason="bytes are lost"), say.ThawRequest)
     talk.hear(say.CommandFailed, reason="unknown request")
     assert (talk.migration.outcome, talk.migration.reason) == (Outcome.COPY_FAILED, "bytes are lost")
@@ -290,7 +290,7 @@ def test_a_command_that_frees_is_repeated_when_it_is_late_and_only_then() -> Non
     talk = Talk()
     talk.describe(0)
     talk.reserved()
-    talk.hear(say.RequestFrozen, num_tokens=1)
+    talk.hear(say.RequestFrozen)
     talk.hear(say.RequestAttached, blocks=0, nbytes=0, copy_s=0.0)
     assert talk.migration.happened(Sign.GONE, 9.0) == []
     [again] = talk.migration.happened(Sign.LATE, 9.0)
@@ -319,7 +319,7 @@ def test_each_chunk_of_a_followed_prompt_is_copied_however_many_there_are() -> N
         assert len(copy.block_ids[0]) == blocks
         follow = talk.copied(1)
         assert (follow.beyond, follow.freeze_after_first_token, talk.told.worker) == (blocks, True, SOURCE)
-    assert isinstance(talk.hear(say.RequestFrozen, num_tokens=100), say.AttachRequest)
+    assert isinstance(talk.hear(say.RequestFrozen), say.AttachRequest)
 
 
 def test_a_prompt_that_waits_is_followed_for_a_while_and_no_longer() -> None:

@@ -80,8 +80,8 @@ class OfflineDaemon:
 
     def up(self, name: WorkerId, kv_failure: str = "") -> None:
         ready = wire.WorkerReady(
-            pid=1, total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
-            max_requests=8, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
+            total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+            max_requests=8, supported_tasks=["generate"], load_s=0.0, ready_response=b"",
             kv_handle=b"" if kv_failure else b"memory", kv_failure=kv_failure,
         )  # fmt: skip
         self.fleet.worker_said(self.fleet.slots[name], ready, [])

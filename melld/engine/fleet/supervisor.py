@@ -249,7 +249,7 @@ class Supervisor:
         self._restarts.ready(place)
         level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
         text = "%s is ready on %s (pid %d, %.1f s)"
-        log.log(level, text, place.slot.worker, place.slot.device, message.pid, message.load_s)
+        log.log(level, text, place.slot.worker, place.slot.device, process.pid, message.load_s)
         is_first = not self._first.anybody_was_ready
         place.has_been_ready = True
         # Now it is known that the model can be served.

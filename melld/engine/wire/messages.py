@@ -124,7 +124,7 @@ class Wake(Message, frozen=True, tag=True):
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Ask for the worker's progress.  An I/O thread answers with a `Pong`."""
+    """Ask whether the worker gets on.  An I/O thread answers with a `Pong`."""
 
 
 class StopWorker(Message, frozen=True, tag=True):
@@ -137,7 +137,6 @@ class StopWorker(Message, frozen=True, tag=True):
 class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """The engine is up and has produced a real token."""
 
-    pid: int
     total_blocks: int
     block_tokens: int
     block_bytes: int
@@ -147,7 +146,6 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     max_requests: int
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
-    vllm_version: str
     load_s: float
     caches_prefixes: bool = False
     """True if it keeps the KV of ended requests for later ones that begin alike."""
@@ -256,11 +254,9 @@ class Dozed(Message, frozen=True, tag=True):
 
 
 class Pong(Message, frozen=True, tag=True):
-    """Answer to a `Ping`: `steps` so far, `busy_s` since the start of the running step (0: none), `requests` held."""
+    """Answer to a `Ping`: `busy_s` since the start of the running step (0: none)."""
 
-    steps: int
     busy_s: float
-    requests: int
 
 
 class RequestRejected(Message, frozen=True, tag=True):

@@ -81,7 +81,7 @@ class EngineLoop:
         with parts.budget.lifted(), parts.lent.borrowed() if parts.lent is not None else contextlib.nullcontext():
             warm_up(self._engine)
         load_s = time.monotonic() - started
-        self._ready = ready_of(self._engine, parts.block_bytes, parts.shared, response, load_s, failure)
+        self._ready = ready_of(self._engine, parts.shared, response, load_s, failure)
         parts.writer.say(self._ready)
 
     def serve(self) -> None:
@@ -179,7 +179,7 @@ class EngineLoop:
         self._engine.post_step(model_executed=executed)
         step_s = time.monotonic() - began_s
         counts = parts.budget.stepped(step_s)
-        parts.pulse.stepped()
+        parts.pulse.in_step(0.0)
         mine = (outputs or {}).get(0)
         parts.moves.after_step(mine)
         parts.reporter.report(mine, step_s, counts)

@@ -125,8 +125,7 @@ class Moves:
             self._answer(say.CommandFailed(**names_of(command), reason="it has ended"), ())
         else:
             snapshot = self._residency.snapshot(request)
-            frozen = say.RequestFrozen(**names_of(command), num_tokens=snapshot.num_tokens)
-            self._answer(frozen, (snapshot.encode(),))
+            self._answer(say.RequestFrozen(**names_of(command)), (snapshot.encode(),))
 
     def _thaw(self, command: say.ThawRequest) -> None:
         self._descriptions.drop(command.request)
@@ -162,12 +161,7 @@ class Moves:
         computed = getattr(command, "computed_tokens", 0)
         reservation = self._residency.reserve(expected.arrival, command.token_capacity, computed)
         self._plans[command.request] = CopyPlan(reservation)
-        reserved = say.RoomReserved(
-            **names_of(command),
-            blocks=sum(len(group) for group in reservation.block_ids),
-            reused_blocks=reservation.reused_blocks,
-        )
-        self._answer(reserved, ())
+        self._answer(say.RoomReserved(**names_of(command)), ())
 
     def _copy(self, command: say.CopyBlocks) -> None:
         if not self._pull(command, command.block_ids, command.block_epoch, command.token_capacity, None):

@@ -26,7 +26,6 @@ from melld.engine.worker.residency.block_tables import BlockReporter
 from melld.engine.worker.residency.budget import Ages, StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
-from melld.engine.worker.start import block_bytes_of
 from melld.engine.worker.writer import Writer
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Parts(NamedTuple):
     profiler: Profiler
     reporter: StepReporter
     budget: StepBudget
-    block_bytes: int
     shared: Shared
 
 
@@ -64,9 +62,8 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
     shared = share_memory(engine, arena.spec if arena is not None else None, spec.kv_interface)
     memory = shared.memory
     assert arena is None or memory is not None, shared.failure
-    block_bytes = memory.layout.block_bytes if memory is not None else block_bytes_of(engine)
     lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
-    residency = Residency(engine, block_bytes, lent.map.scratch if lent is not None else ())
+    residency = Residency(engine, lent.map.scratch if lent is not None else ())
     ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
     budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
     links = Links(LinkOpener(shared, spec.copy_rules), residency, inbox.put, writer.say)
@@ -75,7 +72,7 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
     reporter = StepReporter(blocks, book, moves, writer.report)
     return Parts(
         inbox=inbox,
-        reader=Reader(connection, engine, line, writer.say, lambda: pulse.pong(len(book.leases))),
+        reader=Reader(connection, engine, line, writer.say, pulse.pong),
         preparer=Preparer(line, _request_maker(engine), residency, inbox, writer.say),
         writer=writer,
         pulse=pulse,
@@ -89,7 +86,6 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
         profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
         reporter=reporter,
         budget=budget,
-        block_bytes=block_bytes,
         shared=shared,
     )
 

@@ -61,7 +61,7 @@ class Preparer:
         """Return the message for the engine thread."""
         match message:
             case wire.AddRequest():
-                return Admitted(self._request_of(payload), message.lease)
+                return Admitted(self._request_of(payload), message.lease, message.cause)
             case wire.ResumeRequest():
                 self._answer(wire.RequestTaken(request=message.request, lease=message.lease))
                 snapshot = RequestSnapshot.decode(payload[0])

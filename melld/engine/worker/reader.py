@@ -28,29 +28,22 @@ Received = tuple[Any, list[bytes]]
 
 
 class Pulse:
-    """The engine's progress, for the answer to a ping even if the engine hangs.
+    """How long the engine's step runs already, for the answer to a ping even if the engine hangs.
 
-    The engine thread writes two numbers and the reader thread reads them; each read and write is atomic.
+    The engine thread writes one number and the reader thread reads it; each read and write is atomic.
     """
 
     def __init__(self) -> None:
-        self._steps = 0
         self._began_s = 0.0
 
     def in_step(self, began_s: float) -> None:
         """Record the start time of a step, or 0.0 at its end."""
         self._began_s = began_s
 
-    def stepped(self) -> None:
-        """Count one finished step."""
-        self._began_s = 0.0
-        self._steps += 1
-
-    def pong(self, requests: int) -> wire.Pong:
-        """Return the answer to a ping, with the number of requests here."""
+    def pong(self) -> wire.Pong:
+        """Return the answer to a ping."""
         began_s = self._began_s
-        busy_s = time.monotonic() - began_s if began_s else 0.0
-        return wire.Pong(steps=self._steps, busy_s=busy_s, requests=requests)
+        return wire.Pong(time.monotonic() - began_s if began_s else 0.0)
 
 
 class Reader:

@@ -22,6 +22,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     request: Any
     lease: int
+    cause: EventId
 
 
 class ReadyToResume(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class Requests:
         try:
             self._residency.admit(admitted.request)
         except MoveRefused as error:
-            self._say(wire.RequestRejected(request=request, reason=error.reason.value))
+            self._say(wire.RequestRejected(request=request, reason=error.reason.value, cause=admitted.cause))
         else:
             self._book.came(request, admitted.lease)
 

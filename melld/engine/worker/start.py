@@ -169,7 +169,7 @@ def warm_up(engine: "EngineCore", logprobs: int | None = None) -> "EngineCoreOut
 
 
 def ready_of(
-    engine: "EngineCore", block_bytes: int, shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
+    engine: "EngineCore", shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
     from melld.engine.worker.residency.block_tables import encoder_tokens_of, windows_of
@@ -177,10 +177,9 @@ def ready_of(
     config = engine.vllm_config
     kv_cache = engine.scheduler.kv_cache_config
     return wire.WorkerReady(
-        pid=os.getpid(),
         total_blocks=kv_cache.num_blocks - 1,  # no request can use vLLM's null block
         block_tokens=config.cache_config.block_size,
-        block_bytes=block_bytes,
+        block_bytes=shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine),
         windows=windows_of(engine.scheduler),
         encoder_tokens=encoder_tokens_of(engine.scheduler),
         kv_handle=shared.handle,
@@ -192,7 +191,6 @@ def ready_of(
         max_requests=engine.scheduler.max_num_active_reqs,
         caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
-        vllm_version=_vllm_version(),
         load_s=load_s,
         ready_response=response,
     )
@@ -224,12 +222,6 @@ def block_bytes_of(engine: "EngineCore") -> int:
     """
     kv_cache = engine.scheduler.kv_cache_config
     return int(max((tensor.size for tensor in kv_cache.kv_cache_tensors), default=0) // max(1, kv_cache.num_blocks))
-
-
-def _vllm_version() -> str:
-    from vllm.version import __version__
-
-    return str(__version__)
 
 
 def add_own_request(

@@ -78,13 +78,11 @@ class PlainCodec:
 
 SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
 READY = wire.WorkerReady(
-    pid=1,
     total_blocks=8,
     block_tokens=16,
     block_bytes=64,
     max_requests=4,
     supported_tasks=[],
-    vllm_version="",
     load_s=0.0,
     ready_response=b"",
 )

@@ -231,7 +231,7 @@ def test_a_step_may_take_as_long_as_the_operator_says() -> None:
     async def told(loop: VirtualLoop) -> None:
         daemon, worker = await watched_worker(loop, HealthConfig(step_timeout_s=1000.0))
         for busy_s, is_alive in ((999.0, True), (1001.0, False)):
-            worker.say(Pong(steps=1, busy_s=busy_s, requests=1))
+            worker.say(Pong(busy_s=busy_s))
             await daemon.flush()
             assert (worker.ended is None) == is_alive
         await daemon.close()

@@ -103,7 +103,7 @@ class VirtualWorker:
 
     def told(self, message: Any, payload: list[bytes]) -> None:
         if isinstance(message, wire.Ping) and not self.hung:  # an I/O thread's, whatever the engine does
-            self.say(wire.Pong(steps=0, busy_s=0.0, requests=len(self.copies)))
+            self.say(wire.Pong(busy_s=0.0))
         elif self.ended is None:
             self.inbox.append((message, payload))
 
@@ -123,8 +123,8 @@ class VirtualWorker:
         self.ready = True
         self.say(
             wire.WorkerReady(
-                pid=1, total_blocks=self.total_blocks, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
-                max_requests=SLOTS, supported_tasks=["generate"], vllm_version="", load_s=0.0, ready_response=b"",
+                total_blocks=self.total_blocks, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+                max_requests=SLOTS, supported_tasks=["generate"], load_s=0.0, ready_response=b"",
                 kv_handle=b"memory",
             )
         )  # fmt: skip
@@ -284,14 +284,14 @@ class VirtualWorker:
             case say.ReserveBlocks() | say.WarmRequest() if copy is None:
                 self.rooms[request] = msgspec.msgpack.decode(payload[0], type=Words)
                 self._check_room()
-                return say.RoomReserved(**names, blocks=1, reused_blocks=0), ()
+                return say.RoomReserved(**names), ()
             case say.CopyBlocks() if request in self.rooms:
                 return say.BlocksCopied(**names, blocks=1, nbytes=10, copy_s=0.01), ()
             case say.FreezeRequest() if copy is not None and not copy.frozen:
                 copy.frozen = True
                 words = msgspec.msgpack.encode(copy.words)
                 snapshot = RequestSnapshot.from_log(request, words, 1, list(range(copy.tokens)))
-                return say.RequestFrozen(**names, num_tokens=copy.tokens), (snapshot.encode(),)
+                return say.RequestFrozen(**names), (snapshot.encode(),)
             case say.AttachRequest() if request in self.rooms:
                 del self.rooms[request]
                 self.copies[request] = _copy_of(RequestSnapshot.decode(payload[0]), command.lease)

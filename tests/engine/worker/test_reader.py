@@ -22,7 +22,7 @@ from melld.engine.worker.writer import write_frame
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Via
 
-PONG = wire.Pong(steps=0, busy_s=0.0, requests=0)
+PONG = wire.Pong(busy_s=0.0)
 DEADLINE_S = 30.0
 WireUp = Callable[[Callable[..., Any]], "Wired"]
 

@@ -104,10 +104,6 @@ class BlockReporter:
         return sum(_real_blocks(table[request_id]) for table in tables if request_id in table)
 
 
-NO_BLOCK = 0
-"""The id in place of a block that a sliding window has left."""
-
-
 def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
     """Return each KV cache group's sliding window in tokens, 0 for one that keeps all; none for an encoder's output."""
     from vllm.v1.core.single_type_kv_cache_manager import CrossAttentionManager

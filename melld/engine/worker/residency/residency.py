@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
-from melld.engine.worker.residency.block_tables import NO_BLOCK, BlockEpochs, phase_of
+from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
 from melld.engine.worker.residency.rules import (
     adapter_refusal,
@@ -44,8 +44,8 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 class Residency:
     """The requests that leave one engine (`Departures`), and those that arrive on it (`Arrivals`, `Warmers`)."""
 
-    def __init__(self, engine: "EngineCore", block_bytes: int, scratch: Sequence[int] = ()) -> None:
-        """Take an engine whose scheduler is in this process.  `block_bytes`: one block of all layers.
+    def __init__(self, engine: "EngineCore", scratch: Sequence[int] = ()) -> None:
+        """Take an engine whose scheduler is in this process.
 
         `scratch`: blocks for trials of links; empty: free ones are borrowed.
 
@@ -57,7 +57,6 @@ class Residency:
         check_engine(engine)
         self._engine = engine
         self._scheduler: Any = engine.scheduler
-        self._block_bytes = block_bytes
         self.name = engine_name(engine)
         # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
         # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
@@ -89,17 +88,12 @@ class Residency:
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
         held = manager.get_block_ids(request_id)
         full = computed // self._scheduler.block_size
-        blocks = sum(len(group) - group.count(NO_BLOCK) for group in held)
         return RequestFacts(
-            request=request_id,
-            phase=phase_of(request),
             num_tokens=request.num_tokens,
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
             full_block_ids=tuple(tuple(group[:full]) for group in held),
             block_epoch=self.epochs.of(request),
-            blocks=blocks,
-            kv_bytes=blocks * self._block_bytes,
             in_prompt=not request.num_output_tokens and request.num_computed_tokens < request.num_prompt_tokens,
         )
 

@@ -129,9 +129,7 @@ def the_kv_cache_is_plain_full_attention_in_one_allocation(engine: Any) -> None:
 def a_block_that_a_window_has_left_is_the_null_block(engine: Any) -> None:
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
-    from melld.engine.worker.residency.block_tables import NO_BLOCK
-
-    assert engine.scheduler.kv_cache_manager.block_pool.null_block.block_id == NO_BLOCK
+    assert engine.scheduler.kv_cache_manager.block_pool.null_block.block_id == 0
     assert "blocks[i] = self._null_block" in inspect.getsource(SlidingWindowManager._remove_blocks_in_range)
     assert "[self._null_block] * num_skipped_blocks" in inspect.getsource(
         SlidingWindowManager.add_local_computed_blocks

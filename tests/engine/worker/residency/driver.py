@@ -192,7 +192,7 @@ class Worker:
         assert shared.memory is not None, shared.failure
         self.memory, self.handle_bytes = shared.memory, shared.handle
         self.lent = lent = LentBlocks(self.engine, arena, self.memory) if arena else None
-        self.residency = Residency(self.engine, self.memory.layout.block_bytes, lent.map.scratch if lent else ())
+        self.residency = Residency(self.engine, lent.map.scratch if lent else ())
         self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
         self.said: list[Any] = []
         self.borrower = Borrower(lent, self.residency.epochs, self.said.append)
