@@ -57,11 +57,6 @@ class PrefixIndex:
         """Forget a worker that has ended."""
         self._held.pop(worker, None)
 
-    def clear(self) -> None:
-        """Forget all that workers hold: their caches were reset."""
-        for held in self._held.values():
-            held.clear()
-
     def arrived(self, request: RequestId, tokens: Sequence[int], salt: Hashable) -> Mapping[WorkerId, int]:
         """Note a request; return how many tokens of its prompt each worker holds, where that is any.
 

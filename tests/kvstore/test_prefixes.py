@@ -56,7 +56,7 @@ def test_a_moved_request_is_found_on_both_workers() -> None:
 
 
 def test_what_a_worker_has_lost_is_forgotten() -> None:
-    """It has ended and come back, or its cache was reset."""
+    """It has ended and come back."""
     prefixes = index()
     prefixes.arrived(A, range(8), None)
     prefixes.placed(A, W0)
@@ -65,8 +65,6 @@ def test_what_a_worker_has_lost_is_forgotten() -> None:
     assert prefixes.arrived(B, range(20), None) == {W1: 8}
     prefixes.open_worker(W0, BLOCK, 100)
     assert prefixes.arrived(B, range(20), None) == {W1: 8}
-    prefixes.clear()
-    assert prefixes.arrived(B, range(20), None) == {}
 
 
 def test_the_oldest_go_first_and_the_beginning_of_a_prompt_last() -> None:

@@ -4,12 +4,11 @@ Owns the calls' numbers and the futures of their callers.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
 
 
@@ -30,18 +29,12 @@ class Calls:
         """
         return await asyncio.wait_for(self._begin(worker, make), deadline_s)
 
-    async def ask_all(self, workers: Iterable[WorkerId], method: str, arguments: Sequence[Any]) -> list[Any]:
-        """Call one of `wire.UTILITIES` on these workers and return the results.
+    async def ask_all(self, workers: Iterable[WorkerId], make: Callable[[int], msgspec.Struct]) -> list[Any]:
+        """Call these workers and return the results.
 
         Raises:
             RuntimeError: a worker's call failed, or the worker ended first.
         """
-        if method not in wire.UTILITIES:
-            raise ValueError(f"workers have no call {method}; they have {', '.join(sorted(wire.UTILITIES))}")
-
-        def make(call: int) -> wire.CallUtility:
-            return wire.CallUtility(call=call, method=method, arguments=list(arguments))
-
         return list(await asyncio.gather(*(self._begin(worker, make) for worker in workers)))
 
     def answered(self, call: int, result: Any, error: str | None = None) -> bool:

@@ -90,15 +90,14 @@ class Fleet:
         self._listener = listener
         self._clock = clock
 
-    async def call_all(self, method: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        """Call one of `wire.UTILITIES` on every ready worker and return the results.
+    async def load_adapter(self, adapter: Any) -> bool:
+        """Have every ready worker load this adapter, a `LoRARequest` of vLLM's; return True if all did.
 
         Raises:
-            RuntimeError: a worker's call failed, or the worker ended first.
+            RuntimeError: a worker cannot load it, or ended first.
         """
-        if method == "reset_prefix_cache":
-            self._requests.prefixes.clear()
-        return await self.calls.ask_all(filter(self.is_ready, self.workers), method, arguments)
+        ready = filter(self.is_ready, self.workers)
+        return all(await self.calls.ask_all(ready, lambda call: wire.LoadAdapter(call, adapter)))
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
 

@@ -82,31 +82,9 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics know no engines that come later
         return outputs
 
-    async def reset_prefix_cache_async(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Reset the cache on every worker; return True if all succeeded."""
-        return all(await self._fleet.call_all("reset_prefix_cache", [reset_running_requests, reset_connector]))
-
-    async def reset_mm_cache_async(self) -> None:
-        """Reset the cache on every worker."""
-        await self._fleet.call_all("reset_mm_cache")
-
-    async def reset_encoder_cache_async(self) -> None:
-        """Reset the cache on every worker."""
-        await self._fleet.call_all("reset_encoder_cache")
-
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
         """Load the adapter on every worker; one that starts later loads it before its first request with it."""
-        return all(await self._fleet.call_all("add_lora", [lora_request]))
-
-    async def is_sleeping_async(self) -> bool:
-        """Return False: a request wakes a sleeping worker, so the fleet never sleeps as a whole."""
-        return False
-
-    async def is_scheduler_paused_async(self) -> bool:
-        """Return False."""
-        return False
+        return await self._fleet.load_adapter(lora_request)
 
 
 @contextlib.contextmanager

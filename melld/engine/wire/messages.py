@@ -53,12 +53,11 @@ class AbortRequests(Message, frozen=True, tag=True):
     """They may resume on this worker."""
 
 
-class CallUtility(Message, frozen=True, tag=True):
-    """Call one of `UTILITIES` on the engine between two steps; exactly one `UtilityDone` answers."""
+class LoadAdapter(Message, frozen=True, tag=True):
+    """Load this adapter, a `LoRARequest` of vLLM's.  One `UtilityDone` of whether it was loaded."""
 
     call: int
-    method: str
-    arguments: list[Any]
+    adapter: Any
 
 
 WANTED = "the worker was wanted"
@@ -196,7 +195,7 @@ class RequestTaken(Message, frozen=True, tag=True):
 
 
 class UtilityDone(Message, frozen=True, tag=True):
-    """The answer to `CallUtility`; `error` is None when it worked."""
+    """The answer to a message with a `call`; `error` is None when it worked."""
 
     call: int
     result: Any = None
@@ -282,12 +281,7 @@ class WorkerFailed(Message, frozen=True, tag=True):
 
 _OfRequests = AddRequest | ResumeRequest | AbortRequests | MoveCommand
 _OfMemory = MeasureLink | OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | Wake
-ToWorker = _OfRequests | _OfMemory | CallUtility | MeasurePrefill | Ping | StopWorker
+ToWorker = _OfRequests | _OfMemory | LoadAdapter | MeasurePrefill | Ping | StopWorker
 _AboutRequests = StepDone | RequestTaken | RequestRejected | MoveAnswer
 _AboutMemory = LinkOpened | LinkClosed | GranulesReturned | Dozed
 ToDaemon = _AboutRequests | _AboutMemory | UtilityDone | Pong | WorkerLoading | WorkerReady | WorkerFailed
-
-# What the daemon may call on an engine (vllm.v1.engine.core.EngineCore), and nothing else.
-UTILITIES = frozenset(
-    {"add_lora", "get_supported_tasks", "reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"}
-)

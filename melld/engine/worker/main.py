@@ -129,7 +129,7 @@ class EngineLoop:
             Admitted: requests.admit,
             ReadyToResume: requests.resume,
             wire.AbortRequests: self._abort,
-            wire.CallUtility: self._call,
+            wire.LoadAdapter: self._load_adapter,
             wire.GrantGranules: self._parts.borrower.grant,
             wire.TakeGranules: self._parts.borrower.take,
             wire.Doze: self._parts.dozer.ask,
@@ -157,16 +157,15 @@ class EngineLoop:
             self._parts.moves.copied(done)
             self._parts.requests.resume_deferred()
 
-    def _call(self, call: wire.CallUtility) -> None:
-        from vllm.v1.engine.core import EngineCoreProc
+    def _load_adapter(self, load: wire.LoadAdapter) -> None:
+        from vllm.lora.request import LoRARequest
 
-        method = getattr(self._engine, call.method)
         try:
-            result = method(*EngineCoreProc._convert_msgspec_args(method, call.arguments))  # noqa: SLF001
-        except Exception as error:  # noqa: BLE001  the caller's, whatever it is: a file that is not there, say
-            self._parts.writer.say(wire.UtilityDone(call=call.call, error=f"{call.method}: {error}"))
+            result = self._engine.add_lora(msgspec.convert(load.adapter, LoRARequest))
+        except Exception as error:  # noqa: BLE001  whatever it is: a file that is not there, say
+            self._parts.writer.say(wire.UtilityDone(call=load.call, error=f"add_lora: {error}"))
         else:
-            self._parts.writer.say(wire.UtilityDone(call=call.call, result=result))
+            self._parts.writer.say(wire.UtilityDone(call=load.call, result=result))
 
     def _stop(self, _stop: wire.StopWorker) -> None:
         self._stopping = True

@@ -12,8 +12,8 @@ from melld.ids import WorkerId
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
 
-def ping(call: int) -> wire.CallUtility:
-    return wire.CallUtility(call=call, method="reset_mm_cache", arguments=[])
+def ping(call: int) -> wire.LoadAdapter:
+    return wire.LoadAdapter(call, None)
 
 
 async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
@@ -38,18 +38,16 @@ async def test_a_late_answer_is_nothing() -> None:
 
 
 async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
-    """`reset_prefix_cache` says that it worked only where it did."""
+    """An adapter is said to be loaded only where all have it."""
 
     def answer(worker: WorkerId, message: Any) -> None:
         error = "busy" if worker == W1 else None
         asyncio.get_running_loop().call_soon(calls.answered, message.call, True, error)
 
     calls = Calls(answer)
-    assert await calls.ask_all([W0], "reset_prefix_cache", []) == [True]
+    assert await calls.ask_all([W0], ping) == [True]
     with pytest.raises(RuntimeError, match="busy"):
-        await calls.ask_all([W0, W1], "reset_prefix_cache", [])
-    with pytest.raises(ValueError, match="workers have no call"):
-        await calls.ask_all([W0], "shutdown", [])
+        await calls.ask_all([W0, W1], ping)
 
 
 async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> None:
@@ -57,7 +55,7 @@ async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> N
     told: asyncio.Queue[Any] = asyncio.Queue()
     calls = Calls(lambda _worker, message: told.put_nowait(message))
     lost, other = (asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1))
-    all_of_them = asyncio.ensure_future(calls.ask_all([W0], "reset_mm_cache", []))
+    all_of_them = asyncio.ensure_future(calls.ask_all([W0], ping))
     asked = [await told.get() for _ in range(3)]
     calls.worker_lost(W0)
     for one in (lost, all_of_them):

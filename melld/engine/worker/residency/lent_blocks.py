@@ -53,8 +53,6 @@ class LentBlocks:
         self._bytes = memory.region.numpy()
         self._usable: set[int] = set()
         self._hold(range(1, self.map.blocks))
-        self._reset = self._pool.reset_prefix_cache
-        self._pool.reset_prefix_cache = self._reset_prefix_cache
 
     @property
     def held(self) -> int:
@@ -175,11 +173,3 @@ class LentBlocks:
         ids = sorted(block_ids)
         self._pool.free_blocks([self._pool.blocks[block] for block in ids])
         self._usable.update(ids)
-
-    def _reset_prefix_cache(self) -> bool:
-        """Empty vLLM's prefix cache if no request has a block, which vLLM knows by no block having a reference."""
-        held = [block for block in self._pool.blocks[1:] if block.block_id not in self._usable]
-        self._pool.free_blocks(held)
-        done = bool(self._reset())
-        self._pool.touch(held)
-        return done

@@ -322,9 +322,6 @@ class Worker:
     def block_bytes(self) -> int:
         return self.memory.layout.block_bytes
 
-    def reset_prefix_cache(self) -> bool:
-        return self.engine.reset_prefix_cache()
-
     def freeze_in_flight(self, request_id: str, via: str) -> tuple[str, list[dict[str, Any]], str]:
         """Freeze the request while a step computes for it; how still it was, that step's output, how still then.
 

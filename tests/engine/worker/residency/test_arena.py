@@ -273,17 +273,6 @@ def test_blocks_of_requests_that_arrive_or_leave_stay_where_they_are(house: Hous
     assert pair.finish(running) == [expected]
 
 
-def test_the_prefix_cache_can_be_emptied_while_blocks_are_withheld(house: House, pair: Pair) -> None:
-    """vLLM refuses while any block is in use, and takes withheld ones for that."""
-    running = pair.start(GREEDY)
-    pair.step(2)
-    assert not house.small("reset_prefix_cache")
-    pair.finish(running)
-    pair.step(2)
-    assert house.small("reset_prefix_cache")
-    house.small("check_pool")
-
-
 class Mover:
     """Moves of requests between two devices, each with its arena."""
 
