@@ -25,6 +25,7 @@ class Dozing:
     def __init__(self, listener: WorkerListener, stop: Callable[[WorkerId], None]) -> None:
         self._listener = listener
         self._stop = stop
+        self._deadlines: dict[WorkerId, asyncio.TimerHandle] = {}
 
     def ask(self, place: Place) -> None:
         """Have the worker doze once its requests have ended; the listener hears an expected `WorkerEnded`."""
@@ -32,15 +33,17 @@ class Dozing:
             place.step("doze")
             place.dozing_bytes = None
             place.process.send(wire.Doze())
-            asyncio.get_running_loop().call_later(DOZE_DEADLINE_S, self._check, place, place.process)
+            deadline = asyncio.get_running_loop().call_later(DOZE_DEADLINE_S, self._late, place, place.process)
+            self._deadlines[place.slot.worker] = deadline
 
-    def _check(self, place: Place, process: WorkerProcess) -> None:
-        if place.process is process and place.dozing_bytes is None:
+    def _late(self, place: Place, process: WorkerProcess) -> None:
+        if place.process is process:
             self.answered(place, wire.Dozed(failure=f"no answer for {DOZE_DEADLINE_S:g} s"))
 
     def answered(self, place: Place, dozed: wire.Dozed) -> None:
         """Tell of a worker that dozes; stop one that cannot."""
         worker = place.slot.worker
+        self._deadlines[worker].cancel()
         if place.state is not WorkerState.DOZING:
             return  # it is being stopped
         if dozed.failure:

@@ -9,6 +9,7 @@ import pytest
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
+from melld.engine.fleet import dozing as dozing_of_workers
 from melld.engine.fleet.dozing import DOZE_DEADLINE_S
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
@@ -286,6 +287,29 @@ def test_a_worker_that_cannot_doze_is_stopped(answers: bool) -> None:
         assert daemon.worker(W0).ended is not None
         await daemon.close()
 
+    run_virtually(told)
+
+
+def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dozes again soon after it has woken is not stopped by the deadline of the time before."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        place = await dozing(daemon)
+        assert daemon.fleet.supervisor.load(W0)
+        daemon.worker(W0).obey()
+        await asyncio.sleep(2)
+        await daemon.flush()
+        daemon.fleet.doze(W0)
+        await asyncio.sleep(2)
+        assert (place.state, place.dozing_bytes) == (WorkerState.DOZING, None)
+        while daemon.worker(W0).inbox:
+            daemon.worker(W0).obey()
+        await daemon.flush()
+        assert place.dozing_bytes == 7
+        await daemon.close()
+
+    monkeypatch.setattr(dozing_of_workers, "DOZE_DEADLINE_S", 3.0)
     run_virtually(told)
 
 
