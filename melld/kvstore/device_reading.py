@@ -29,12 +29,10 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     uuid: str | None = None
     total_bytes: int | None = None
-    free_bytes: int | None = None
     used_bytes: int | None = None
     used_by_others_bytes: int | None = None
     """`used_bytes` less melld's own processes: other programs and the driver.  None where NVML hides processes."""
     power_w: float | None = None
-    power_limit_w: float | None = None
     temperature_c: int | None = None
     utilisation: float | None = None
     """Between 0 and 1: the share of the last period in which the device had work.  On a CPU, of one core."""

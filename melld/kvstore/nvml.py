@@ -155,7 +155,6 @@ def _read_handle(
     asked = _Asked()
     memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     power_mw = asked.value("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
-    limit_mw = asked.value("power limit", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     rates = asked.value("utilisation", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     processes = asked.value("processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     others_bytes = None
@@ -167,11 +166,9 @@ def _read_handle(
         state=DeviceState.OK,
         name=asked.value("name", lambda: pynvml.nvmlDeviceGetName(handle)),
         total_bytes=memory.total if memory is not None else None,
-        free_bytes=memory.free if memory is not None else None,
         used_bytes=memory.used if memory is not None else None,
         used_by_others_bytes=others_bytes,
         power_w=power_mw / 1000 if power_mw is not None else None,
-        power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
         temperature_c=asked.value(
             "temperature", lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
         ),

@@ -5,14 +5,14 @@
  *
  *   count 2              GPUs in the machine
  *   init 9               nvmlInitWithFlags answers this error code
- *   0.uuid GPU-...       a value of GPU 0: uuid, name, total, free, used, power, limit, temperature, utilisation
+ *   0.uuid GPU-...       a value of GPU 0: uuid, name, total, free, used, power, temperature, utilisation
  *   0.process 123 4096   a process on GPU 0 and its bytes (any number of such lines)
  *   0.error 15           every call about GPU 0 answers this code; 0.power.error 3 does so for one value
  *   0.wait PATH          every call about GPU 0 first reads that file: a FIFO hangs until a test writes
  *   topology 20, read 0, nvlink 5     levels and statuses between any two GPUs; topology.error, ... as above
  *   topology.0.1 10                   the same between GPU 0 and GPU 1 alone
  *
- * Built with -DOLD_DRIVER it lacks nvmlDeviceGetEnforcedPowerLimit, as an old driver's library lacks what is new.
+ * Built with -DOLD_DRIVER it lacks nvmlDeviceGetTemperature, as an old driver's library lacks what is new.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,16 +178,11 @@ int nvmlDeviceGetName(device *gpu, char *name, unsigned int size) { return text_
 int nvmlDeviceGetPowerUsage(device *gpu, unsigned int *milliwatts) { return small_number_of(gpu, "power", milliwatts); }
 
 #ifndef OLD_DRIVER
-int nvmlDeviceGetEnforcedPowerLimit(device *gpu, unsigned int *milliwatts)
-{
-    return small_number_of(gpu, "limit", milliwatts);
-}
-#endif
-
 int nvmlDeviceGetTemperature(device *gpu, int sensor, unsigned int *celsius)
 {
     return sensor == 0 ? small_number_of(gpu, "temperature", celsius) : INVALID_ARGUMENT;
 }
+#endif
 
 int nvmlDeviceGetMemoryInfo(device *gpu, memory *info)
 {
