@@ -112,8 +112,8 @@ def inject(directory: Path) -> None:
     """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
     from vllm.v1.engine.core import EngineCore
 
+    from melld.engine.worker import links
     from melld.engine.worker.descriptions import Descriptions
-    from melld.engine.worker.links import LinkOpener
     from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
     from melld.engine.worker.residency.arrival import Arrivals
@@ -161,14 +161,14 @@ def inject(directory: Path) -> None:
     _wrap(Arrivals, "attach", before=lambda *_: reach("attaching"))
     _wrap(Residency, "attach_unreserved", after=lambda _: reach("resumed"))
 
-    puller = LinkOpener.puller
+    open_link = links.open_link
 
-    def spoilt(opener: Any, opened: Any) -> Any:
-        region = opener._memory.region
-        link = SpoiltLink(opened.link, region, known[0].take)
-        return puller(opener, type(opened)(opened.transport, link, opened.bytes_per_s))
+    def spoilt(shared: Any, handle: bytes, scratch: list[int]) -> Any:
+        opened = open_link(shared, handle, scratch)
+        link = SpoiltLink(opened.link, shared.memory.region, known[0].take)
+        return type(opened)(opened.transport, link, opened.bytes_per_s)
 
-    LinkOpener.puller = spoilt  # type: ignore[method-assign]
+    links.open_link = spoilt
 
 
 def _wrap(

@@ -6,6 +6,7 @@ above it see one engine.
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -15,12 +16,6 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
-
-
-class _Resources:
-    """The resources that `AsyncLLM` reads from its client: a fleet is never dead, as its workers restart."""
-
-    engine_dead = False
 
 
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -38,7 +33,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._turns = turns
         self._supported_tasks = supported_tasks
         self._vocabulary = vocabulary
-        self.resources = _Resources()
+        self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead, as its workers restart
         self._prompt_logprobs = prompt_logprobs
         self.engine_ranks_managed = list(range(len(fleet.places)))
 

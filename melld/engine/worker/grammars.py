@@ -4,6 +4,7 @@ Owns vLLM's compilers by name, the same in judges and in workers, and the compil
 step of vLLM's manager that starts them.
 """
 
+import importlib
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -77,22 +78,14 @@ class GrammarBackends:
             return self._made[name]
 
 
+_CLASSES = {
+    "xgrammar": "XgrammarBackend",
+    "guidance": "GuidanceBackend",
+    "outlines": "OutlinesBackend",
+    "lm-format-enforcer": "LMFormatEnforcerBackend",
+}
+
+
 def _class_of(name: str) -> Any:
-    match name:
-        case "xgrammar":
-            from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-
-            return XgrammarBackend
-        case "guidance":
-            from vllm.v1.structured_output.backend_guidance import GuidanceBackend
-
-            return GuidanceBackend
-        case "outlines":
-            from vllm.v1.structured_output.backend_outlines import OutlinesBackend
-
-            return OutlinesBackend
-        case "lm-format-enforcer":
-            from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
-
-            return LMFormatEnforcerBackend
-    raise ValueError(f"there is no structured output backend {name!r}")
+    kind = _CLASSES[name]
+    return getattr(importlib.import_module(f"vllm.v1.structured_output.backend_{name.replace('-', '_')}"), kind)

@@ -101,29 +101,18 @@ class LinkTried(msgspec.Struct, frozen=True):
     failure: str
 
 
-class LinkOpener:
-    """A maker of this worker's links, from its memory and the copy rules."""
+def open_link(shared: Shared, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
+    """Open the best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
 
-    def __init__(self, shared: Shared, rules: CopyRules) -> None:
-        self._memory, self._lines, self._agent = shared.memory, shared.lines, shared.agent
-        self._rules = rules
-
-    def open(self, handle: bytes, scratch: list[int]) -> choose.OpenedLink:
-        """Open the best link to the memory of that handle; `scratch`: blocks that the trial may overwrite.
-
-        Raises:
-            MelldError: no link is possible.
-            msgspec.ValidationError, OSError, RuntimeError: a bad handle, or an error of the system or torch.
-        """
-        if self._lines is not None:
-            return self._lines.open(handle, scratch)
-        if self._memory is None:
-            raise TransportFailed("links", "this worker's KV memory cannot be shared")
-        return choose.open_best(handle, self._memory.region, self._memory.layout, scratch, self._agent)
-
-    def puller(self, opened: choose.OpenedLink) -> Puller:
-        """Return the puller of an opened link."""
-        return Puller(opened.link, bytes_per_s=self._rules.bytes_per_s, checksum=self._rules.checksum)
+    Raises:
+        MelldError: no link is possible.
+        msgspec.ValidationError, OSError, RuntimeError: a bad handle, or an error of the system or torch.
+    """
+    if shared.lines is not None:
+        return shared.lines.open(handle, scratch)
+    if shared.memory is None:
+        raise TransportFailed("links", "this worker's KV memory cannot be shared")
+    return choose.open_best(handle, shared.memory.region, shared.memory.layout, scratch, shared.agent)
 
 
 class Links:
@@ -131,12 +120,14 @@ class Links:
 
     def __init__(
         self,
-        opener: LinkOpener,
+        shared: Shared,
+        rules: CopyRules,
         residency: Residency,
         wake: Callable[[Any], None],
         say: Callable[[Any], None],
     ) -> None:
-        self._opener = opener
+        self._shared = shared
+        self._rules = rules
         self._residency = residency
         self._wake = wake
         self._say = say
@@ -183,7 +174,7 @@ class Links:
     def _try(self, peer: str, number: int, handle: bytes, scratch: list[int]) -> None:
         opened, failure = None, ""
         try:
-            opened = self._opener.open(handle, scratch)
+            opened = open_link(self._shared, handle, scratch)
         except (MelldError, msgspec.ValidationError, OSError, RuntimeError) as error:
             failure = f"{type(error).__name__}: {error}"
         self._wake(LinkTried(peer, number, scratch, opened, failure))
@@ -213,7 +204,9 @@ class Links:
             self._say(wire.LinkOpened(peer=tried.peer, failure=tried.failure))
             return
         copied = functools.partial(self._copied, tried.peer)
-        self._copies[tried.peer] = Copies(self._opener.puller(tried.opened), copied, tried.peer)
+        rules = self._rules
+        puller = Puller(tried.opened.link, bytes_per_s=rules.bytes_per_s, checksum=rules.checksum)
+        self._copies[tried.peer] = Copies(puller, copied, tried.peer)
         transport, bytes_per_s = tried.opened.transport, tried.opened.bytes_per_s
         self._say(wire.LinkOpened(peer=tried.peer, transport=transport, bytes_per_s=bytes_per_s))
 

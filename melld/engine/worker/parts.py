@@ -13,7 +13,7 @@ from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.doze import Dozer
 from melld.engine.worker.grammars import Grammars
 from melld.engine.worker.lending import Borrower
-from melld.engine.worker.links import LinkOpener, Links, Shared, share_memory
+from melld.engine.worker.links import Links, Shared, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
@@ -66,7 +66,7 @@ def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket
     residency = Residency(engine, lent.map.scratch if lent is not None else ())
     ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
     budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
-    links = Links(LinkOpener(shared, spec.copy_rules), residency, inbox.put, writer.say)
+    links = Links(shared, spec.copy_rules, residency, inbox.put, writer.say)
     blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
     moves = Moves(residency, links, book, writer.say)
     reporter = StepReporter(blocks, book, moves, writer.report)

@@ -21,7 +21,7 @@ from melld.engine.arena_file import punch
 from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.memory import KvMemory
-from melld.engine.worker.residency.runner import runner_of
+from melld.engine.worker.residency.runner import RunnerV1, runner_of
 from melld.landlord.blocks import BlockMap, choose_granules
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class LentBlocks:
         manager = self._scheduler.kv_cache_manager
         self._pool: Any = manager.block_pool
         self._groups: list[Any] = manager.coordinator.single_type_managers
-        self._runner = runner_of(engine)
+        runner = runner_of(engine)
+        assert isinstance(runner, RunnerV1), "other engines have no arena (`arena`)"
+        self._runner = runner
         self._file = arena.file
         self._bytes = memory.region.numpy()
         self._usable: set[int] = set()

@@ -83,9 +83,6 @@ class Runner(Protocol):
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
         """Add a request to the runner that the scheduler will present as resumed."""
 
-    def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
-        """Have the running request's next step find this block at that place of its table."""
-
 
 class RunnerV1:
     """The runner of vllm.v1.worker.gpu_model_runner (and its CPU subclass)."""
@@ -126,7 +123,7 @@ class RunnerV1:
         self._runner.requests[request.request_id] = state
 
     def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
-        """Write the block to the request's table, and to its row of the batch if it is in it."""
+        """Have the running request's next step find this block at that place of its table."""
         self._runner.requests[request_id].block_ids[group][place] = block_id
         batch = self._runner.input_batch
         if (row := batch.req_id_to_index.get(request_id)) is not None:
@@ -159,10 +156,6 @@ class RunnerV2:
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
         """Do nothing: the scheduler's output carries all tokens of a request that comes back."""
-
-    def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
-        """Refuse: its tables are on the device, and engines with this runner have no arena (`arena`)."""
-        raise NotImplementedError
 
 
 def skip_draws(generator: torch.Generator, draws: int) -> None:
@@ -218,10 +211,6 @@ class RanksV1:
         facts = {name: getattr(request, name) for name in AdmittedRequest._fields}
         admission = AdmittedRequest(**facts | {"output_token_ids": list(request.output_token_ids)})
         self._call(_admit, args=(admission, block_ids, generator_state))
-
-    def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
-        """Refuse: such engines have no arena (`arena`)."""
-        raise NotImplementedError
 
 
 @functools.cache
