@@ -102,10 +102,6 @@ class Moves:
         for request in requests:
             self._book.left(request)
 
-    def is_written(self, request: str) -> bool:
-        """Return True while a pull still writes into this request's reserved blocks."""
-        return any(job.command.request == request for job in self._jobs.values())
-
     # -- the source -------------------------------------------------------------------------------------------------
 
     def _freeze(self, command: say.FreezeRequest | say.DescribeRequest, via: Via) -> None:

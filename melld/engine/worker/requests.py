@@ -63,7 +63,7 @@ class Requests:
     def resume(self, resumed: ReadyToResume) -> None:
         """Resume a request from its tokens, now or as soon as possible."""
         request = resumed.snapshot.request
-        if self._moves.is_written(request):  # a cancelled migration to this worker: its blocks are not free yet
+        if request in self._residency.written:  # a cancelled migration to this worker: its blocks are not free yet
             self._deferred.append(resumed)
             return
         self._clear(request)
@@ -87,5 +87,6 @@ class Requests:
 
     def _clear(self, request: str) -> None:
         """Drop what a cancelled migration has left of the request, which now arrives in another way."""
-        if request in self._book.leases or request in (*self._residency.expected, *self._residency.frozen):
+        residency = self._residency
+        if request in self._book.leases or request in residency.expected or request in residency.frozen:
             self._moves.forget([request])

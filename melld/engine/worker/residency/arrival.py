@@ -94,8 +94,9 @@ class Arrivals:
         self._scheduler: Any = engine.scheduler
         self._runner = runner
         self._name = engine_name
-        self._reserved: dict[str, Arrival] = {}
-        self._written: set[str] = set()
+        self.reserved: dict[str, Arrival] = {}
+        self.written: set[str] = set()
+        """Requests whose reserved blocks another thread writes into."""
         self._given_up: dict[str, Arrival] = {}
         # Those that hold blocks wait in a line of their own, never behind one that may wait for these blocks; vLLM
         # knows them by their computed tokens, of which a request that moves by its tokens has none.
@@ -104,21 +105,11 @@ class Arrivals:
     def _holds_blocks(self, request: "Request") -> bool:
         return any(self._scheduler.kv_cache_manager.get_block_ids(request.request_id))
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._reserved
-
-    def lingers(self, request_id: str) -> bool:
-        """Return True while a copy writes into cancelled blocks of this request: it cannot be reserved again yet."""
-        return request_id in self._given_up
-
-    def __iter__(self) -> Any:
-        return iter(tuple(self._reserved))
-
     @property
     def free_slots(self) -> int:
         """Return the slots of the running batch that are neither used nor reserved."""
         scheduler = self._scheduler
-        expected = len(self._reserved) + len(self._given_up)
+        expected = len(self.reserved) + len(self._given_up)
         taken = len(scheduler.running) + len(scheduler.kv_holding_waiting) + expected
         return int(scheduler.max_num_active_reqs) - taken
 
@@ -151,7 +142,7 @@ class Arrivals:
         if taken is None:
             raise self._no_room(arrival, capacity)
         arrival.reused_tokens, arrival.token_capacity = reused_tokens, capacity
-        self._reserved[arrival.request_id] = arrival
+        self.reserved[arrival.request_id] = arrival
         return self._reservation(arrival)
 
     def grow(self, request_id: str, token_capacity: int) -> Reservation:
@@ -160,7 +151,7 @@ class Arrivals:
         Raises:
             NoRoom: too few free blocks; the reservation stays as it was.
         """
-        arrival = self._reserved[request_id]
+        arrival = self.reserved[request_id]
         capacity = self._within_model(token_capacity)
         if capacity > arrival.token_capacity:
             manager = self._scheduler.kv_cache_manager
@@ -179,14 +170,14 @@ class Arrivals:
             MoveRefused: the snapshot is of another model or does not continue the request.
             NoRoom: it has outgrown the reservation.  In both cases the reservation stands; cancel it.
         """
-        arrival = self._reserved.get(snapshot.request)
+        arrival = self.reserved.get(snapshot.request)
         if arrival is None:
             raise MoveRefused(snapshot.request, MoveRefusal.UNKNOWN)
-        assert snapshot.request not in self._written, f"{snapshot.request} is still being copied"
+        assert snapshot.request not in self.written, f"{snapshot.request} is still being copied"
         self._check(snapshot)
         self.grow(snapshot.request, snapshot.num_tokens)
         append_tokens(self._engine, arrival, snapshot.output_token_ids)
-        del self._reserved[snapshot.request]
+        del self.reserved[snapshot.request]
         valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
         request = arrival.request
         request.num_computed_tokens = valid
@@ -212,18 +203,18 @@ class Arrivals:
 
     def copy_began(self, request_id: str) -> None:
         """Record that another thread writes into the reserved blocks from now on."""
-        self._written.add(request_id)
+        self.written.add(request_id)
 
     def copy_ended(self, request_id: str) -> None:
         """Record that the other thread has stopped, and free the blocks if the reservation was cancelled meanwhile."""
-        self._written.discard(request_id)
+        self.written.discard(request_id)
         if arrival := self._given_up.pop(request_id, None):
             self._scheduler.kv_cache_manager.free(arrival.request)
 
     def cancel(self, request_id: str) -> None:
         """Free the reserved blocks as soon as no copy writes into them."""
-        arrival = self._reserved.pop(request_id)
-        if request_id in self._written:
+        arrival = self.reserved.pop(request_id)
+        if request_id in self.written:
             self._given_up[request_id] = arrival
         else:
             self._scheduler.kv_cache_manager.free(arrival.request)

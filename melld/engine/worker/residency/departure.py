@@ -45,18 +45,12 @@ class Departures:
         self._epochs = epochs
         self._runner = runner
         self._engine = engine
-        self._frozen: dict[str, _Departure] = {}
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._frozen
-
-    def __iter__(self) -> Any:
-        return iter(tuple(self._frozen))
+        self.frozen: dict[str, _Departure] = {}
 
     def freeze(self, request: "Request") -> None:
         """Take the request off its queue.  It keeps its blocks; no later step computes for it."""
         scheduler, request_id = self._scheduler, request.request_id
-        self._frozen[request_id] = _Departure(request, _take_off(scheduler, request))
+        self.frozen[request_id] = _Departure(request, _take_off(scheduler, request))
         scheduler._inflight_prefills.discard(request)  # noqa: SLF001
         request.spec_token_ids = []  # as when it is preempted: others are drafted where it goes on
         # As in Scheduler.reset_prefix_cache, where vLLM forces a request to resume: if the request comes back before
@@ -67,12 +61,12 @@ class Departures:
 
     def stillness(self, request_id: str) -> Stillness:
         """Return the frozen request's state; ask after each step until it has settled.  Forgets an ended request."""
-        departure = self._frozen[request_id]
+        departure = self.frozen[request_id]
         if departure.settled:
             return Stillness.SETTLED
         request = departure.request
         if self._scheduler.requests.get(request_id) is not request or request.is_finished():
-            del self._frozen[request_id]
+            del self.frozen[request_id]
             return Stillness.ENDED
         if request.num_in_flight_tokens:
             return Stillness.IN_FLIGHT
@@ -109,7 +103,7 @@ class Departures:
 
         departure = self._settled(request_id)
         request, scheduler = departure.request, self._scheduler
-        del self._frozen[request_id]
+        del self.frozen[request_id]
         scheduler.requests[request_id] = request
         if request.status == RequestStatus.RUNNING:
             # Its slot may be taken.  A preempted request that holds KV gets the first free one.
@@ -121,14 +115,14 @@ class Departures:
 
     def release(self, request_id: str) -> None:
         """Drop the request, settled or not, and free its blocks and its runner state.  The client gets no output."""
-        departure = self._frozen.pop(request_id)
+        departure = self.frozen.pop(request_id)
         self._scheduler.requests.pop(request_id, None)
         self._scheduler.encoder_cache_manager.free(departure.request)
         self._scheduler._free_request_blocks(departure.request)  # noqa: SLF001  late, if a step still writes to them
         self._scheduler.finished_req_ids.add(request_id)
 
     def _settled(self, request_id: str) -> _Departure:
-        departure = self._frozen.get(request_id)
+        departure = self.frozen.get(request_id)
         if departure is None:
             raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
         assert departure.settled, f"{request_id} is still in flight"

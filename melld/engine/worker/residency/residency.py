@@ -14,7 +14,7 @@ Generated tokens stay output tokens.  A frozen request is on nobody's scheduler 
 scheduling a step of it may still be in flight when it is frozen; `stillness` says when that output is processed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,12 @@ class Residency:
         self.prepare = partial(prepare_arrival, engine)
         self.grow, self.attach, self.cancel = coming.grow, coming.attach, coming.cancel
         self.copy_began, self.copy_ended = coming.copy_began, coming.copy_ended
+        self.frozen: Collection[str] = leaving.frozen
+        """Requests that are off their queue and still hold blocks."""
+        self.expected: Collection[str] = coming.reserved
+        """Requests with a reservation."""
+        self.written: Collection[str] = coming.written
+        """Requests that a copy writes for, those whose reservation is cancelled included."""
 
     # -- both sides -------------------------------------------------------------------------------------------------
 
@@ -82,7 +88,9 @@ class Residency:
         Raises:
             MoveRefused: it is not here.
         """
-        request = self._known(request_id)
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
         manager = self._scheduler.kv_cache_manager
         # vLLM counts the tokens of a step in flight as computed.
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
@@ -102,7 +110,7 @@ class Residency:
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return MoveRefusal.UNKNOWN
-        if request_id in self._departures:
+        if request_id in self.frozen:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
@@ -122,24 +130,14 @@ class Residency:
         elsewhere = []
         for request_id in request_ids:
             self._warmers.cancel(request_id)
-            if request_id in self._departures:
+            if request_id in self.frozen:
                 self._departures.release(request_id)
-            elif request_id in self._arrivals:
+            elif request_id in self.expected:
                 self._arrivals.cancel(request_id)
             else:
                 elsewhere.append(request_id)
         if elsewhere:
             self._engine.abort_requests(elsewhere)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Return the frozen requests, which still hold blocks."""
-        return tuple(self._departures)
-
-    @property
-    def expected(self) -> tuple[str, ...]:
-        """Return the requests with a reservation."""
-        return tuple(self._arrivals)
 
     # -- the source -------------------------------------------------------------------------------------------------
 
@@ -191,17 +189,11 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _known(self, request_id: str) -> "Request":
-        request = self._scheduler.requests.get(request_id)
-        if request is None:
-            raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
-        return request
-
     def _admissible(self, arrival: Arrival) -> None:
         request_id = arrival.request_id
         here = request_id in self._scheduler.requests
-        expected = request_id in self._arrivals or self._arrivals.lingers(request_id)
-        if here or expected or request_id in self._departures:
+        coming = request_id in self.expected or request_id in self.written  # into blocks that are given up, too
+        if here or coming or request_id in self.frozen:
             raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or adapter_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)

@@ -50,9 +50,6 @@ class Warmers:
         self._warming: dict[str, _Warming] = {}
         self._slice_tokens = FIRST_SLICE_TOKENS
 
-    def __bool__(self) -> bool:
-        return bool(self._warming)
-
     def begin(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
         """Start to compute the request's full blocks, at most `tokens_per_s` (0: no limit) beside others.
 

@@ -300,8 +300,8 @@ class Worker:
             ),
             "waiting": [request.request_id for request in scheduler.waiting],
             "running": [request.request_id for request in scheduler.running],
-            "frozen": self.residency.frozen,
-            "expected": self.residency.expected,
+            "frozen": tuple(self.residency.frozen),
+            "expected": tuple(self.residency.expected),
         }
 
     def forget_report(self) -> None:
