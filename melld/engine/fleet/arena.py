@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Iterable
 
-from melld.engine.arena_file import make_arena_file, punch
+from melld.engine.arena_file import punch
 from melld.engine.wire.spec import ArenaSpec
 
 
@@ -18,7 +18,8 @@ class Arena:
         self.device = device
         self._nbytes = nbytes
         self._granule_bytes = granule_bytes
-        self._file = make_arena_file(nbytes)
+        self._file = os.memfd_create("melld-arena", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, nbytes)
 
     def spec(self) -> ArenaSpec:
         """Return the arena for workers of this daemon."""

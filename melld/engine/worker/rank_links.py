@@ -8,7 +8,6 @@ one plan serves them all.  A line carries MessagePack; its descriptors were made
 
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from melld.engine.worker.residency.memory import RankMemory
 from melld.errors import MelldError
 from melld.migrate.transports import choose
 from melld.migrate.transports.layout import KvLayout
-from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, done
 
 if TYPE_CHECKING:
     from vllm.v1.executor import Executor
@@ -91,11 +90,7 @@ class Lines:
             raise TransportFailed(NAME, f"the peer has {len(theirs)} devices, and this worker {len(self._ours)}")
         opened = [msgspec.convert(one, _Opened) for one in self.call("open", theirs[0], list(scratch), each=theirs)]
         link = RanksLink(self, theirs[0], opened[0].source, opened[0].destination)
-        count = min(len(scratch), link.source.num_blocks)
-        began_s = time.perf_counter()
-        link.begin(range(count), scratch[:count])
-        rate = count * link.source.block_bytes / max(time.perf_counter() - began_s, 1e-9)
-        return choose.OpenedLink(f"{opened[0].transport} of {len(theirs)} ranks", link, rate)
+        return choose.OpenedLink(f"{opened[0].transport} of {len(theirs)} ranks", link, choose.rate_of(link, scratch))
 
     def call(self, name: str, *arguments: Any, each: Sequence[Any] = ()) -> list[Any]:
         """Call a method of `_Rank` on all ranks and return their results.  `each`: one more first argument for each.
@@ -125,7 +120,7 @@ class RanksLink:
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """See `Link`; done on return."""
         self._lines.call("copy", self._key, list(source_blocks), list(destination_blocks))
-        return _over
+        return done
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """See `Link`: each rank has tuned its own."""
@@ -140,10 +135,6 @@ class RanksLink:
     def close(self) -> None:
         """Unmap the peer's memory."""
         self._lines.call("close", self._key)
-
-
-def _over() -> None:
-    """Return at once: the copy is complete."""
 
 
 _line: Connection | None = None

@@ -62,7 +62,7 @@ def open_best(
             try:
                 link = open_link(handle, region, layout)
                 opened.callback(link.close)
-                rate = _try(link, scratch)
+                rate = rate_of(link, scratch)
             except TransportFailed as error:
                 failures.append(str(error))
             except Exception as error:  # noqa: BLE001  a driver, a compiler, torch: the next way may do
@@ -85,7 +85,7 @@ def _ways(handle: KvHandle, agent: nixl.NixlAgent | None) -> list[tuple[str, Ope
     return []
 
 
-def _try(link: Link, scratch: Sequence[int]) -> float:
+def rate_of(link: Link, scratch: Sequence[int]) -> float:
     """Return the bytes per second of a copy from the peer's first blocks to our scratch blocks; 0 without any."""
     count = min(len(scratch), link.source.num_blocks)
     if not count:

@@ -6,6 +6,7 @@ containers.
 """
 
 import ctypes
+import errno
 import itertools
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import msgspec
 import torch
 
 from melld.migrate.transports.layout import KvLayout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, done, require_fit
 
 NAME = "shared_memory"
 
@@ -80,12 +81,10 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Shar
     require_fit(NAME, handle.layout, layout)
     where = msgspec.msgpack.decode(handle.where, type=_Where)
     try:
-        file = os.open(where.path, os.O_RDWR | os.O_CLOEXEC)
+        file = open_file(where.path, where.inode)
     except OSError as error:
         raise TransportFailed(NAME, f"cannot open the peer's memory: {error.strerror}") from error
     try:
-        if os.fstat(file).st_ino != where.inode:
-            raise TransportFailed(NAME, "the peer has ended, and another process has its PID")
         storage = map_file(f"/proc/self/fd/{file}", handle.layout.region_bytes)
     finally:
         os.close(file)
@@ -111,7 +110,7 @@ class SharedMemoryLink:
             here, there, count = destination_blocks[start], source_blocks[start], end - start
             for ours, theirs in self._arrays:
                 ours[:, here : here + count] = theirs[:, there : there + count]
-        return _over
+        return done
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """See `Link`: there is one way."""
@@ -126,10 +125,6 @@ class SharedMemoryLink:
         self._views, self._arrays = [], []
 
 
-def _over() -> None:
-    """Return at once: the copy is complete."""
-
-
 def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, int]]:
     """Return the stretches [start, end) in which both ids go up by one."""
     breaks = [
@@ -141,6 +136,19 @@ def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, 
     ]
     edges = [0, *breaks, len(source)] if source else []
     return list(itertools.pairwise(edges))
+
+
+def open_file(path: str, inode: int) -> int:
+    """Return the memory file `/proc/PID/fd/N` of another process, opened here.
+
+    Raises:
+        OSError: the process has ended, or is another user's.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if os.fstat(file).st_ino != inode:
+        os.close(file)
+        raise FileNotFoundError(errno.ENOENT, "another process has its number", path)
+    return file
 
 
 def map_file(path: str, nbytes: int) -> torch.UntypedStorage:

@@ -81,6 +81,10 @@ Wait = Callable[[], None]
 """Block until a copy that was begun is complete."""
 
 
+def done() -> None:
+    """Return at once: the wait for a copy that was complete when it had begun."""
+
+
 class Link(Protocol):
     """A direction between two workers: the peer's mapped region and ours.  For one thread at a time."""
 

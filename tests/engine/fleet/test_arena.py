@@ -4,10 +4,8 @@ import mmap
 import os
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
-from melld.engine.arena_file import open_arena_file
 from melld.engine.fleet.arena import Arena
 
 GRANULE_BYTES = 1 << 16
@@ -22,7 +20,7 @@ def arena() -> Iterator[Arena]:
 
 async def test_only_what_is_used_takes_memory_and_scrubbing_frees_it(arena: Arena) -> None:
     """A device may have room for far more KV than is ever used, and what has ended leaves nothing of its tokens."""
-    file = open_arena_file(arena.spec())
+    file = os.open(arena.spec().path, os.O_RDWR)
     assert arena.resident_bytes == 0
     with mmap.mmap(file, 4 * GRANULE_BYTES) as mapped:
         mapped[:] = b"x" * len(mapped)
@@ -32,9 +30,3 @@ async def test_only_what_is_used_takes_memory_and_scrubbing_frees_it(arena: Aren
         kept = [mapped[granule * GRANULE_BYTES :][:GRANULE_BYTES].count(b"x") for granule in range(4)]
         assert kept == [GRANULE_BYTES, 0, GRANULE_BYTES, 0]
     os.close(file)
-
-
-def test_another_file_is_not_taken_for_the_arena(arena: Arena) -> None:
-    """A worker that outlives its daemon does not write into memory of another program."""
-    with pytest.raises(FileNotFoundError, match="is another file than the arena"):
-        open_arena_file(msgspec.structs.replace(arena.spec(), inode=1))

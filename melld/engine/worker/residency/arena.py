@@ -7,13 +7,12 @@ nothing differs.
 
 from typing import TYPE_CHECKING, Any
 
-from melld.engine.arena_file import open_arena_file
 from melld.engine.wire.spec import ArenaSpec
 from melld.engine.worker.residency.memory import over
 from melld.landlord.blocks import BlockMap
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.migrate.transports.layout import KvLayout
-from melld.migrate.transports.shared_memory import map_file
+from melld.migrate.transports.shared_memory import map_file, open_file
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,7 +31,7 @@ class ArenaMemory:
             OSError: it is not there.
         """
         self.spec = spec
-        self.file = open_arena_file(spec)
+        self.file = open_file(spec.path, spec.inode)
         self.storage = map_file(f"/proc/self/fd/{self.file}", spec.nbytes)
         self.failure = ""
         """Why the engine's KV is not in it."""

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from melld.engine.arena_file import open_arena_file
 from melld.engine.fleet.arena import Arena
 from melld.ids import WorkerId
 from melld.landlord.granules import GranuleLedger
@@ -50,7 +49,7 @@ class Device:
 
     def check_zero(self, granules: tuple[int, ...]) -> None:
         """Reads the file, which backs nothing with memory."""
-        file = open_arena_file(self.arena.spec())
+        file = os.open(self.arena.spec().path, os.O_RDONLY)
         for granule in granules:
             assert os.preadv(file, [FOUND], granule * GRANULE_BYTES) == GRANULE_BYTES
             assert FOUND == ZEROS, granule
