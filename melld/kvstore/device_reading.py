@@ -73,4 +73,3 @@ class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
     peer_read: bool | None = None
     """The first GPU can read the second one's memory over the bus."""
     nvlink: bool | None = None
-    reason: str = ""

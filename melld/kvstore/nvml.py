@@ -86,7 +86,7 @@ class Nvml:
             return DeviceReading(device=device, uuid=uuid, state=state, reason=str(error))
 
     def link(self, first_uuid: str, second_uuid: str) -> GpuLink:
-        """Return how two GPUs are connected."""
+        """Return how two GPUs are connected, as far as the driver tells."""
         try:
             self._start()
             handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (first_uuid, second_uuid)]
@@ -94,14 +94,9 @@ class Nvml:
             level = asked.value("topology", lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(*handles))
             read = asked.value("peer access", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_READ))
             nvlink = asked.value("NVLink", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK))
-        except pynvml.NVMLError as error:
-            return GpuLink(reason=str(error))
-        return GpuLink(
-            proximity=_LEVELS.get(level),
-            peer_read=_is_ok(read),
-            nvlink=_is_ok(nvlink),
-            reason=asked.reason,
-        )
+        except pynvml.NVMLError:
+            return GpuLink()
+        return GpuLink(proximity=_LEVELS.get(level), peer_read=_is_ok(read), nvlink=_is_ok(nvlink))
 
     def links(self, uuids: Collection[str]) -> dict[tuple[str, str], GpuLink]:
         """Return the links by (first, second): how the second GPU reads the memory of the first, for all pairs."""

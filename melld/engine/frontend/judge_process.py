@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from melld.engine.host.forks import Birth
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict
@@ -29,14 +30,14 @@ class JudgeProcess(asyncio.Protocol):
         self._on_end = on_end
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
+        self._birth = Birth(lambda _: None, self._exited)
 
     async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
         """Start the process and return at once; `on_ready` or `on_end` follows."""
         ours, theirs = socket.socketpair()
         silence = os.open(os.devnull, os.O_WRONLY)
         try:
-            descriptors = (theirs.fileno(), silence)
-            self._birth = template.spawn(spec, descriptors, lambda _: None, self._exited, "judge")
+            template.spawn(self._birth, spec, (theirs.fileno(), silence), "judge")
         finally:
             theirs.close()
             os.close(silence)

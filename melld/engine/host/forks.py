@@ -34,18 +34,16 @@ IDLE_LOOKS = 60
 
 
 class Birth:
-    """A process that was asked for.  `pid` is 0 until it is forked."""
+    """A process to ask for.
 
-    def __init__(
-        self,
-        forks: "Forks",
-        number: int,
-        on_forked: Callable[[int], None],
-        on_exited: Callable[[int | None, str], None],
-    ) -> None:
-        self._forks = forks
-        self.number = number
+    Calls `on_forked(pid)`, then `on_exited(exit_code, cause)`; `cause` is "" if only the exit code is known.
+    """
+
+    def __init__(self, on_forked: Callable[[int], None], on_exited: Callable[[int | None, str], None]) -> None:
+        self.forks: Forks | None = None
+        self.number = 0
         self.pid = 0
+        """0 until it is forked."""
         self.on_forked = on_forked
         self.on_exited = on_exited
         self.end: int | None = None
@@ -54,7 +52,8 @@ class Birth:
 
     def kill(self) -> None:
         """Kill the process; one that is not forked yet counts as ended now and is killed when it appears."""
-        self._forks.kill(self)
+        if self.forks is not None:
+            self.forks.kill(self)
 
 
 class Forks:
@@ -90,27 +89,19 @@ class Forks:
         """Return whether the template is not known to be gone."""
         return self._control.fileno() != -1
 
-    def ask(
-        self,
-        spec: WorkerSpec,
-        descriptors: tuple[int, int],
-        on_forked: Callable[[int], None],
-        on_exited: Callable[[int | None, str], None],
-        program: Program,
-    ) -> Birth:
+    def ask(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, int], program: Program) -> None:
         """See `TemplateProcess.spawn`."""
         self._numbers += 1
-        birth = Birth(self, self._numbers, on_forked, on_exited)
+        birth.forks, birth.number = self, self._numbers
         packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
         assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` follows
             socket.send_fds(self._control, [packet], descriptors)
         self._births[birth.number] = birth
         self._await_answer()
-        return birth
 
     def kill(self, birth: Birth) -> None:
-        """Kill a process; one that is not forked yet counts as ended now and is killed when it appears."""
+        """See `Birth.kill`."""
         if birth.number not in self._births:
             return
         if birth.pid:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from melld.engine.host.fate import Fate, end_in_words
+from melld.engine.host.forks import Birth
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.ports import Ear
 from melld.engine.host.standstill import Onlooker, Reach, Standstill
@@ -42,7 +43,7 @@ class LocalChild(asyncio.Protocol):
         self._ear = ear
         self._fate = Fate()
         self._lines = OutputLines(ear.printed)
-        self._pid = 0
+        self._birth = Birth(ear.forked, self._exited)
         self._onlooker: Onlooker | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -52,8 +53,7 @@ class LocalChild(asyncio.Protocol):
         with theirs:
             write_end = self._lines.open()
             try:
-                descriptors = (theirs.fileno(), write_end)
-                self._birth = self._template.spawn(spec, descriptors, self._forked, self._exited)
+                self._template.spawn(self._birth, spec, (theirs.fileno(), write_end))
             finally:
                 os.close(write_end)
         loop = asyncio.get_running_loop()
@@ -66,15 +66,15 @@ class LocalChild(asyncio.Protocol):
 
     def kill(self) -> None:
         """See `Child.kill`."""
-        self._fate.about_to_kill(self._pid)
+        self._fate.about_to_kill(self._birth.pid)
         self._birth.kill()
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`."""
-        if not self._pid:
+        if not self._birth.pid:
             return Standstill()
         if self._onlooker is None or self._onlooker.reach != reach:  # what was seen otherwise says nothing
-            self._onlooker = Onlooker(self._pid, reach)
+            self._onlooker = Onlooker(self._birth.pid, reach)
         return self._onlooker.look()
 
     @property
@@ -89,10 +89,6 @@ class LocalChild(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self._ear.received(data)
-
-    def _forked(self, pid: int) -> None:
-        self._pid = pid
-        self._ear.forked(pid)
 
     def _exited(self, exit_code: int | None, cause: str) -> None:
         self._connecting.cancel()

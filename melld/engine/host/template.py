@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from melld.engine.host.forks import Birth, Forks
@@ -41,19 +41,9 @@ class TemplateProcess:
         """Start the template unless it runs.  Its imports take seconds; it forks workers when they are done."""
         self._run()
 
-    def spawn(
-        self,
-        spec: WorkerSpec,
-        descriptors: tuple[int, int],
-        on_forked: Callable[[int], None],
-        on_exited: Callable[[int | None, str], None],
-        program: Program = "main",
-    ) -> Birth:
-        """Have a process forked that runs `program`; `descriptors` (its wire, its log) may be closed afterwards.
-
-        Calls `on_forked(pid)`, then `on_exited(exit_code, cause)`; `cause` is "" if only the exit code is known.
-        """
-        return self._run().ask(spec, descriptors, on_forked, on_exited, program)
+    def spawn(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, int], program: Program = "main") -> None:
+        """Have a process forked that runs `program`; `descriptors` (its wire, its log) may be closed afterwards."""
+        self._run().ask(birth, spec, descriptors, program)
 
     def stop(self) -> None:
         """End the template and every process that it forked."""

@@ -29,8 +29,8 @@ async def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
     ended = a_process_that_has_ended()
     ours, theirs = socket.socketpair()
     forks = Forks(ended, ours, OutputLines(lambda _: None), lambda _: None)
-    birth = Birth(forks, 1, lambda _pid: None, lambda _code, _cause: None)
-    birth.pid = ended.pid
+    birth = Birth(lambda _pid: None, lambda _code, _cause: None)
+    birth.forks, birth.pid = forks, ended.pid
     forks._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
     birth.kill()
     theirs.close()
@@ -41,7 +41,7 @@ async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> 
     template = TemplateProcess("cpu", environment)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
-    template.spawn(spec, (0, 0), lambda _pid: None, lambda _code, cause: told.set_result(cause))
+    template.spawn(Birth(lambda _pid: None, lambda _code, cause: told.set_result(cause)), spec, (0, 0))
     assert template.pid is not None
     harm(template.pid)
     return await asyncio.wait_for(told, 60)
@@ -66,7 +66,9 @@ async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates
     spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
     for number, descriptors in enumerate([(9999, 9999), (0, 0)]):
         with contextlib.suppress(OSError):
-            template.spawn(spec, descriptors, lambda _pid: None, lambda _code, _cause, who=number: told.append(who))
+            template.spawn(
+                Birth(lambda _pid: None, lambda _code, _cause, who=number: told.append(who)), spec, descriptors
+            )
     template.stop()
     assert told == [1]
 
