@@ -100,7 +100,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     """A complete frozen request: with the bytes of `block_ids` it can continue on any worker.
 
     `core_request` is vLLM's EngineCoreRequest in vLLM's own encoding (prompt, parameters, priority, arrival time, LoRA,
-    cache salt, trace headers, client; images only where the daemon, which keeps them, made the snapshot).
+    cache salt, trace headers, client), without images, which the daemon keeps.
     `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
@@ -124,26 +124,6 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     def num_tokens(self) -> int:
         """Return the number of prompt and output tokens together."""
         return self.num_prompt_tokens + len(self.output_token_ids)
-
-    @classmethod
-    def from_log(
-        cls, request: str, core_request: bytes, num_prompt_tokens: int, output_token_ids: list[int]
-    ) -> "RequestSnapshot":
-        """Return the snapshot of a request whose worker has died: its call, and the output tokens seen so far."""
-        return cls(
-            request=request,
-            core_request=core_request,
-            output_token_ids=output_token_ids,
-            num_prompt_tokens=num_prompt_tokens,
-            num_computed_tokens=0,
-            block_ids=(),
-            block_epoch=0,
-            num_preemptions=0,
-            generator_state=None,
-            prefill_stats=None if output_token_ids else (),
-            events=(),
-            engine="",
-        )
 
     def encode(self) -> bytes:
         """Return the snapshot as MessagePack."""

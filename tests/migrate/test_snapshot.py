@@ -32,14 +32,6 @@ def test_a_snapshot_survives_its_encoding() -> None:
     assert snapshot.num_tokens == 5
 
 
-@pytest.mark.parametrize(("tokens", "stats"), [([], ()), ([9], None)])
-def test_a_log_entry_says_whether_its_prefill_was_reported(tokens: list[int], stats: tuple[int, ...] | None) -> None:
-    """A client's usage is reported once, also if the worker died in between."""
-    snapshot = RequestSnapshot.from_log("r", b"", 3, tokens)
-    assert stats == snapshot.prefill_stats
-    assert snapshot.block_ids == ()
-
-
 @given(st.integers(0, 12), st.lists(st.integers(0, 6), max_size=5))
 def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
     """However a request grows while it is copied, every block that is not there yet arrives, and arrives once."""

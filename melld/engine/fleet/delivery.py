@@ -2,7 +2,7 @@
 
 Owns the queues of suspects.  Decides no placement.
 
-    give ──► AddRequest (a new one)  or  ResumeRequest (its snapshot)
+    give ──► AddRequest (a new one)  or  ResumeRequest (its tokens)
       └── requests that were there when a worker died: one at a time, the next when the one before is acquitted
 """
 
@@ -102,4 +102,4 @@ class Delivery:
             self._send(worker, add, [live.core_request])
         else:
             resume = wire.ResumeRequest(request=live.request, lease=live.lease, cause=live.cause)
-            self._send(worker, resume, [live.snapshot().encode()])
+            self._send(worker, resume, [live.core_request, msgspec.msgpack.encode(live.output_token_ids)])

@@ -16,7 +16,6 @@ import msgspec
 from melld.engine.wire.frames import MAX_FRAME_BYTES
 from melld.errors import InputTooLarge, MelldError
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
-from melld.migrate.snapshot import RequestSnapshot
 
 MAX_REQUEST_BYTES = MAX_FRAME_BYTES // 2
 """Encoded, with its images.  The other half of a frame is for its output tokens when it resumes elsewhere."""
@@ -127,11 +126,6 @@ class Live(msgspec.Struct):
             return False
         self.deaths = self.harms = 0
         return True
-
-    def snapshot(self) -> RequestSnapshot:
-        """Return its prompt and tokens, from which any worker can resume it."""
-        tokens = list(self.output_token_ids)
-        return RequestSnapshot.from_log(self.request, self.core_request, self.prompt_tokens, tokens)
 
 
 def new_live(core_request: Any, encode: Callable[[Any], bytes], now_s: float) -> Live:

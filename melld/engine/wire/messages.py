@@ -35,7 +35,7 @@ class AddRequest(Message, frozen=True, tag=True):
 
 
 class ResumeRequest(Message, frozen=True, tag=True):
-    """Resume a request whose worker has died.  Payload: a `RequestSnapshot` made from the daemon's token log.
+    """Resume a request that has left its worker.  Payload: as for `ReserveBlocks`.
 
     `cause`: the event on which it was placed here.
     """

@@ -64,9 +64,8 @@ class Preparer:
                 return Admitted(self._request_of(payload), message.lease, message.cause)
             case wire.ResumeRequest():
                 self._answer(wire.RequestTaken(request=message.request, lease=message.lease))
-                snapshot = RequestSnapshot.decode(payload[0])
-                arrival = self._residency.prepare(snapshot.core_request, snapshot.output_token_ids)
-                return ReadyToResume(arrival, snapshot, message.lease, message.cause)
+                tokens = msgspec.msgpack.decode(payload[1], type=list[int])
+                return ReadyToResume(self._residency.prepare(payload[0], tokens), message.lease, message.cause)
             case say.ReserveBlocks() | say.WarmRequest():
                 tokens = msgspec.msgpack.decode(payload[1], type=list[int])
                 return Expected(message, self._residency.prepare(payload[0], tokens), payload[0], tokens)

@@ -14,7 +14,7 @@ from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.residency import Arrival, Residency
 from melld.ids import EventId
-from melld.migrate.snapshot import MoveRefused, RequestSnapshot
+from melld.migrate.snapshot import MoveRefused
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -29,7 +29,6 @@ class ReadyToResume(msgspec.Struct, frozen=True):
     """A request that the preparer has made ready to resume here from its tokens."""
 
     arrival: Arrival
-    snapshot: RequestSnapshot
     lease: int
     cause: EventId
 
@@ -62,13 +61,13 @@ class Requests:
 
     def resume(self, resumed: ReadyToResume) -> None:
         """Resume a request from its tokens, now or as soon as possible."""
-        request = resumed.snapshot.request
+        request = resumed.arrival.request_id
         if request in self._residency.written:  # a cancelled migration to this worker: its blocks are not free yet
             self._deferred.append(resumed)
             return
         self._clear(request)
         try:
-            self._residency.attach_unreserved(resumed.arrival, resumed.snapshot)
+            self._residency.attach_unreserved(resumed.arrival)
         except MoveRefused as error:
             self._say(wire.RequestRejected(request=request, reason=str(error), cause=resumed.cause))
         else:
@@ -82,7 +81,7 @@ class Requests:
 
     def abort(self, abort: wire.AbortRequests) -> None:
         """Abort the requests, whatever their state."""
-        self._deferred = [resumed for resumed in self._deferred if resumed.snapshot.request not in abort.requests]
+        self._deferred = [resumed for resumed in self._deferred if resumed.arrival.request_id not in abort.requests]
         self._moves.forget(abort.requests)
 
     def _clear(self, request: str) -> None:

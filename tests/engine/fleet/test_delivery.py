@@ -9,7 +9,6 @@ from melld.engine.fleet.request import Live
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
 from melld.ids import EventId, RequestId, WorkerId
-from melld.migrate.snapshot import RequestSnapshot
 
 A, B = RequestId("a"), RequestId("b")
 W0 = WorkerId("w0")
@@ -23,11 +22,11 @@ class Wire:
             name: Live(request=name, core_request=b"asked", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
             for name in (A, B)
         }
-        self.sent: list[tuple[msgspec.Struct, bytes]] = []
+        self.sent: list[tuple[msgspec.Struct, list[Buffer]]] = []
         self.delivery = Delivery(self.live, self.send)
 
     def send(self, _worker: WorkerId, message: msgspec.Struct, payload: Sequence[Buffer]) -> None:
-        self.sent.append((message, bytes(payload[0])))
+        self.sent.append((message, list(payload)))
 
     def give_both(self) -> None:
         for live in self.live.values():
@@ -40,10 +39,10 @@ def test_a_new_request_is_sent_as_it_came_and_another_with_its_tokens() -> None:
     both.live[B].log([7, 8])
     both.live[A].cause, both.live[B].cause = EventId(5), EventId(6)
     both.give_both()
-    (add, asked), (resume, snapshot) = both.sent
-    assert (add, asked) == (wire.AddRequest(A, 0, cause=EventId(5)), b"asked")
+    (add, asked), (resume, known) = both.sent
+    assert (add, asked) == (wire.AddRequest(A, 0, cause=EventId(5)), [b"asked"])
     assert resume == wire.ResumeRequest(B, 0, cause=EventId(6))
-    assert RequestSnapshot.decode(snapshot).output_token_ids == [7, 8]
+    assert (known[0], msgspec.msgpack.decode(known[1])) == (b"asked", [7, 8])
 
 
 def test_one_that_has_left_a_worker_counts_as_taken_when_the_next_one_says_so() -> None:

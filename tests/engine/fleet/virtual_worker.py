@@ -23,7 +23,7 @@ from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_book import CommandOrder
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Phase, RequestSnapshot, Via
+from melld.migrate.snapshot import Phase, Via
 
 BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
 KEPT = (say.ThawRequest, say.ReleaseRequest, say.CancelReservation)
@@ -156,9 +156,8 @@ class VirtualWorker:
                 self._enter(Copy(words, 0, message.lease, chunks_left=words.blocks))
             case wire.ResumeRequest():
                 self.say(wire.RequestTaken(request=message.request, lease=message.lease))
-                snapshot = RequestSnapshot.decode(payload[0])
                 self._forget(message.request)
-                self._enter(_copy_of(snapshot, message.lease))
+                self._enter(_copy_of(payload[0], msgspec.msgpack.decode(payload[1]), message.lease))
             case wire.AbortRequests():
                 for request in message.requests:
                     self._forget(request)
@@ -290,11 +289,11 @@ class VirtualWorker:
             case say.FreezeRequest() if copy is not None and not copy.frozen:
                 copy.frozen = True
                 words = msgspec.msgpack.encode(copy.words)
-                snapshot = RequestSnapshot.from_log(request, words, 1, list(range(copy.tokens)))
-                return say.RequestFrozen(**names), (snapshot.encode(),)
+                snapshot = msgspec.msgpack.encode((words, list(range(copy.tokens))))  # ours alone to read
+                return say.RequestFrozen(**names), (snapshot,)
             case say.AttachRequest() if request in self.rooms:
                 del self.rooms[request]
-                self.copies[request] = _copy_of(RequestSnapshot.decode(payload[0]), command.lease)
+                self.copies[request] = _copy_of(*msgspec.msgpack.decode(payload[0]), command.lease)
                 return say.RequestAttached(**names, blocks=1, nbytes=10, copy_s=0.01), ()
             case say.ThawRequest():
                 self.parked.pop(request, None)
@@ -317,9 +316,8 @@ def _names(command: Any) -> dict[str, Any]:
     return {"move": command.move, "number": command.number, "request": command.request}
 
 
-def _copy_of(snapshot: RequestSnapshot, lease: int) -> Copy:
-    words = msgspec.msgpack.decode(snapshot.core_request, type=Words)
-    return Copy(words, len(snapshot.output_token_ids), lease)
+def _copy_of(words: bytes, tokens: list[int], lease: int) -> Copy:
+    return Copy(msgspec.msgpack.decode(words, type=Words), len(tokens), lease)
 
 
 class VirtualChild:

@@ -174,7 +174,8 @@ class Arrivals:
         if arrival is None:
             raise MoveRefused(snapshot.request, MoveRefusal.UNKNOWN)
         assert snapshot.request not in self.written, f"{snapshot.request} is still being copied"
-        self._check(snapshot)
+        if snapshot.engine != self._name:
+            raise MoveRefused(snapshot.request, MoveRefusal.INCOMPATIBLE)
         self.grow(snapshot.request, snapshot.num_tokens)
         append_tokens(self._engine, arrival, snapshot.output_token_ids)
         del self.reserved[snapshot.request]
@@ -188,18 +189,15 @@ class Arrivals:
         # The request has its blocks already; a look into the prefix cache would find them a second time.
         request.skip_reading_prefix_cache |= valid == 0
         _restore(request, snapshot, valid)
-        self._enter(request, snapshot)
+        self._enter(request, snapshot.generator_state)
 
-    def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
-        """Queue the request with its tokens alone and no reservation: it waits until the scheduler has room.
-
-        Raises:
-            MoveRefused: the snapshot is of another model or does not continue the request.
-        """
-        self._check(snapshot)
-        append_tokens(self._engine, arrival, snapshot.output_token_ids)
-        _restore(arrival.request, snapshot, 0)
-        self._enter(arrival.request, snapshot)
+    def attach_unreserved(self, arrival: Arrival) -> None:
+        """Queue the request with its tokens alone and no reservation: it waits until the scheduler has room."""
+        request = arrival.request
+        _ask_no_prompt_logprobs_again(request)
+        if request.num_output_tokens:
+            request.prefill_stats = None  # sent with the first token
+        self._enter(request, None)
 
     def copy_began(self, request_id: str) -> None:
         """Record that another thread writes into the reserved blocks from now on."""
@@ -227,19 +225,15 @@ class Arrivals:
     def _within_model(self, tokens: int) -> int:
         return min(tokens, int(self._scheduler.max_model_len))
 
-    def _check(self, snapshot: RequestSnapshot) -> None:
-        if snapshot.engine and snapshot.engine != self._name:
-            raise MoveRefused(snapshot.request, MoveRefusal.INCOMPATIBLE)
-
-    def _enter(self, request: "Request", snapshot: RequestSnapshot) -> None:
+    def _enter(self, request: "Request", generator_state: bytes | None) -> None:
         """Add the request to the scheduler, and give the runner what the scheduler will not."""
         from vllm.v1.request import RequestStatus
 
         scheduler, request_id = self._scheduler, request.request_id
-        if request.num_output_tokens or snapshot.generator_state is not None:
+        if request.num_output_tokens or generator_state is not None:
             request.status = RequestStatus.PREEMPTED
             blocks = scheduler.kv_cache_manager.get_block_ids(request_id)
-            self._runner.admit(request, blocks, snapshot.generator_state)
+            self._runner.admit(request, blocks, generator_state)
         # The request may have been here before, and have left since the last step.
         scheduler.finished_req_ids.discard(request_id)
         scheduler.prev_step_scheduled_req_ids.discard(request_id)
@@ -264,16 +258,20 @@ class Arrivals:
         return NoRoom(arrival.request_id, needed, free, self.free_slots)
 
 
+def _ask_no_prompt_logprobs_again(request: "Request") -> None:
+    """Drop those that were sent with the first token: the V2 runner would collect them again with the prompt."""
+    params = request.sampling_params
+    if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
+        request.sampling_params = copy.copy(params)
+        request.sampling_params.prompt_logprobs = None
+
+
 def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -> None:
     """Carry over what the client gets exactly once."""
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
     from vllm.v1.metrics.stats import PrefillStats
 
-    params = request.sampling_params
-    if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
-        # Sent with the first token.  The V2 runner would collect them again if the prompt is recomputed.
-        request.sampling_params = copy.copy(params)
-        request.sampling_params.prompt_logprobs = None
+    _ask_no_prompt_logprobs_again(request)
     request.events = [EngineCoreEvent(EngineCoreEventType(kind), at) for kind, at in snapshot.events]
     request.num_preemptions = snapshot.num_preemptions
     if snapshot.prefill_stats is None:

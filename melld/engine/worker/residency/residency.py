@@ -32,7 +32,7 @@ from melld.engine.worker.residency.rules import (
 )
 from melld.engine.worker.residency.runner import runner_of
 from melld.engine.worker.residency.warm import Warmers
-from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, RequestSnapshot, Reservation, Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -164,14 +164,14 @@ class Residency:
         self._admissible(arrival)
         return self._arrivals.reserve(arrival, token_capacity, computed_tokens)
 
-    def attach_unreserved(self, arrival: Arrival, snapshot: RequestSnapshot) -> None:
+    def attach_unreserved(self, arrival: Arrival) -> None:
         """Let the request continue here from its tokens, once the scheduler has room for it.
 
         Raises:
             MoveRefused: this engine cannot take it.
         """
         self._admissible(arrival)
-        self._arrivals.attach_unreserved(arrival, snapshot)
+        self._arrivals.attach_unreserved(arrival)
 
     def borrow_scratch(self, blocks: int) -> list[int]:
         """Take free blocks for the trial of a link (`transports.choose.open_best`), fewer if fewer are free."""

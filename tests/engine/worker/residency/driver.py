@@ -404,12 +404,8 @@ class Worker:
 
         self.residency.attach(RequestSnapshot.decode(snapshot), Via(via))
 
-    def attach_unreserved(self, snapshot: bytes) -> None:
-        from melld.migrate.snapshot import RequestSnapshot
-
-        decoded = RequestSnapshot.decode(snapshot)
-        arrival = self.residency.prepare(decoded.core_request, decoded.output_token_ids)
-        self.residency.attach_unreserved(arrival, decoded)
+    def attach_unreserved(self, core_request: bytes, output_token_ids: list[int]) -> None:
+        self.residency.attach_unreserved(self.residency.prepare(core_request, output_token_ids))
 
     def cancel(self, request_id: str) -> None:
         self.residency.cancel(request_id)

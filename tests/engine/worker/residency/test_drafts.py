@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from melld.migrate.snapshot import MoveRefusal, RequestSnapshot
+from melld.migrate.snapshot import MoveRefusal
 from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
@@ -130,9 +130,8 @@ def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     pair.step(6)
     pair.here("abort", [one.request_id for one in running])
     for one, words in zip(running, core, strict=True):
-        log = RequestSnapshot.from_log(one.request_id, words, len(one.case.prompt), one.answer.tokens)
         one.home = pair.there
-        pair.there("attach_unreserved", log.encode())
+        pair.there("attach_unreserved", words, one.answer.tokens)
     assert [answer.tokens for answer in pair.finish(*running)] == expected
 
 
