@@ -97,10 +97,9 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """A complete frozen request: with the bytes of `block_ids` it can continue on any worker.
+    """The state of a frozen request: with the bytes of `block_ids` it continues on any worker that has reserved room.
 
-    `core_request` is vLLM's EngineCoreRequest in vLLM's own encoding (prompt, parameters, priority, arrival time, LoRA,
-    cache salt, trace headers, client), without images, which the daemon keeps.
+    The reservation brought what its client asked for, which the daemon keeps.
     `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
@@ -108,7 +107,6 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     """
 
     request: str
-    core_request: bytes
     output_token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
@@ -143,13 +141,11 @@ class Reservation(msgspec.Struct, frozen=True):
     """Room reserved on the destination.
 
     `block_ids[group]` are the destination's; the first `reused_blocks` of each group came with their bytes from its
-    prefix cache and must not be written.  There is room for `token_capacity` tokens.
+    prefix cache and must not be written.
     """
 
-    request: str
     block_ids: tuple[tuple[int, ...], ...]
     reused_blocks: int
-    token_capacity: int
 
 
 class BlockPairs(msgspec.Struct, frozen=True):

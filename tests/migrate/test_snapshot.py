@@ -9,14 +9,13 @@ from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, NoRoom, R
 
 
 def reservation(*groups: tuple[int, ...], reused: int = 0) -> Reservation:
-    return Reservation(request="r", block_ids=groups, reused_blocks=reused, token_capacity=0)
+    return Reservation(block_ids=groups, reused_blocks=reused)
 
 
 def test_a_snapshot_survives_its_encoding() -> None:
     """One process reads exactly what another wrote."""
     snapshot = RequestSnapshot(
         request="r",
-        core_request=b"\x90",
         output_token_ids=[5, 6],
         num_prompt_tokens=3,
         num_computed_tokens=4,

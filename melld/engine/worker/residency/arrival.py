@@ -246,10 +246,8 @@ class Arrivals:
     def _reservation(self, arrival: Arrival) -> Reservation:
         ids = self._scheduler.kv_cache_manager.get_block_ids(arrival.request_id)
         return Reservation(
-            request=arrival.request_id,
             block_ids=tuple(tuple(group) for group in ids),
             reused_blocks=arrival.reused_tokens // self._scheduler.block_size,
-            token_capacity=arrival.token_capacity,
         )
 
     def _no_room(self, arrival: Arrival, tokens: int) -> NoRoom:

@@ -84,7 +84,6 @@ class Departures:
         stats = request.prefill_stats
         return RequestSnapshot(
             request=request_id,
-            core_request=encode_core_request(request),
             output_token_ids=list(request.output_token_ids),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
@@ -138,49 +137,6 @@ PREFILL_STATS = (
     "num_cache_creation_tokens",
 )
 """vllm.v1.metrics.stats.PrefillStats, in this order in a snapshot."""
-
-
-def encode_core_request(request: "Request") -> bytes:
-    """Encode the request as it first entered a scheduler, with vLLM's encoder (vllm.v1.serial_utils), without images.
-
-    The daemon sends the images to the destination with the reservation.
-    """
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.serial_utils import MsgpackEncoder
-
-    structured = request.structured_output_request
-    core_request = EngineCoreRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        mm_features=None,
-        sampling_params=request.sampling_params,
-        pooling_params=None,
-        arrival_time=request.arrival_time,
-        lora_request=request.lora_request,
-        cache_salt=request.cache_salt,
-        data_parallel_rank=None,
-        client_index=request.client_index,
-        priority=request.priority,
-        trace_headers=request.trace_headers,
-        reasoning_ended=_reasoning_ended_at_start(request),
-        reasoning_parser_kwargs=structured.reasoning_parser_kwargs if structured is not None else None,
-        session_id=request.session_id,
-        kv_hints=request.kv_hints,
-    )
-    buffers = MsgpackEncoder().encode(core_request)
-    assert len(buffers) == 1, "a request without tensors is one buffer"
-    return bytes(buffers[0])
-
-
-def _reasoning_ended_at_start(request: "Request") -> bool | None:
-    """Return the request's original value, as far as it is known: the end may also have come with generated output.
-
-    With None the destination searches the prompt for the end, as vLLM does.
-    """
-    structured = request.structured_output_request
-    if structured is None or (structured.reasoning_ended and request.num_output_tokens):
-        return None
-    return bool(structured.reasoning_ended) if structured.reasoning_ended is not None else None
 
 
 def _take_off(scheduler: "Scheduler", request: "Request") -> int | None:

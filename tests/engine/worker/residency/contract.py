@@ -35,26 +35,6 @@ def a_request_has_no_state_that_we_do_not_know(engine: Any) -> None:
     assert set(vars(request)) == CARRIED | REBUILT | REFUSED | SETTLED
 
 
-def a_core_request_has_no_field_that_we_do_not_fill(engine: Any) -> None:
-    from vllm.v1.engine import EngineCoreRequest
-
-    filled = {
-        "request_id", "prompt_token_ids", "sampling_params", "arrival_time", "lora_request", "cache_salt",
-        "client_index", "priority", "trace_headers", "reasoning_ended", "reasoning_parser_kwargs", "session_id",
-        "kv_hints",
-    }  # fmt: skip
-    kept_by_the_daemon = {"mm_features"}
-    refused = {
-        "pooling_params",
-        "prompt_embeds",
-        "prompt_is_token_ids",
-        "resumable",
-        "abort_immediately",
-    }
-    of_the_front_end = {"data_parallel_rank", "current_wave", "external_req_id"}
-    assert set(EngineCoreRequest.__struct_fields__) == filled | kept_by_the_daemon | refused | of_the_front_end
-
-
 def the_v1_runner_keeps_no_state_that_we_do_not_make(engine: Any) -> None:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 

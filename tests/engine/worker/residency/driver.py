@@ -203,11 +203,14 @@ class Worker:
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
+        self.asked: dict[str, bytes] = {}
 
     # -- serving ----------------------------------------------------------------------------------------------------
 
     def add(self, request_id: str, prompt: list[int], params: dict[str, Any], extra: dict[str, Any]) -> None:
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+        from melld.engine.frontend.codec import EngineCodec
 
         params = dict(params)
         if schema := params.pop("json", None):
@@ -222,6 +225,7 @@ class Worker:
             arrival_time=extra.get("arrival_time", time.time()),
             priority=extra.get("priority", 0),
         )
+        self.asked[request_id] = EngineCodec().encode_request(request)
         prepared, _ = self.engine.preprocess_add_request(request)
         self.engine.add_request(prepared)
 
@@ -367,10 +371,8 @@ class Worker:
         self.residency.release(request_id)
 
     def core_request(self, request_id: str) -> tuple[bytes, list[int]]:
-        from melld.engine.worker.residency.departure import encode_core_request
-
-        request = self.engine.scheduler.requests[request_id]
-        return encode_core_request(request), list(request.output_token_ids)
+        """What it was asked with, as the daemon keeps it, and its tokens so far."""
+        return self.asked[request_id], list(self.engine.scheduler.requests[request_id].output_token_ids)
 
     def warm(self, core_request: bytes, tokens: list[int], tokens_per_s: float = 0.0) -> bool:
         self.warmed.clear()
@@ -380,7 +382,12 @@ class Worker:
         return request_id in self.warmed
 
     def reserve(self, core_request: bytes, tokens: list[int], capacity: int, computed: int = 0) -> Any:
-        return self.residency.reserve(self.residency.prepare(core_request, tokens), capacity, computed)
+        return self.residency.reserve(self._prepared(core_request, tokens), capacity, computed)
+
+    def _prepared(self, core_request: bytes, tokens: list[int]) -> Any:
+        arrival = self.residency.prepare(core_request, tokens)
+        self.asked[arrival.request_id] = core_request
+        return arrival
 
     def cancel_while_copying(self, request_id: str) -> tuple[int, int]:
         """Cancel a reservation that is being written to; free blocks before and after the copy has ended."""
@@ -405,7 +412,7 @@ class Worker:
         self.residency.attach(RequestSnapshot.decode(snapshot), Via(via))
 
     def attach_unreserved(self, core_request: bytes, output_token_ids: list[int]) -> None:
-        self.residency.attach_unreserved(self.residency.prepare(core_request, output_token_ids))
+        self.residency.attach_unreserved(self._prepared(core_request, output_token_ids))
 
     def cancel(self, request_id: str) -> None:
         self.residency.cancel(request_id)
