@@ -61,15 +61,11 @@ class MoveRefused(MelldError):
 
     def __init__(self, request: str, reason: MoveRefusal) -> None:
         super().__init__(f"request {request} cannot be moved: {reason.value}")
-        self.request = request
         self.reason = reason
 
 
 class NoRoom(MelldError):
     """The destination lacks blocks, or a place in its batch, for the request.  Nothing has changed."""
-
-    status = 503
-    code = "no_room"
 
     def __init__(self, request: str, needed_blocks: int, free_blocks: int, free_slots: int) -> None:
         super().__init__(f"no room for {request}: {needed_blocks} blocks, {free_blocks} free, {free_slots} places free")

@@ -25,8 +25,6 @@ class TakeFailed(MelldError):
 
     def __init__(self, worker: WorkerId, why: str) -> None:
         super().__init__(f"{worker} has not given back granules: {why}")
-        self.worker = worker
-        self.why = why
 
 
 class Lending:

@@ -23,15 +23,10 @@ from melld.migrate.transports.layout import KvLayout
 
 
 class TransportFailed(MelldError):
-    """This transport cannot open or copy the peer's memory; `why` gives the cause."""
-
-    status = 503
-    code = "transport_failed"
+    """This transport cannot open or copy the peer's memory.  No client hears of it."""
 
     def __init__(self, transport: str, why: str) -> None:
         super().__init__(f"{transport}: {why}")
-        self.transport = transport
-        self.why = why
 
 
 class ChecksumMismatch(TransportFailed):

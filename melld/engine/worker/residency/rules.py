@@ -20,11 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class UnsupportedEngine(MelldError):
-    """Requests cannot be detached from, or attached to, an engine built this way; `why` gives the reason."""
+    """Requests cannot be detached from, or attached to, an engine built this way."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"this engine cannot give or take running requests: {why}")
-        self.why = why
 
 
 def check_engine(engine: "EngineCore") -> None:
