@@ -15,6 +15,7 @@ than its decodes: each prompt gets one token.
 
 import collections
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,12 +36,12 @@ class Ages:
     """The requests that wait on one engine; after `age_s` they go before all others, first come first.
 
     vLLM's line goes by priority alone, so a request that it has preempted, or not begun, would wait for as long as more
-    urgent ones come.  Counts anew once it has run.
+    urgent ones come.  Counts anew once it has run.  Leaves a line alone that is first come, first served.
     """
 
     def __init__(self, scheduler: "Scheduler", age_s: float, clock: Callable[[], float]) -> None:
         self._scheduler: Any = scheduler
-        self._age_s = age_s
+        self._age_s = age_s if scheduler.policy.value == "priority" else math.inf
         self._clock = clock
         self._since_s: dict[str, float] = {}
         self._next_look_s = 0.0

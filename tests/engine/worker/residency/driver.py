@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
@@ -247,6 +248,22 @@ class Worker:
             if result and 0 in result:
                 outputs += [_plain(output) for output in result[0].outputs]
         return outputs
+
+    def plain_line(self) -> list[str]:
+        """A line that is first come, first served, of one that has waited for a minute and one that has just come."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+        from vllm.v1.request import Request
+
+        from melld.engine.worker.residency.budget import Ages
+
+        line, now_s = create_request_queue(SchedulingPolicy.FCFS), 0.0
+        scheduler: Any = SimpleNamespace(policy=SchedulingPolicy.FCFS, waiting=line)
+        ages = Ages(scheduler, 60.0, lambda: now_s)
+        for name, now_s in (("first", 0.0), ("second", 61.0)):  # noqa: B007  `ages` reads the time
+            line.add_request(Request(name, [1], SamplingParams(max_tokens=1), None))
+            ages.look()
+        return [request.request_id for request in line]
 
     def pass_time(self, seconds: float) -> None:
         """Let those that wait have waited so much longer."""

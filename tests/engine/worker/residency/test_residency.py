@@ -333,6 +333,11 @@ def test_who_has_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
         assert pair.finish(*others, second) == [expected[case]] * 2 + [expected[large]]
 
 
+def test_first_come_first_served_stays_so(pair: Pair) -> None:
+    """Where an operator wants that line, whoever has waited for long is first already."""
+    assert pair.here("plain_line") == ["first", "second"]
+
+
 def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
     """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
     known: dict[str, tuple[int, str]] = {}
