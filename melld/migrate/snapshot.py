@@ -98,7 +98,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     The reservation brought what its client asked for, which the daemon keeps.
     `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
-    draws from seed and position).  `prefill_stats` are the six counts of vllm.v1.metrics.stats.PrefillStats, None
+    draws from seed and position).  `prefill_stats` are the counts of vllm.v1.metrics.stats.PrefillStats, None
     once they have been reported; `events` are those not reported yet.  `engine` names model, version and layout.
     """
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.departure import PREFILL_STATS
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
@@ -275,7 +274,7 @@ def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -
     if snapshot.prefill_stats is None:
         request.prefill_stats = None
     elif any(snapshot.prefill_stats):  # a prefill has begun: keep its count of cached tokens
-        request.prefill_stats = PrefillStats(**dict(zip(PREFILL_STATS, snapshot.prefill_stats, strict=True)))
+        request.prefill_stats = PrefillStats(*snapshot.prefill_stats)
         if valid_tokens == 0:
             request.num_preemptions += 1  # the scheduler leaves the statistics of a repeated prefill alone
     elif valid_tokens:

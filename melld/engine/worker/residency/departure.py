@@ -7,6 +7,7 @@ Owns frozen requests: each holds its blocks until `release` or `thaw`.  Never al
          └────────────────────────────── thaw ───────────────────────┘ (settled)
 """
 
+import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class Departures:
             block_epoch=self._epochs.of(request),
             num_preemptions=request.num_preemptions,
             generator_state=self._runner.generator_state(request_id),
-            prefill_stats=None if stats is None else tuple(getattr(stats, name) for name in PREFILL_STATS),
+            prefill_stats=None if stats is None else dataclasses.astuple(stats),
             events=tuple((int(event.type), event.timestamp) for event in request.events),
             engine=self._engine,
         )
@@ -126,17 +127,6 @@ class Departures:
             raise MoveRefused(request_id, MoveRefusal.UNKNOWN)
         assert departure.settled, f"{request_id} is still in flight"
         return departure
-
-
-PREFILL_STATS = (
-    "num_prompt_tokens",
-    "num_computed_tokens",
-    "num_cached_tokens",
-    "num_local_cached_tokens",
-    "num_external_cached_tokens",
-    "num_cache_creation_tokens",
-)
-"""vllm.v1.metrics.stats.PrefillStats, in this order in a snapshot."""
 
 
 def _take_off(scheduler: "Scheduler", request: "Request") -> int | None:
