@@ -99,7 +99,8 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the counts of vllm.v1.metrics.stats.PrefillStats, None
-    once they have been reported; `events` are those not reported yet.  `engine` names model, version and layout.
+    once they have been reported; `events` are those not reported yet.  `priority` is more urgent than its client's once
+    it has waited for too long.  `engine` names model, version and layout.
     """
 
     request: str
@@ -109,6 +110,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     block_ids: tuple[tuple[int, ...], ...]
     block_epoch: int
     num_preemptions: int
+    priority: int
     generator_state: bytes | None
     prefill_stats: tuple[int, ...] | None
     events: tuple[tuple[int, float], ...]

@@ -20,6 +20,7 @@ def test_a_snapshot_survives_its_encoding() -> None:
         block_ids=((7,),),
         block_epoch=1,
         num_preemptions=1,
+        priority=-1000,
         generator_state=b"\x00\xff",
         prefill_stats=(1, 2, 3, 4, 5, 6),
         events=((1, 0.5),),

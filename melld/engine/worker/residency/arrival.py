@@ -264,13 +264,13 @@ def _ask_no_prompt_logprobs_again(request: "Request") -> None:
 
 
 def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -> None:
-    """Carry over what the client gets exactly once."""
+    """Carry over what the client gets exactly once, and how urgent the request has become."""
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
     from vllm.v1.metrics.stats import PrefillStats
 
     _ask_no_prompt_logprobs_again(request)
     request.events = [EngineCoreEvent(EngineCoreEventType(kind), at) for kind, at in snapshot.events]
-    request.num_preemptions = snapshot.num_preemptions
+    request.num_preemptions, request.priority = snapshot.num_preemptions, snapshot.priority
     if snapshot.prefill_stats is None:
         request.prefill_stats = None
     elif any(snapshot.prefill_stats):  # a prefill has begun: keep its count of cached tokens

@@ -91,6 +91,7 @@ class Departures:
             block_ids=tuple(tuple(group) for group in blocks),
             block_epoch=self._epochs.of(request),
             num_preemptions=request.num_preemptions,
+            priority=request.priority,
             generator_state=self._runner.generator_state(request_id),
             prefill_stats=None if stats is None else dataclasses.astuple(stats),
             events=tuple((int(event.type), event.timestamp) for event in request.events),
