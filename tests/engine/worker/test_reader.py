@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,10 +17,10 @@ import pytest
 from melld.engine.wire import messages as wire
 from melld.engine.worker.preparer import Preparer
 from melld.engine.worker.reader import Reader
-from melld.engine.worker.requests import Admitted
+from melld.engine.worker.requests import Admitted, Requests
 from melld.engine.worker.writer import write_frame
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
 
 PONG = wire.Pong(busy_s=0.0)
 DEADLINE_S = 30.0
@@ -118,6 +118,20 @@ def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -
     assert wired.said.get(timeout=DEADLINE_S).request == "r2"
     wired.send(wire.StopWorker())
     assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+
+
+def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it(wired_to: WireUp) -> None:
+    """The daemon's log leads from the refusal to the decision."""
+
+    def refuse(_request: Any) -> None:
+        raise MoveRefused("r1", MoveRefusal.LORA_ABSENT)
+
+    wired = wired_to(lambda _payload: SimpleNamespace(request_id="r1"))
+    wired.send(wire.AddRequest(request="r1", lease=0, cause=7), b"")
+    unable, nobody = cast("Any", SimpleNamespace(admit=refuse)), cast("Any", None)
+    Requests(unable, nobody, nobody, wired.said.put).admit(wired.inbox.get(timeout=DEADLINE_S))
+    reason = MoveRefusal.LORA_ABSENT.value
+    assert wired.said.get(timeout=DEADLINE_S) == wire.RequestRejected(request="r1", reason=reason, cause=7)
 
 
 def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
