@@ -25,14 +25,11 @@ from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, kind_of, make_slots
 from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.sizes import check_sizes, group_devices
-from melld.daemon.systemd import read_supervision, remark_on_key_file
+from melld.daemon.systemd import KEYS_CREDENTIAL, read_supervision, remark_on_key_file
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
-
-KEYS_CREDENTIAL = "api-keys"
-"""Name of the credential in the unit's LoadCredential=."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,6 @@ import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from melld.control.messages import CONTROL_SOCKET
 from melld.errors import ConfigError, MelldError
@@ -60,27 +58,16 @@ def runtime_directory(configured: str | None, environment: Mapping[str, str]) ->
 class ControlSocket:
     """A locked runtime directory and the control socket bound in it, which does not listen yet."""
 
-    def __init__(self, directory: Path, lock: int, listener: socket.socket) -> None:
-        self.directory = directory
-        self.path = directory / CONTROL_SOCKET
+    def __init__(self, path: Path, lock: int, listener: socket.socket) -> None:
+        self.path = path
         self.listener = listener
-        self._lock: int | None = lock
+        self._lock = lock
 
     def close(self) -> None:
-        """Remove the socket, then unlock the directory.  A second call does nothing."""
-        if self._lock is None:
-            return
+        """Remove the socket, then unlock the directory."""
         self.listener.close()
-        with contextlib.suppress(FileNotFoundError):  # the service manager may have removed the directory
-            self.path.unlink()
+        self.path.unlink(missing_ok=True)  # the service manager may have removed the directory
         os.close(self._lock)
-        self._lock = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def open_control_socket(directory: Path) -> ControlSocket:
@@ -97,7 +84,7 @@ def open_control_socket(directory: Path) -> ControlSocket:
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock)
         _lock(lock, directory)
-        opened = ControlSocket(directory, lock, _bind(path))
+        opened = ControlSocket(path, lock, _bind(path))
         undo.pop_all()
     return opened
 

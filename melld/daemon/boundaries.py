@@ -87,9 +87,6 @@ def fingerprint_of(hardware: str, model: str, settings: Mapping[str, Any]) -> di
 
 def cpu_name() -> str:
     """Return the number of processors and their name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return f"{os.cpu_count()} x {name}"

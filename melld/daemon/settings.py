@@ -18,7 +18,7 @@ from melld.config import Config
 from melld.config_server import ServerConfig
 from melld.control.messages import Reloaded
 from melld.daemon.preflight import bind
-from melld.daemon.systemd import Supervision
+from melld.daemon.systemd import KEYS_CREDENTIAL, Supervision
 from melld.errors import ConfigError
 
 RELOADABLE = ("server.api_keys", "server.clients", "server.api_key_file", "server.drain_s")
@@ -36,7 +36,7 @@ class Settings:
         """
         self.config = config
         self._read = read
-        self._credential = supervision.credential("api-keys")
+        self._credential = supervision.credential(KEYS_CREDENTIAL)
         self.keys = load_keys(config.server, self._credential)
         adopted = supervision.listening_sockets("api")
         self._is_adopted = bool(adopted)

@@ -37,6 +37,8 @@ _FIRST_LINE = re.compile(re.escape(WRITER) + r"([0-9a-f]{64})\n")
 PROGRAM = "/usr/local/bin/melld"
 """The program as the units of `systemd/` name it."""
 CONFIG = "/etc/melld/melld.toml"
+KEYS_CREDENTIAL = "api-keys"
+"""Name of the keys in the unit's LoadCredential=."""
 ROOT_GROUP = 0
 
 # Keys that a user's own service manager can apply without privileges; the others need namespaces, other users or

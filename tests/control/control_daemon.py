@@ -1,6 +1,7 @@
 """The control socket as the daemon opens it, in a thread of the test's process, for clients outside its event loop."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ class ControlDaemon:
         self._thread = threading.Thread(target=self._run, name="control daemon")
 
     def _run(self) -> None:
-        with open_control_socket(self.directory) as control, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        opened = contextlib.closing(open_control_socket(self.directory))
+        with opened as control, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve(control))
 
     async def _serve(self, control) -> None:

@@ -60,7 +60,7 @@ async def mistaken(_asked: Reload) -> Reloaded:
 async def served(directory: Path) -> AsyncIterator[Operated]:
     """A control socket that answers in the test's own event loop."""
     context = Operated(STATUS, {"reload": Operation(Reload, reload), "move": Operation(Move, move)})
-    with open_control_socket(directory) as control:
+    with contextlib.closing(open_control_socket(directory)) as control:
         async with serve_control(context.operations, context.status, control):
             yield context
 
@@ -75,7 +75,7 @@ def test_only_its_own_user_can_reach_it(directory: Path) -> None:
     """Whoever can open the socket commands the daemon, so nobody else may, whatever the umask and from the start."""
     before = os.umask(0)
     try:
-        with open_control_socket(directory) as control:
+        with contextlib.closing(open_control_socket(directory)) as control:
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
             assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
     finally:
@@ -228,7 +228,7 @@ def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
 
 def test_a_daemon_that_goes_away_while_it_is_asked_is_no_daemon(directory: Path) -> None:
     """A daemon that ends between the question and the answer is gone, not wrong."""
-    with open_control_socket(directory) as control:
+    with contextlib.closing(open_control_socket(directory)) as control:
         control.listener.listen()
         process = subprocess.Popen(
             [sys.executable, "-m", "melld", "status", "--runtime-directory", str(directory)],
@@ -254,7 +254,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     dead = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
     assert dead.returncode == -9
     assert (directory / CONTROL_SOCKET).is_socket()
-    with open_control_socket(directory) as control:
+    with contextlib.closing(open_control_socket(directory)) as control:
         control.listener.listen()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(control.path))
@@ -270,15 +270,14 @@ async def test_a_second_daemon_is_refused_and_the_first_goes_on(served: Operated
 
 def test_a_daemon_that_does_not_listen_yet_holds_its_place(directory: Path) -> None:
     """Two daemons started at the same moment: the second is refused before it has loaded a model."""
-    with open_control_socket(directory), pytest.raises(DaemonRunning, match="another melld runs"):
+    holder = contextlib.closing(open_control_socket(directory))
+    with holder, pytest.raises(DaemonRunning, match="another melld runs"):
         open_control_socket(directory)
 
 
 def test_the_place_is_free_after_the_end(directory: Path) -> None:
     """A restart follows at once; nothing is left in the directory."""
-    control = open_control_socket(directory)
-    control.close()
-    control.close()
+    open_control_socket(directory).close()
     assert list(directory.iterdir()) == []
     open_control_socket(directory).close()
 
