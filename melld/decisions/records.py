@@ -4,8 +4,7 @@ Owns the encoding of facts and decisions; never writes a file (`file` and the si
 docs/decision-log.md lists the kinds of records and their keys.
 
 `step` is the id of an event: records of one step are one event and the decisions on it.  `cause_step` of a fact is the
-event that caused it: for the end of a move, the one on which the move was decided.  In a simulator's log a step without
-a fact is the beginning of an epoch, and an epoch without decisions leaves no record; in a daemon's each leaves one.
+event that caused it: for the end of a move, the one on which the move was decided.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,9 +70,9 @@ def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: st
     return _stamped(at_s, kind, rest, command.cause)
 
 
-def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float, version: str) -> Record:
-    """Return the first record of a daemon's log: the policy, its settings, and the wall-clock time at `at_s`."""
-    rest = {"policy": policy, "settings": msgspec.to_builtins(settings), "epochs": "told"}
+def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: float | None, version: str) -> Record:
+    """Return the first record: the policy, its settings, and the wall-clock time at `at_s`; None: it is simulated."""
+    rest = {"policy": policy, "settings": msgspec.to_builtins(settings)}
     return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, NO_EVENT)
 
 

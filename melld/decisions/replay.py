@@ -1,14 +1,10 @@
 """Replay of a decision log: gives its facts to a fresh scheduler and compares the decisions.
 
 Owns the conversion from records to events, and the comparison.  Never reads a file and never repairs a log.
-
-A daemon's log names its policy and settings in the first record and records every epoch.  A simulation's does neither:
-the caller gives policy and settings, and a step without facts is the beginning of an epoch, at a multiple of its
-length.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, groupby, zip_longest
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, zip_longest
 from typing import Any
 
 import msgspec
@@ -16,7 +12,7 @@ import msgspec
 from melld.decisions.recorder import Recorder
 from melld.decisions.records import PLAIN_FACTS, Record, is_decision
 from melld.errors import IllegalTransition, MelldError
-from melld.ids import NO_EVENT, EventId, WorkerId
+from melld.ids import NO_EVENT, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent
 from melld.scheduler.policies.names import Policies
@@ -50,20 +46,10 @@ class Replayed(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
-class ReplaySettings(msgspec.Struct, frozen=True):
-    """Scheduler of a replay.  `policy` None: the log's own, one of `policies`.
-
-    `fallback` and `epoch_s`: for logs without their own.
-    """
-
-    policy: str | None
-    fallback: Callable[[], Scheduler]
-    epoch_s: float
-    policies: Policies
-
-
-def replay(records: Iterable[Record], choice: ReplaySettings) -> Replayed:
+def replay(records: Iterable[Record], policies: Policies, policy: str | None = None) -> Replayed:
     """Give the log's facts to a scheduler, step by step, until a decision differs or the log ends.
+
+    `policy`: one of `policies`; None: the log's own.
 
     Raises:
         UnusableLog: the facts contradict each other, or are unknown to the scheduler.
@@ -73,15 +59,19 @@ def replay(records: Iterable[Record], choice: ReplaySettings) -> Replayed:
     first = next(stream, None)
     if first is None:
         raise UnusableLog(0, "it is empty")
-    scheduler, policy, told = _scheduler_of(first, choice)
-    rest = stream if first["kind"] == "scheduler" else chain([first], stream)
+    if first["kind"] != "scheduler":
+        raise UnusableLog(0, "its first record does not name a scheduler")
+    policy = policy or str(first["policy"])
+    scheduler = _scheduler_of(first, policies, policy)
+    rest: Iterable[Record] = stream
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
-        rest = (record for record in rest if record["kind"] != "moved")
+        rest = (record for record in stream if record["kind"] != "moved")
     recorder = Recorder()
     step = happened = decisions = 0
     try:
-        for step, found, epoch in _steps(rest, None if told else choice.epoch_s):
-            event = epoch or as_event([record for record in found if not is_decision(record)])
+        for step, group in groupby(rest, key=lambda record: int(record.get("step", 0))):
+            found = list(group)
+            event = as_event([record for record in found if not is_decision(record)])
             commands = scheduler.handle(event)
             happened += 1
             recorder.facts(event)
@@ -151,40 +141,13 @@ def _worker_event(fact: dict[str, Any], others: tuple[WorkerId, ...]) -> AnyEven
     return events.WorkerCapacityChanged(at_s, worker, capacity_bytes)
 
 
-def _scheduler_of(first: Record, choice: ReplaySettings) -> tuple[Scheduler, str, bool]:
-    """Return the scheduler, its policy's name, and True if epochs are records."""
-    if first.get("kind") != "scheduler":
-        fresh = choice.fallback()
-        return fresh, choice.policy or fresh.policy.name, False
-    name = choice.policy or str(first["policy"])
-    if name not in choice.policies:
-        raise UnusableLog(0, f"its policy {name!r} is unknown")
+def _scheduler_of(header: Record, policies: Policies, policy: str) -> Scheduler:
+    if policy not in policies:
+        raise UnusableLog(0, f"its policy {policy!r} is unknown")
     try:
-        return Scheduler(choice.policies[name], msgspec.convert(first["settings"], SchedulerSettings)), name, True
+        return Scheduler(policies[policy], msgspec.convert(header["settings"], SchedulerSettings))
     except msgspec.ValidationError as error:
         raise UnusableLog(0, f"its settings are of another version: {error}") from error
-
-
-Step = tuple[int, list[Record], AnyEvent | None]
-
-
-def _steps(records: Iterable[Record], epoch_s: float | None) -> Iterator[Step]:
-    """Yield the records of each step; with `epoch_s`, steps without facts or records are epochs."""
-    epochs, before = 0, 0
-    for step, group in groupby(records, key=lambda record: int(record.get("step", 0))):
-        found = list(group)
-        if epoch_s is None:
-            yield step, found, None
-            continue
-        for silent in range(before + 1, step):
-            yield silent, [], events.EpochStarted(epochs * epoch_s, id=EventId(silent))
-            epochs += 1
-        before = step
-        if all(is_decision(record) for record in found):
-            yield step, found, events.EpochStarted(epochs * epoch_s, id=EventId(step))
-            epochs += 1
-        else:
-            yield step, found, None
 
 
 def _counted(records: Iterable[Record], count: list[int]) -> Iterator[Record]:

@@ -180,9 +180,7 @@ def stories_of(records: Iterable[Record]) -> Stories:
 
 def event_in_words(records: Sequence[Record]) -> str:
     """Describe the event whose records these are."""
-    fact = next((record for record in records if not is_decision(record)), None)
-    if fact is None:  # a simulation's log has no records of epochs
-        return "an epoch started"
+    fact: Record = next((record for record in records if not is_decision(record)), {"kind": "epoch"})
     kind, request, worker = fact["kind"], fact.get("request"), fact.get("worker")
     match kind:
         case "worker" if "gone" in fact:

@@ -11,6 +11,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from melld import __version__
+from melld.decisions.records import header_record
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.policies.mell.plan import MellSettings
@@ -93,6 +95,9 @@ def run_policy(
     progress: Callable[[int], None] | None = None,
 ) -> PolicyOutcome:
     """Simulate one policy from the first arrival until every request has ended."""
-    simulation = Simulation(settings, workload, make_scheduler(policy, settings, choices), log)
+    scheduler = make_scheduler(policy, settings, choices)
+    if log is not None:
+        log(header_record(policy, scheduler.settings, 0.0, None, __version__))
+    simulation = Simulation(settings, workload, scheduler, log)
     measures = simulation.run(progress)
     return PolicyOutcome(measures.report(policy), measures.samples)

@@ -217,8 +217,7 @@ class Simulation:
         """Handle an event where a log is kept or moves are planned; only such events need a number."""
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, id=self._told)
-        if type(event) is not events.EpochStarted:  # only a daemon's log tells of each
-            self.record(event)
+        self.record(event)
         commands = self._decide(event)
         if self._planning is not None:
             self._planning.consider(event, commands)

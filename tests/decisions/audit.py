@@ -158,7 +158,7 @@ class Auditor:
 
     def on_scheduler(self, record: Record) -> None:
         self.expect(record, self.records == 1, "is not the first")
-        self.of_a_daemon = True
+        self.of_a_daemon = record.get("unix_s", 0.0) is not None
 
     def on_epoch(self, _record: Record) -> None:
         """Says nothing of sizes and places."""

@@ -9,7 +9,7 @@ import pytest
 
 from melld.decisions.recorder import Recorder
 from melld.decisions.records import Record, decision_record, encode, header_record, is_decision
-from melld.decisions.replay import Replayed, ReplaySettings, UnusableLog, as_event, replay
+from melld.decisions.replay import Replayed, UnusableLog, as_event, replay
 from melld.decisions.stories import Happened, stories_of
 from melld.scheduler import events as e
 from melld.scheduler.reasons import Reason
@@ -22,7 +22,7 @@ from tests.scheduler.machine import PolicyMachine, machine_of
 def replayed(records: list[Record], policy: str | None = None) -> Replayed:
     """The log, after a passage through its bytes, replayed as it says itself."""
     read = [json.loads(encode(record)) for record in records]
-    return replay(read, ReplaySettings(policy, scheduler_with, 0.1, ALL_POLICIES))
+    return replay(read, ALL_POLICIES, policy)
 
 
 class RecordedMachine(PolicyMachine):

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.decisions.records import decision_record, encode, is_decision
-from melld.decisions.replay import ReplaySettings, UnusableLog, replay
+from melld.decisions.replay import UnusableLog, replay
 from melld.scheduler import events
-from melld.simulator.experiment import ALL_POLICIES
+from melld.simulator.experiment import ALL_POLICIES, SchedulerChoices, run_policy
 from melld.simulator.settings import SimulatorSettings
-from melld.simulator.simulation import Simulation
 from tests.decisions.audit import Auditor
 from tests.effort import examples
-from tests.simulator.setups import MACHINES, SMALL, scheduler, small_load
+from tests.simulator.setups import MACHINES, SMALL, small_load
 
 
 @functools.cache
@@ -24,7 +23,7 @@ def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[byte
     """The lines of the decision log of one small simulation, which is made once."""
     lines: list[bytes] = []
     load = small_load(seed)
-    Simulation(machines, load, scheduler(policy, machines), lambda record: lines.append(encode(record))).run()
+    run_policy(policy, machines, load, SchedulerChoices(), lambda record: lines.append(encode(record)))
     return lines
 
 
@@ -47,7 +46,7 @@ def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str)
     """A decision that somebody questions can be reproduced from the log alone."""
     chosen = MACHINES[machines]
     records = [json.loads(line) for line in log_of(policy, chosen)]
-    again = replay(records, ReplaySettings(None, lambda: scheduler(policy, chosen), chosen.epoch_s, ALL_POLICIES))
+    again = replay(records, ALL_POLICIES)
     assert again.difference is None
     assert (again.records, again.decisions) == (len(records), sum(map(is_decision, records)))
     assert again.decisions > 100
@@ -76,16 +75,14 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
         records[changed]["kv_bytes"] *= 20
     else:
         del records[changed]
-    again = replay(records, ReplaySettings(None, lambda: scheduler("mell-plus", SMALL), SMALL.epoch_s, ALL_POLICIES))
+    again = replay(records, ALL_POLICIES)
     assert again.difference is not None
 
 
 def test_another_policy_decides_otherwise() -> None:
     """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
-    again = replay(
-        records, ReplaySettings("best-fit", lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES)
-    )
+    again = replay(records, ALL_POLICIES, "best-fit")
     assert (again.policy, again.difference is not None) == ("best-fit", True)
 
 
@@ -95,10 +92,10 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
     twice = next(record for record in records if record["kind"] == "arrive")
     last = records[-1]
     earlier = {**twice, "at": last["at"] - 60.0, "step": last["step"] + 1}
-    torn = [{"at": 0.0, "kind": "move", "step": 1}], [{"at": 0.0, "kind": "epoch", "step": "one"}]
-    for broken in ([], [*records, earlier], *torn):
+    torn = [{"at": 0.0, "kind": "move", "step": 1}, {"at": 0.0, "kind": "epoch", "step": "one"}]
+    for broken in ([], records[1:], [*records, earlier], *([records[0], one] for one in torn)):
         with pytest.raises(UnusableLog):
-            replay(broken, ReplaySettings(None, lambda: scheduler("best-fit", SMALL), SMALL.epoch_s, ALL_POLICIES))
+            replay(broken, ALL_POLICIES)
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -113,7 +110,7 @@ def test_an_outsider_finds_no_fault_at_any_load(policy: str, machines: str, seed
     chosen = msgspec.structs.replace(MACHINES[machines], seed=seed)
     lines: list[bytes] = []
     load = small_load(seed, rate_per_s, seconds=40.0)
-    Simulation(chosen, load, scheduler(policy, chosen), lambda record: lines.append(encode(record))).run()
+    run_policy(policy, chosen, load, SchedulerChoices(), lambda record: lines.append(encode(record)))
     auditor = Auditor(by_instant=chosen.paper_slots or chosen.link is not None).read(lines)
     assert auditor.faults == []
     assert auditor.kinds["finish"] == len(load)

@@ -20,12 +20,12 @@ from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
-from melld.decisions.replay import ReplaySettings, replay
+from melld.decisions.replay import replay
 from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
 from melld.simulator import workload as workloads
 from melld.simulator.catalogue import card_by_name, kv_capacity_bytes, model_by_name
-from melld.simulator.experiment import ALL_POLICIES, PolicyOutcome, SchedulerChoices, make_scheduler, run_policy
+from melld.simulator.experiment import ALL_POLICIES, PolicyOutcome, SchedulerChoices, run_policy
 from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.sharing is not None:
             raise ConfigError("--sharing", "is for --models")
         policies = _policies(arguments)
-        settings = _settings(arguments)
         if arguments.replay is not None:
-            return _replay(arguments, policies, settings)
+            return _replay(arguments, policies)
+        settings = _settings(arguments)
         workload = _workload(arguments)
         if arguments.high_part is not None:
             workload = workload.with_high(arguments.high_part, random.Random(arguments.seed))
@@ -174,19 +174,14 @@ def _run_one(
         return run_policy(policy, settings, workload, choices, log, progress)
 
 
-def _replay(arguments: argparse.Namespace, policies: list[str], settings: SimulatorSettings) -> int:
+def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
     """Replay a decision log; return 0 if every decision is the same, 1 at the first that differs."""
     if len(policies) > 1 or arguments.plot or arguments.decision_log:
         raise ConfigError(
             "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
         )
-    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    asked = policies[0] if arguments.policy else None
-    choice = ReplaySettings(
-        asked, lambda: make_scheduler(policies[0], settings, choices), settings.epoch_s, ALL_POLICIES
-    )
     with arguments.replay.open("rb") as file:
-        result = replay(_records(file), choice)
+        result = replay(_records(file), ALL_POLICIES, policies[0] if arguments.policy else None)
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
