@@ -180,7 +180,6 @@ class Daemon:
             self._watch_over(landlord.run(), "landlord")
         registry.register(vllm_metrics)
         registry.register(self._parts.metrics)
-        probe = LoopProbe(registry)
         self._watch_over(self.watch.run(), "readings")
         context = ApiContext(
             models=self._models,
@@ -197,7 +196,7 @@ class Daemon:
             domains = [getattr(arguments, "allowed_media_domains", None) for _, arguments in self._prepared]
             media = media_from_public_addresses(has_domains=any(domains))
         async with media, start_api(context, self.settings.listeners) as self.admission:
-            probe.start()
+            probe = LoopProbe(registry)
             self._condition.state = DaemonState.READY
             self._notifier.send(READY="1", STATUS=f"serving on {preflight.url_of(self.settings.listeners)}")
             self._say_ready()
