@@ -108,12 +108,3 @@ class GranuleLedger:
             heapq.heappush(self._closed, heapq.heappop(self._free))
         while self._closed and self.open < self.limit:
             heapq.heappush(self._free, heapq.heappop(self._closed))
-
-    def check(self) -> None:
-        """Check the law at the head of this file."""
-        places = [set(self._free), set(self._closed), *self._granted.values()]
-        assert sum(map(len, places)) == self.count, "a granule is lost, or in two places"
-        assert set().union(*places) == set(range(1, self.count + 1))
-        assert sum(self._resident.values()) == self._resident_bytes
-        assert self.open <= self.limit or not self._free, "granules are free beyond the limit"
-        assert self.open == self.limit or not self._closed or self.open > self.limit

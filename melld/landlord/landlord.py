@@ -21,7 +21,7 @@ from melld.landlord.estimate import Estimate, ModelDemand
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import GranuleLedger
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, ON_DEVICE, PRESENT, DeclaredModel, House, Instance
+from melld.landlord.instance import ABSENT, PRESENT, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
@@ -289,11 +289,3 @@ class Landlord:
             return 0
         freed = sum(victim.weights + claims[victim.id] for victim in choice.victims if victim.state in PRESENT)
         return spare + claims[instance.id] + freed - instance.weights
-
-    def check(self) -> None:
-        """Check the law of every ledger, and that no more is granted than each may have."""
-        for house in self.houses.values():
-            house.ledger.check()
-            for one in house.instances:
-                assert one.state in ON_DEVICE or not house.ledger.granted(one.id), one.id
-                assert 0 <= one.taking <= house.ledger.granted(one.id), one.id

@@ -32,6 +32,7 @@ from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker
 from tests.kvstore.laws import check_ledger
+from tests.landlord.law import check_landlord
 from tests.scheduler.law import check_cluster
 
 WEIGHTS = 4
@@ -227,7 +228,7 @@ class Town:
     def check(self) -> None:
         """All records of one fact agree."""
         assert not self.failures, self.failures
-        self.shell.landlord.check()
+        check_landlord(self.shell.landlord)
         for arena in self.arenas.values():
             arena.check()
         found: list[str] = []

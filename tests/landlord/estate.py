@@ -3,6 +3,7 @@
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.landlord import Landlord, LandlordSettings
+from tests.landlord.law import check_landlord
 
 MIB = 2**20
 GRANULES = 100
@@ -44,7 +45,7 @@ class Town:
         """Tell the event; return all commands that follow, those after the workers' answers included."""
         self.now_s = event.at_s
         commands = self.landlord.handle(event)
-        self.landlord.check()
+        check_landlord(self.landlord)
         followed = list(commands)
         for command in sorted(commands, key=lambda one: not isinstance(one, e.OfferCapacity)):
             followed += self._obey(command)  # what follows from an answer is newer than these offers

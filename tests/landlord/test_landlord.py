@@ -7,6 +7,7 @@ from melld.ids import EventId, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.landlord import LandlordSettings
 from tests.landlord.estate import GRANULES, WEIGHTS, Town, estate, of
+from tests.landlord.law import check_landlord
 
 LEFT = GRANULES - WEIGHTS
 WAITS = e.ModelLoad(arrivals=1, waiting=1, first_bytes=1)
@@ -80,7 +81,7 @@ def test_a_take_that_times_out_takes_elsewhere_and_loses_nothing() -> None:
     town.give_back("code@d0", 9)
     town.give_back("chat@d0", 5)
     assert len(town.granules["tiny@d0"]) == 10
-    town.landlord.check()
+    check_landlord(town.landlord)
 
 
 def test_the_next_grant_goes_to_who_has_had_least() -> None:
@@ -255,7 +256,7 @@ def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
     assert landlord.instances[WorkerId("chat@d0")].state == "failed"
     landlord.handle(e.ModelsMeasured(32.0, {}))
     assert landlord.instances[WorkerId("chat@d0")].state == "stopped"
-    landlord.check()
+    check_landlord(landlord)
 
 
 def test_weights_larger_than_said_close_granules() -> None:
@@ -265,7 +266,7 @@ def test_weights_larger_than_said_close_granules() -> None:
     town.landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
     town.tell(e.ModelLoaded(1.0, WorkerId("chat@d0"), resident_bytes=50 * 2**20))
     assert town.offers["chat@d0"] == 50
-    town.landlord.check()
+    check_landlord(town.landlord)
 
 
 def test_an_impossible_report_is_refused() -> None:
@@ -273,7 +274,7 @@ def test_an_impossible_report_is_refused() -> None:
     landlord = estate("chat", "code")
     with pytest.raises(IllegalTransition, match="chat@d0"):
         landlord.handle(e.LoadFailed(0.0, WorkerId("chat@d0"), 1.0))
-    landlord.check()
+    check_landlord(landlord)
 
 
 def test_commands_name_their_cause() -> None:

@@ -12,6 +12,7 @@ from melld.landlord import events as e
 from melld.landlord.landlord import Landlord, LandlordSettings
 from tests.effort import examples
 from tests.landlord.estate import GRANULES, MIB, declare
+from tests.landlord.law import check_landlord
 
 MODELS: dict[str, dict[str, object]] = {
     "chat": {"resident_bytes": 30 * MIB, "keep_alive_s": 20.0, "stop_after_s": 30.0},
@@ -179,7 +180,7 @@ class LandlordMachine(RuleBasedStateMachine):
     def law_holds(self) -> None:
         if not hasattr(self, "landlord"):
             return
-        self.landlord.check()
+        check_landlord(self.landlord)
         for name, one in self.books.items():
             instance = self.landlord.instances[WorkerId(name)]
             assert instance.house.ledger.granted(instance.id) == len(one.granules), "the ledger and the worker disagree"

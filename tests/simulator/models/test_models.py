@@ -12,6 +12,7 @@ from melld.simulator.models.experiment import TENANCIES, run_tenancy
 from melld.simulator.models.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
 from melld.simulator.models.simulation import ModelsSimulation
 from melld.simulator.workload import LogNormal
+from tests.landlord.law import check_landlord
 
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
 
@@ -35,7 +36,7 @@ class Checked:
 
     def handle(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
         commands = self.landlord.handle(event)
-        self.landlord.check()
+        check_landlord(self.landlord)
         self.commands += commands
         return commands
 

@@ -18,6 +18,7 @@ from tests.effort import is_long
 from tests.engine.worker.residency.driver import Answer, WorkerFailed, WorkerProxy
 from tests.engine.worker.residency.pair import Case, Pair, Running
 from tests.engine.worker.residency.test_residency import CASES, GREEDY, LONG_PROMPT, PENALTIES, PROMPT, SAMPLED, SEEDED
+from tests.landlord.law import check_ledger
 
 GRANULE_BYTES = 4 << 20
 ARENA_BYTES = 17 * GRANULE_BYTES + (1 << 20)
@@ -44,7 +45,7 @@ class Device:
         for answer in answers:
             self.check_zero(answer.granules)
             assert self.ledger.give_back(_name(worker), answer.granules) == len(answer.granules)
-        self.ledger.check()
+        check_ledger(self.ledger)
         return list(answers)
 
     def check_zero(self, granules: tuple[int, ...]) -> None:
