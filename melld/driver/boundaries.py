@@ -23,7 +23,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.wire import messages as wire
 from melld.errors import MelldError
 from melld.ids import WorkerId
-from melld.migrate.boundaries import Boundaries, Pair, PrefillTable, Segment
+from melld.migrate.boundaries import Pair, PrefillTable, Segment
 from melld.migrate.planner import Planner
 from melld.migrate.topology import segments_of_machines
 
@@ -172,16 +172,9 @@ class BoundaryKeeper:
             machines = {worker: self._fleet.places[worker].slot.machine for worker in workers}
             segments = (*self._settings.segments, *segments_of_machines(machines, 0))
             found = await measure_links(workers, segments, lambda pair, seconds: self._link(pair, seconds, notes))
-            boundaries = Boundaries(
-                epoch_s=self._settings.epoch_s,
-                links=found.links,
-                ports_out=found.ports_out,
-                ports_in=found.ports_in,
-                segments=found.segments,
-                prefill={worker: table for worker, table in prefill.items() if table},
-            )
+            tables = {worker: table for worker, table in prefill.items() if table}
             profiled = Profiled(
-                boundaries=boundaries,
+                boundaries=msgspec.structs.replace(found, epoch_s=self._settings.epoch_s, prefill=tables),
                 fingerprint=dict(self._settings.fingerprint),
                 file=str(self._settings.file),
                 measured_unix_s=time.time(),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from melld.ids import WorkerId
-from melld.migrate.boundaries import Pair, Segment
+from melld.migrate.boundaries import Boundaries, Pair, Segment
 
 Measure = Callable[[Pair, float], Awaitable[int | None]]
 """Measures bytes per epoch over the pair's link for that many seconds; None if it cannot be measured."""
@@ -24,17 +24,11 @@ SHARED_BELOW = 0.9
 """A segment is a limit if its pairs together carry less than this part of what they carry one by one."""
 
 
-class LinksMeasured(msgspec.Struct, frozen=True):
-    """Figures of the links, in bytes per epoch.  Segments that are no limit are left out."""
+async def measure_links(workers: Sequence[WorkerId], segments: Sequence[Segment], measure: Measure) -> Boundaries:
+    """Measure all pairs of these workers; `segments` are what some pairs may share.
 
-    links: dict[WorkerId, dict[WorkerId, int]]
-    ports_out: dict[WorkerId, int]
-    ports_in: dict[WorkerId, int]
-    segments: tuple[Segment, ...]
-
-
-async def measure_links(workers: Sequence[WorkerId], segments: Sequence[Segment], measure: Measure) -> LinksMeasured:
-    """Measure all pairs of these workers; `segments` are what some pairs may share."""
+    Returns boundaries of links alone.  Segments that are no limit are left out.
+    """
     pairs = [(source, destination) for source in workers for destination in workers if source != destination]
     seconds = min(MOST_S, ALONE_S / max(len(pairs), 1))
     alone = {pair: nbytes for pair in pairs if (nbytes := await measure(pair, seconds)) is not None}
@@ -58,7 +52,7 @@ async def measure_links(workers: Sequence[WorkerId], segments: Sequence[Segment]
         one_by_one = sum(alone[pair] for pair in few[:MOST_PAIRS])
         if len(few) > 1 and (nbytes := await together(few)) and nbytes < SHARED_BELOW * one_by_one:
             kept.append(msgspec.structs.replace(segment, nbytes=nbytes))
-    return LinksMeasured(links, out, into, tuple(kept))
+    return Boundaries(links=links, ports_out=out, ports_in=into, segments=tuple(kept))
 
 
 def _apart(pairs: Sequence[Pair]) -> list[Pair]:
