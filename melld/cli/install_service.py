@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from melld.cli import DONE, FAILED
-from melld.daemon.systemd import CONFIG, is_ours, remark_on_key_file, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, is_ours, own_command, remark_on_key_file, signed, system_unit, user_unit
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")
@@ -58,12 +58,6 @@ def unit_directory(root: Path, environment: Mapping[str, str], *, user: bool) ->
     return root / directory.relative_to("/")
 
 
-def program() -> str:
-    """Return the command with which a unit starts this installation of melld."""
-    installed = Path(sys.executable).parent / "melld"
-    return str(installed) if installed.is_file() else f"{sys.executable} -m melld"
-
-
 class _Act:
     """Changes to files, each printed; in a dry run, only printed."""
 
@@ -97,7 +91,7 @@ class _Act:
 def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
     make = user_unit if user else system_unit
     source = files("melld").joinpath("systemd")
-    wanted = {directory / name: signed(make(source.joinpath(name).read_text(), program())) for name in UNITS}
+    wanted = {directory / name: signed(make(source.joinpath(name).read_text(), own_command())) for name in UNITS}
     found = {path: path.read_text() for path in wanted if path.exists()}
     if foreign := _foreign(found):
         _tell_of(foreign, "no unit was written")

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from melld.config import Config
 from melld.control.status import WorkerState, WorkerStatus
+from melld.daemon.systemd import own_command
 from melld.engine.fleet.place import Place
 from melld.errors import ConfigError, MelldError
 from melld.ids import WorkerId
@@ -203,7 +203,7 @@ def ready_text(
     `example`: a call that the model answers: its path and a part of its body, if JSON.  `directory`: the configured
     runtime directory.  `missing`: the workers that do not serve.
     """
-    program = "melld" if shutil.which("melld") else str(Path(sys.argv[0]).absolute())
+    command = "melld" if shutil.which("melld") else own_command()
     key = ' -H "Authorization: Bearer $MELLD_API_KEY"' if needs_key else ""
     where = f" --runtime-directory {shlex.quote(directory)}" if directory else ""
     path, question = example
@@ -215,7 +215,7 @@ def ready_text(
 
   API     {url}/v1
   try     curl -s {at}{path} {body}
-  status  {program} status --watch{where}
+  status  {command} status --watch{where}
 """
 
 

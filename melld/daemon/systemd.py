@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -170,6 +171,12 @@ async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Be
         beat = look()
         notifier.send(WATCHDOG="1" if beat.well else "", STATUS=beat.status)
         await asyncio.sleep(interval_s)
+
+
+def own_command() -> str:
+    """Return the command that starts this installation of melld, wherever it is."""
+    installed = Path(sys.executable).parent / "melld"
+    return str(installed) if installed.is_file() else f"{sys.executable} -m melld"
 
 
 def system_unit(unit: str, program: str) -> str:

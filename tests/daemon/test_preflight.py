@@ -1,11 +1,14 @@
 """What a newcomer reads when the daemon is ready, and what when it cannot begin."""
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import melld
 from melld.cli import main
 from melld.config import Config, IdleConfig, ModelConfig, SchedulerConfig, TargetsConfig
 from melld.daemon.preflight import CHAT, check_model, check_policy, ready_text, scheduler_settings
@@ -26,6 +29,14 @@ def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsy
 def test_without_a_directory_of_its_own_the_command_is_short() -> None:
     """Most have one daemon."""
     assert ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).rstrip().endswith("status --watch")
+
+
+def test_what_is_told_to_be_run_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a daemon that was begun as `python -m melld`, too, and where no melld is on the way to commands."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "argv", [str(Path(melld.__file__).with_name("__main__.py"))])
+    command = shlex.split(ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).splitlines()[-1])[1]
+    assert os.access(command, os.X_OK)
 
 
 def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path: Path) -> None:
