@@ -89,6 +89,14 @@ def remembers(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
+def encodes(directory: Path) -> None:
+    """A BERT, but for its weights."""
+    make_demo_model(directory)
+    config = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 2048}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
@@ -107,7 +115,8 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     needs_torchvision(wrong / "sees")
     make_hearing_model(wrong / "hears")
     remembers(wrong / "remembers")
-    cases += [(str(wrong / name), {}) for name in ("sees", "hears", "remembers")]
+    encodes(wrong / "encodes")
+    cases += [(str(wrong / name), {}) for name in ("sees", "hears", "remembers", "encodes")]
     done = run_python(
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -147,22 +156,27 @@ def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_mode
 
 def test_a_model_whose_images_need_torchvision_says_so(told: list[list[str]]) -> None:
     """vLLM's CPU build brings none; without a word, its import fails somewhere in the dark."""
-    where, why = told[-4]
+    where, why = told[-5]
     assert where == "[model] path"
     assert why.startswith("its images need torchvision, which is not here")
 
 
 def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
     """It has an encoder and a decoder, and no chat."""
-    assert told[-3] == ["served", "hears", "hears"]
+    assert told[-4] == ["served", "hears", "hears"]
 
 
 def test_a_model_with_mamba_layers_is_refused(told: list[list[str]]) -> None:
     """Its first long prompt would end two workers."""
-    assert told[-2] == [
+    assert told[-3] == [
         "[model] path",
         "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
     ]
+
+
+def test_an_encoder_alone_is_refused(told: list[list[str]]) -> None:
+    """Its worker would become ready, and end, again and again: without blocks there is no room to give out."""
+    assert told[-2] == ["[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do"]
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:
