@@ -1,5 +1,6 @@
 """A model that nobody asks lets go of its weights, keeps its process, and answers soon and as before."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,22 +21,27 @@ WIDE = 88_000
 WEIGHTS_BYTES = 3 * 4 * WIDE * HIDDEN
 
 
-@pytest.fixture(scope="module")
-def dozy(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+@contextlib.contextmanager
+def beside(demo_model: Path, directory: Path, options: str = "") -> Iterator[DaemonProcess]:
     """A small model, and a wide one that dozes after a second without requests."""
-    directory = tmp_path_factory.mktemp("dozy")
     make_small_model(directory / "wide", seed=3, intermediate=WIDE)
     config = directory / "melld.toml"
     config.write_text(f"""
         models = [
             {{path = "{demo_model}", name = "demo", pinned = true}},
-            {{path = "{directory}/wide", keep_alive_s = 1}},
+            {{path = "{directory}/wide", keep_alive_s = 1, vllm = {{{options}}}}},
         ]
         [devices]
         cpu = {{count = 1, memory_bytes = "1GiB"}}
     """)
     with DaemonProcess(None, "--config", str(config), "--log-level", "info") as process:
         yield process.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def dozy(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    with beside(demo_model, tmp_path_factory.mktemp("dozy")) as daemon:
+        yield daemon
 
 
 def tenant(daemon: DaemonProcess) -> dict[str, Any]:
@@ -85,6 +91,21 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
     assert asked(dozy) == before
     assert worker(dozy)["pid"] == process["pid"]
     assert tenant(dozy)["resident_bytes"] == there["resident_bytes"]
+
+
+def test_a_model_that_embeds_dozes_too(demo_model: Path, tmp_path: Path) -> None:
+    """What shows that it is itself again is a vector, as it makes no tokens."""
+    with beside(demo_model, tmp_path, 'runner = "pooling"') as daemon:
+        before, process = embedded(daemon), worker(daemon)
+        until(daemon, "dozing")
+        assert embedded(daemon) == before
+        assert worker(daemon)["pid"] == process["pid"]
+
+
+def embedded(daemon: DaemonProcess) -> Any:
+    answered = request(daemon.url, "POST", "/v1/embeddings", {"model": "wide", "input": "a block table"})
+    assert answered.status == 200, answered.body
+    return answered.json()["data"]
 
 
 def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: DaemonProcess) -> None:

@@ -92,8 +92,10 @@ class Dozer:
         self._say(msgspec.structs.replace(ready, load_s=time.monotonic() - began_s))
 
     def _prove(self) -> Any:
-        """Return the token that the warm-up makes, and its log-probability."""
+        """Return the token that the warm-up makes, and its log-probability; of a model that pools, its numbers."""
         with self._budget.lifted(), self._lent.borrowed() if self._lent is not None else contextlib.nullcontext():
             output = warm_up(self._engine, logprobs=0)
+        if output.pooling_output is not None:
+            return output.pooling_output.tolist()
         assert output.new_logprobs is not None
         return output.new_token_ids, output.new_logprobs.logprobs.tolist()
