@@ -71,10 +71,10 @@ class EngineLoop:
             arena,
             lambda executor: watched(executor, [connection.fileno()]),
         )
-        from melld.engine.worker.parts import make_parts
+        from melld.engine.worker.parts import Parts
 
         failure = arena.failure if arena is not None else ""
-        self._parts = parts = make_parts(self._engine, spec, connection, None if failure else arena)
+        self._parts = parts = Parts(self._engine, spec, connection, None if failure else arena)
         self._stopping = False
         self._handlers = self._handlers_of()
         write_frame(connection, wire.WorkerLoading("making its first token"))
@@ -87,7 +87,7 @@ class EngineLoop:
     def serve(self) -> None:
         """Step until told to stop, then return once all messages are written."""
         inbox, writer = self._parts.inbox, self._parts.writer
-        for name, work in (("reader", self._parts.reader.read), ("preparer", self._parts.preparer.run)):
+        for name, work in (("reader", self._parts.read), ("preparer", self._parts.preparer.run)):
             threading.Thread(target=vital(work), name=name, daemon=True).start()
         writer.start()
         while not self._stopping:

@@ -7,18 +7,19 @@ import queue
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.doze import Dozer
 from melld.engine.worker.grammars import Grammars
 from melld.engine.worker.lending import Borrower
-from melld.engine.worker.links import Links, Shared, share_memory
+from melld.engine.worker.links import Links, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
 from melld.engine.worker.profile import Profiler
-from melld.engine.worker.reader import Pulse, Reader, Received
+from melld.engine.worker.reader import Pulse, Received, read
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
 from melld.engine.worker.residency.arena import ArenaMemory
@@ -32,62 +33,38 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 
-class Parts(NamedTuple):
+class Parts:
     """The parts of one worker."""
 
-    inbox: "queue.SimpleQueue[Any]"
-    """Messages that the engine thread handles between two steps."""
-    reader: Reader
-    preparer: Preparer
-    writer: Writer
-    pulse: Pulse
-    grammars: Grammars
-    links: Links
-    moves: Moves
-    borrower: Borrower
-    lent: LentBlocks | None
-    dozer: Dozer
-    requests: Requests
-    profiler: Profiler
-    reporter: StepReporter
-    budget: StepBudget
-    shared: Shared
-
-
-def make_parts(engine: "EngineCore", spec: WorkerSpec, connection: socket.socket, arena: ArenaMemory | None) -> Parts:
-    """Build the parts around this engine.  `arena`: where its KV is; None: in memory of its own."""
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    line: queue.SimpleQueue[Received] = queue.SimpleQueue()
-    writer, pulse, book = Writer(connection), Pulse(), Book()
-    shared = share_memory(engine, arena.spec if arena is not None else None, spec.kv_interface)
-    memory = shared.memory
-    assert arena is None or memory is not None, shared.failure
-    lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
-    residency = Residency(engine, lent.map.scratch if lent is not None else ())
-    ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
-    budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
-    links = Links(shared, spec.copy_rules, residency, inbox.put, writer.say)
-    blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
-    moves = Moves(residency, links, book, writer.say)
-    reporter = StepReporter(blocks, book, moves, writer.report)
-    return Parts(
-        inbox=inbox,
-        reader=Reader(connection, engine, line, writer.say, pulse.pong),
-        preparer=Preparer(line, _request_maker(engine), residency, inbox, writer.say),
-        writer=writer,
-        pulse=pulse,
-        grammars=Grammars(engine.structured_output_manager),
-        links=links,
-        moves=moves,
-        borrower=Borrower(lent, residency.epochs, writer.say),
-        lent=lent,
-        dozer=Dozer(engine, lent, residency.epochs, budget, links, reporter, writer.say),
-        requests=Requests(residency, moves, book, writer.say),
-        profiler=Profiler(engine, residency, links, budget, lambda: not inbox.empty(), writer.say, pulse.in_step),
-        reporter=reporter,
-        budget=budget,
-        shared=shared,
-    )
+    def __init__(
+        self, engine: "EngineCore", spec: WorkerSpec, connection: socket.socket, arena: ArenaMemory | None
+    ) -> None:
+        """Build the parts around this engine.  `arena`: where its KV is; None: in memory of its own."""
+        line: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Messages that the engine thread handles between two steps."""
+        self.writer = Writer(connection)
+        self.pulse = Pulse()
+        say, book = self.writer.say, Book()
+        self.shared = share_memory(engine, arena.spec if arena is not None else None, spec.kv_interface)
+        memory = self.shared.memory
+        assert arena is None or memory is not None, self.shared.failure
+        self.lent = lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
+        residency = Residency(engine, lent.map.scratch if lent is not None else ())
+        ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
+        self.budget = budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
+        self.links = links = Links(self.shared, spec.copy_rules, residency, self.inbox.put, say)
+        self.moves = Moves(residency, links, book, say)
+        blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
+        self.reporter = StepReporter(blocks, book, self.moves, self.writer.report)
+        self.read = partial(read, connection, engine, line, say, self.pulse.pong)
+        self.preparer = Preparer(line, _request_maker(engine), residency, self.inbox, say)
+        self.grammars = Grammars(engine.structured_output_manager)
+        self.borrower = Borrower(lent, residency.epochs, say)
+        self.dozer = Dozer(engine, lent, residency.epochs, budget, links, self.reporter, say)
+        self.requests = Requests(residency, self.moves, book, say)
+        in_step, inbox = self.pulse.in_step, self.inbox
+        self.profiler = Profiler(engine, residency, links, budget, lambda: not inbox.empty(), say, in_step)
 
 
 def _request_maker(engine: "EngineCore") -> Callable[[list[bytes]], Any]:

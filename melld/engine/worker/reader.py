@@ -46,34 +46,23 @@ class Pulse:
         return wire.Pong(time.monotonic() - began_s if began_s else 0.0)
 
 
-class Reader:
-    """A reader that puts messages on `line` in order, sends through `answer`, and answers pings with `pong`."""
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        engine: "EngineCore",
-        line: "queue.SimpleQueue[Received]",
-        answer: Callable[[msgspec.Struct], None],
-        pong: Callable[[], wire.Pong],
-    ) -> None:
-        self._connection = connection
-        self._engine = engine
-        self._line = line
-        self._answer = answer
-        self._pong = pong
-
-    def read(self) -> None:
-        """Read until the daemon closes the socket, then exit."""
-        frames = FrameDecoder(wire.ToWorker)
-        while data := self._connection.recv(READ_BYTES):
-            for message, payload in frames.feed(data):
-                if isinstance(message, wire.Ping):
-                    self._answer(self._pong())
-                    continue
-                if isinstance(message, wire.AbortRequests) and not message.may_return:
-                    # Also tell the running step, so that it need not compute this output.  If no step runs, the next
-                    # one hears of it: too late for a request that has returned by then.
-                    self._engine.aborts_queue.put_nowait(message.requests)
-                self._line.put((message, payload))
-        os._exit(0)
+def read(
+    connection: socket.socket,
+    engine: "EngineCore",
+    line: "queue.SimpleQueue[Received]",
+    answer: Callable[[msgspec.Struct], None],
+    pong: Callable[[], wire.Pong],
+) -> None:
+    """Put messages on `line` in order, and answer pings, until the daemon closes the socket; then exit."""
+    frames = FrameDecoder(wire.ToWorker)
+    while data := connection.recv(READ_BYTES):
+        for message, payload in frames.feed(data):
+            if isinstance(message, wire.Ping):
+                answer(pong())
+                continue
+            if isinstance(message, wire.AbortRequests) and not message.may_return:
+                # Also tell the running step, so that it need not compute this output.  If no step runs, the next one
+                # hears of it: too late for a request that has returned by then.
+                engine.aborts_queue.put_nowait(message.requests)
+            line.put((message, payload))
+    os._exit(0)

@@ -16,7 +16,7 @@ import pytest
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.preparer import Preparer
-from melld.engine.worker.reader import Reader
+from melld.engine.worker.reader import read
 from melld.engine.worker.requests import Admitted, Requests
 from melld.engine.worker.writer import write_frame
 from melld.migrate import messages as say
@@ -38,9 +38,8 @@ class Wired:
         engine: Any = SimpleNamespace(aborts_queue=self.aborts)
         residency: Any = SimpleNamespace(prepare=prepare)
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        reader = Reader(self._worker, engine, line, self.said.put, lambda: PONG)
         preparer = Preparer(line, prepare, residency, self.inbox, self.said.put)
-        self._reading = threading.Thread(target=reader.read)
+        self._reading = threading.Thread(target=read, args=(self._worker, engine, line, self.said.put, lambda: PONG))
         self._reading.start()
         threading.Thread(target=preparer.run, daemon=True).start()
 
