@@ -61,7 +61,7 @@ def replay(records: Iterable[Record], policies: Policies, policy: str | None = N
         raise UnusableLog(0, "it is empty")
     if first["kind"] != "scheduler":
         raise UnusableLog(0, "its first record does not name a scheduler")
-    policy = policy or str(first["policy"])
+    policy = policy or str(first.get("policy"))
     scheduler = _scheduler_of(first, policies, policy)
     rest: Iterable[Record] = stream
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
@@ -145,7 +145,7 @@ def _scheduler_of(header: Record, policies: Policies, policy: str) -> Scheduler:
     if policy not in policies:
         raise UnusableLog(0, f"its policy {policy!r} is unknown")
     try:
-        return Scheduler(policies[policy], msgspec.convert(header["settings"], SchedulerSettings))
+        return Scheduler(policies[policy], msgspec.convert(header.get("settings"), SchedulerSettings))
     except msgspec.ValidationError as error:
         raise UnusableLog(0, f"its settings are of another version: {error}") from error
 

@@ -112,6 +112,10 @@ def test_a_log_of_an_unknown_policy_is_refused() -> None:
     records[0].update(policy="best-fit", settings={"wait_deadline_s": "soon"})
     with pytest.raises(UnusableLog, match="another version"):
         replayed(records)
+    for missing in ("settings", "policy"):
+        del records[0][missing]
+        with pytest.raises(UnusableLog, match=r"another version|its policy"):
+            replayed(records)
 
 
 def test_an_operators_wish_is_part_of_the_log() -> None:
