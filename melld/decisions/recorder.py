@@ -7,7 +7,7 @@ records alone hold all that the scheduler acted upon.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from melld.decisions.records import Record, decision_record, fact_records, slots_record, worker_record
+from melld.decisions.records import Record, decision_record, fact_records
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
@@ -46,7 +46,7 @@ class Recorder:
                 self._destination.pop(event.request, None)
             case events.RequestPreempted() | events.RequestResumed():
                 worker = self._worker.get(event.request)
-                return [] if worker is None else [worker_record(event, worker)]
+                return [] if worker is None else fact_records(event, worker=worker)
             case events.MoveCommitted() | events.MoveAborted():
                 if not self._end_move(event):
                     return []
@@ -75,7 +75,7 @@ class Recorder:
         if worker not in self._capacity_bytes:
             return []
         if isinstance(event, events.WorkerSlotsChanged):
-            return [slots_record(event, self._capacity_bytes[worker])]
+            return fact_records(event, capacity_bytes=self._capacity_bytes[worker])
         self._capacity_bytes[worker] = event.capacity_bytes
         return fact_records(event)
 

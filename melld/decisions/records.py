@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from melld.ids import NO_EVENT, EventId, WorkerId
+from melld.ids import NO_EVENT, EventId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
 
@@ -41,8 +41,12 @@ PLAIN_FACTS: Mapping[type, Form] = {
     events.WorkerResumed: ("resume", ("worker",)),
     events.MoveAsked: ("ask", ("request", "destination")),
     events.EpochStarted: ("epoch", ()),
+    events.RequestPreempted: ("preempt", ("request", "worker")),
+    events.RequestResumed: ("resumed", ("request", "worker", "pause_s")),
+    events.WorkerCapacityChanged: ("worker", ("worker", "capacity_bytes")),
+    events.WorkerSlotsChanged: ("worker", ("worker", "capacity_bytes", "slots")),
 }
-"""Events that are one record with the same fields."""
+"""Events that are one record with the same fields, and at most one that they lack."""
 
 
 def encode(record: Record) -> bytes:
@@ -50,12 +54,13 @@ def encode(record: Record) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
-def fact_records(event: AnyEvent) -> list[Record]:
-    """Return the records of an event, such as one per request that grew.
-
-    Preemptions and changes of slots have separate functions: their events lack some of the facts.
-    """
-    return [_fact(event, kind, rest) for kind, rest in _told(event)]
+def fact_records(event: AnyEvent, **known: Any) -> list[Record]:
+    """Return the records of an event, such as one per request that grew; `known`: a field that it lacks."""
+    records = [_stamped(event.at_s, kind, rest, event.id) for kind, rest in _told(event, known)]
+    if event.cause:
+        for record in records:
+            record["cause_step"] = event.cause
+    return records
 
 
 def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> Record:
@@ -76,29 +81,9 @@ def header_record(policy: str, settings: msgspec.Struct, at_s: float, unix_s: fl
     return _stamped(at_s, "scheduler", {**rest, "unix_s": unix_s, "melld": version}, NO_EVENT)
 
 
-def slots_record(event: events.WorkerSlotsChanged, capacity_bytes: int) -> Record:
-    """Return the record of a worker's new slots; it repeats the capacity."""
-    return _fact(event, "worker", {"worker": event.worker, "capacity_bytes": capacity_bytes, "slots": event.slots})
-
-
-def worker_record(event: events.RequestPreempted | events.RequestResumed, worker: WorkerId) -> Record:
-    """Return the record of a preemption by the worker, or of a request's first tokens after a pause."""
-    rest: Record = {"request": event.request, "worker": worker}
-    if isinstance(event, events.RequestResumed):
-        return _fact(event, "resumed", {**rest, "pause_s": event.pause_s})
-    return _fact(event, "preempt", rest)
-
-
 def is_decision(record: Record) -> bool:
     """Return True if the record is a decision of the scheduler, not a fact."""
     return record["kind"] in DECISIONS or (record["kind"] == "finish" and "cause" in record)
-
-
-def _fact(event: AnyEvent, kind: str, rest: Record) -> Record:
-    record = _stamped(event.at_s, kind, rest, event.id)
-    if event.cause:
-        record["cause_step"] = event.cause
-    return record
 
 
 def _stamped(at_s: float, kind: str, rest: Record, step: EventId) -> Record:
@@ -112,13 +97,13 @@ def _fields(message: msgspec.Struct, *names: str) -> Record:
     return {name: getattr(message, name) for name in names}
 
 
-def _told(event: AnyEvent) -> Iterator[tuple[str, Record]]:
+def _told(event: AnyEvent, known: Record) -> Iterator[tuple[str, Record]]:
     """Yield the kind and the fields of each record of the event."""
     match event:
         case events.RequestArrived():
             rest = _fields(event, "request", "kv_bytes", "prompt_tokens", "priority")
-            known = _fields(event, "client", "cached_tokens")
-            yield "arrive", rest | {name: value for name, value in known.items() if value}
+            optional = _fields(event, "client", "cached_tokens")
+            yield "arrive", rest | {name: value for name, value in optional.items() if value}
         case events.RequestsGrew():
             for request, kv_bytes in event.kv_bytes.items():
                 yield "grow", {"request": request, "kv_bytes": kv_bytes}
@@ -134,10 +119,8 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, Record]]:
             yield "worker", rest if event.steady else {**rest, "steady": False}
         case events.WorkerDown():
             yield from (("worker", {"worker": one, "capacity_bytes": 0, "gone": True}) for one in event.workers)
-        case events.WorkerCapacityChanged():
-            yield "worker", _fields(event, "worker", "capacity_bytes")
         case events.WorkersPaced():
             yield from (("pace", {"worker": one, **msgspec.structs.asdict(pace)}) for one, pace in event.paces.items())
         case _ if type(event) in PLAIN_FACTS:
             kind, names = PLAIN_FACTS[type(event)]
-            yield kind, _fields(event, *names)
+            yield kind, {name: known[name] if name in known else getattr(event, name) for name in names}

@@ -122,8 +122,6 @@ def _event_of(facts: list[Record]) -> AnyEvent:
 _NAMED_ALIKE: Mapping[str, type[AnyEvent]] = {
     "arrive": events.RequestArrived,
     "finish": events.RequestFinished,
-    "preempt": events.RequestPreempted,
-    "resumed": events.RequestResumed,
     **{kind: event for event, (kind, _) in PLAIN_FACTS.items()},
 }
 """Events whose fields are the record's."""
