@@ -11,13 +11,13 @@ a request: the scheduler does, after `WorkerDraining`.  Never ends a process: th
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from melld.control.messages import Drained, DrainOutcome, Resumed
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
-from melld.errors import IllegalTransition, MelldError
+from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events
 from melld.scheduler.roster import OPEN_STATES
@@ -49,12 +49,6 @@ class DrainState(enum.StrEnum):
     DRAINED = "drained"
 
 
-DRAIN_TRANSITIONS: Mapping[tuple[DrainState, str], DrainState] = {
-    (DrainState.DRAINING, "stop"): DrainState.STOPPING,
-    (DrainState.STOPPING, "stopped"): DrainState.DRAINED,
-}
-
-
 class WorkerDrain:
     """A worker's drain and the fate of the requests that were there."""
 
@@ -73,13 +67,6 @@ class WorkerDrain:
         """Set when waiting callers get their answer: drained, stuck at the deadline, or resumed."""
         self.deadline: asyncio.TimerHandle | None = None
         self.stopping: asyncio.Task[None] | None = None
-
-    def step(self, event: str) -> None:
-        """Go to the state that the table names."""
-        after = DRAIN_TRANSITIONS.get((self.state, event))
-        if after is None:
-            raise IllegalTransition("drain", self.worker, self.state, event)
-        self.state = after
 
     def report(self, now_s: float) -> Drained:
         """Return the drain's progress."""
@@ -269,7 +256,7 @@ class Drains:
             self._stop(drain)
 
     def _stop(self, drain: WorkerDrain) -> None:
-        drain.step("stop")
+        drain.state = DrainState.STOPPING
         if drain.deadline is not None:
             drain.deadline.cancel()
         drain.stuck = ""
@@ -281,7 +268,7 @@ class Drains:
     async def _wait_ended(self, drain: WorkerDrain, process: WorkerProcess | None) -> None:
         if process is not None:
             await process.wait_ended()
-        drain.step("stopped")
+        drain.state = DrainState.DRAINED
         drain.total_s = self._clock() - drain.began_s
         drain.answer.set()
         log.info("%s", drain.report(self._clock()).in_words())
