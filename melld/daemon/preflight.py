@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import msgspec
-
 from melld.config import Config
 from melld.control.status import WorkerState, WorkerStatus
 from melld.daemon.systemd import own_command
@@ -47,33 +45,44 @@ class CannotListen(MelldError):
 
 def scheduler_settings(config: Config) -> SchedulerSettings:
     """Return the scheduler's part of the configuration."""
+    priorities = config.priorities
     return SchedulerSettings(
         cluster=ClusterSettings(
-            horizon_s=config.scheduler.headroom_s,
+            horizon_s=_finite(config.scheduler.headroom_s),
             targets=promised_by(config),
             retire_after_s=retire_after_s(config),
-            priorities=Priorities(**msgspec.structs.asdict(config.priorities)),
+            priorities=Priorities(
+                headroom=priorities.headroom,
+                age_s=_finite(priorities.age_s),
+                hole_s=_finite(priorities.hole_s),
+                suspend=priorities.suspend,
+            ),
             roles=RoleSettings(
                 auto=config.scheduler.roles == "auto",
                 fixed={WorkerId(worker): Role(role) for worker, role in config.scheduler.fixed_roles.items()},
             ),
         ),
         max_waiting=config.server.max_queued_requests,
-        wait_deadline_s=config.server.queue_deadline_s,
+        wait_deadline_s=_finite(config.server.queue_deadline_s),
     )
 
 
 def promised_by(config: Config) -> Targets:
     """Return the targets of requests."""
     keys = config.targets
-    return promised(keys.itl_s, keys.ttft_s, keys.shed, keys.attainment)
+    itl_s = None if keys.itl_s is None else _finite(keys.itl_s)
+    return promised(itl_s, _finite(keys.ttft_s), keys.shed, keys.attainment)
 
 
 def retire_after_s(config: Config) -> float | None:
     """Return how long workers stay awake without requests; None: the policy decides."""
     if config.idle.sleep_after_s is not None:
-        return min(config.idle.sleep_after_s, NEVER_S)
+        return _finite(config.idle.sleep_after_s)
     return None if config.scheduler.policy == MellSlo.name else SLEEP_AFTER_S
+
+
+def _finite(seconds: float) -> float:
+    return min(seconds, NEVER_S)
 
 
 def check_roles(config: Config, workers: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """What a newcomer reads when the daemon is ready, and what when it cannot begin."""
 
+import math
 import os
 import shlex
 import sys
@@ -10,9 +11,11 @@ import pytest
 
 import melld
 from melld.cli import main
-from melld.config import Config, IdleConfig, ModelConfig, SchedulerConfig, TargetsConfig
+from melld.config import Config, IdleConfig, ModelConfig, PrioritiesConfig, SchedulerConfig, TargetsConfig
+from melld.config_server import ServerConfig
 from melld.daemon.preflight import CHAT, check_model, check_policy, ready_text, scheduler_settings
 from melld.errors import ConfigError
+from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
 
@@ -93,6 +96,20 @@ def test_nobody_is_sent_away_for_a_target_unless_configured() -> None:
     assert targets == promised(None, 2.0, sheds=False, attainment=0.99)
     strict = msgspec.structs.replace(config, targets=TargetsConfig(itl_ms=40.0, ttft_s=1.0, attainment=0.9, shed=True))
     assert scheduler_settings(strict).cluster.targets == Targets(itl_s=0.04, ttft_s=1.0, sheds=True, attainment=0.9)
+
+
+def test_what_never_comes_to_pass_can_be_written_into_a_decision_log() -> None:
+    """Seconds may be `inf`; JSON has no such number, and a replay must decide with the same."""
+    config = Config(
+        model=ModelConfig(path="m"),
+        server=ServerConfig(queue_deadline_s=math.inf),
+        scheduler=SchedulerConfig(headroom_s=math.inf),
+        priorities=PrioritiesConfig(age_s=math.inf, hole_s=math.inf),
+        targets=TargetsConfig(itl_ms=math.inf, ttft_s=math.inf),
+        idle=IdleConfig(sleep_after_s=math.inf),
+    )
+    settings = scheduler_settings(config)
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=SchedulerSettings) == settings
 
 
 @pytest.mark.parametrize(

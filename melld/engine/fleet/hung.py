@@ -29,7 +29,7 @@ class HungWorkers:
 
     def __init__(self, places: Collection[Place], health: HealthConfig) -> None:
         self.interval_s = min(PING_INTERVAL_S, health.ping_timeout_s / PINGS_AT_LEAST)
-        self._allowed = round(health.ping_timeout_s / self.interval_s)
+        self._allowed = health.ping_timeout_s / self.interval_s
         self._places = places
         self._health = health
 

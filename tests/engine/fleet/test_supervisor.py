@@ -1,6 +1,7 @@
 """Workers that die, and how soon they are started again; a supervisor that itself fails says so."""
 
 import asyncio
+import math
 import resource
 from collections.abc import Sequence
 from typing import Any
@@ -196,6 +197,19 @@ def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: f
         assert worker.ended is None
         await asyncio.sleep(0.6 * silence_s)
         assert worker.ended is not None
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_the_operators_patience_may_have_no_end() -> None:
+    """`ping_timeout_s = inf`: never."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=math.inf))
+        worker.hung = True
+        await asyncio.sleep(1000)
+        assert worker.ended is None
         await daemon.close()
 
     run_virtually(told)
