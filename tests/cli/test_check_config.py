@@ -53,6 +53,14 @@ def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:
     assert parse_config(text, "printed") == parse_config((place / "melld.toml").read_text(), "file", flags)
 
 
+def test_a_role_is_one_of_a_worker_that_there_will_be(place: Path) -> None:
+    """The daemon would not start with another."""
+    done = check(place, "--device", "cpu:2", "--role", "w2=prefill")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'w2' is none of the workers w0, w1" in done.stderr
+    assert check(place, "--device", "cpu:2", "--role", "w1=prefill").returncode == 0
+
+
 def test_a_script_gets_json(place: Path) -> None:
     """Deployment tools read the effective values."""
     done = check(place, "melld.toml", "--json", "--name", "office")
