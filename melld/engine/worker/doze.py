@@ -19,7 +19,6 @@ import msgspec
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
 from melld.engine.worker.report import StepReporter
-from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.weights import CpuWeights, weights_of
@@ -36,7 +35,6 @@ class Dozer:
         self,
         engine: "EngineCore",
         lent: LentBlocks | None,
-        epochs: BlockEpochs,
         budget: StepBudget,
         links: Links,
         reporter: StepReporter,
@@ -44,7 +42,6 @@ class Dozer:
     ) -> None:
         self._engine = engine
         self._lent = lent
-        self._epochs = epochs
         self._budget = budget
         self._links = links
         self._reporter = reporter
@@ -68,7 +65,7 @@ class Dozer:
         if refusal:
             self._is_asked = False
             self._say(wire.Dozed(failure=refusal))
-        elif lent is None or lent.empty(len(lent.granted), self._epochs, preempts=False) is not None:
+        elif lent is None or lent.empty(len(lent.granted), preempts=False) is not None:
             self._is_asked = False
             self._proof = self._prove()
             self._links.close_all()

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.lent_blocks import Emptied, LentBlocks
 
 
@@ -24,9 +23,8 @@ class _Take(NamedTuple):
 class Borrower:
     """The granules of one worker.  `lent` is None without an arena; `say` sends a message to the daemon."""
 
-    def __init__(self, lent: LentBlocks | None, epochs: BlockEpochs, say: Callable[[msgspec.Struct], None]) -> None:
+    def __init__(self, lent: LentBlocks | None, say: Callable[[msgspec.Struct], None]) -> None:
         self._lent = lent
-        self._epochs = epochs
         self._say = say
         self._takes: list[_Take] = []
 
@@ -54,7 +52,7 @@ class Borrower:
     def _empty(self, count: int, preempts: bool) -> Emptied | None:
         if self._lent is None:
             return Emptied()
-        return self._lent.empty(count, self._epochs, preempts=preempts)
+        return self._lent.empty(count, preempts=preempts)
 
     def _answer(self, take: wire.TakeGranules, emptied: Emptied) -> None:
         returned = wire.GranulesReturned(

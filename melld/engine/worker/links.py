@@ -15,7 +15,7 @@ import msgspec
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import ArenaSpec, CopyRules
 from melld.engine.worker.rank_links import Lines
-from melld.engine.worker.residency.memory import KvMemory
+from melld.engine.worker.residency.memory import KvMemory, kv_memory_of
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
 from melld.errors import MelldError
@@ -75,7 +75,7 @@ def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
             return Shared(
                 handle=lines.serve(engine.model_executor, engine.scheduler.kv_cache_config.num_blocks), lines=lines
             )
-        memory = KvMemory(engine)
+        memory = kv_memory_of(engine)
         if arena is not None:
             return Shared(memory, shared_memory.export_arena(arena.path, arena.inode, memory.layout))
         return Shared(memory, choose.export(memory.tensors, memory.layout))

@@ -23,7 +23,7 @@ from melld.engine.worker.reader import Pulse, Received, read
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
 from melld.engine.worker.residency.arena import ArenaMemory
-from melld.engine.worker.residency.block_tables import BlockReporter
+from melld.engine.worker.residency.block_tables import BlockEpochs, BlockReporter
 from melld.engine.worker.residency.budget import Ages, StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
@@ -45,12 +45,12 @@ class Parts:
         """Messages that the engine thread handles between two steps."""
         self.writer = Writer(connection)
         self.pulse = Pulse()
-        say, book = self.writer.say, Book()
+        say, book, epochs = self.writer.say, Book(), BlockEpochs()
         self.shared = share_memory(engine, arena.spec if arena is not None else None, spec.kv_interface)
         memory = self.shared.memory
         assert arena is None or memory is not None, self.shared.failure
-        self.lent = lent = LentBlocks(engine, arena, memory) if arena is not None and memory is not None else None
-        residency = Residency(engine, lent.map.scratch if lent is not None else ())
+        self.lent = lent = LentBlocks(engine, arena, memory, epochs) if arena and memory else None
+        residency = Residency(engine, epochs, lent.map.scratch if lent is not None else ())
         ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
         self.budget = budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
         self.links = links = Links(self.shared, spec.copy_rules, residency, self.inbox.put, say)
@@ -60,8 +60,8 @@ class Parts:
         self.read = partial(read, connection, engine, line, say, self.pulse.pong)
         self.preparer = Preparer(line, _request_maker(engine), residency, self.inbox, say)
         self.grammars = Grammars(engine.structured_output_manager)
-        self.borrower = Borrower(lent, residency.epochs, say)
-        self.dozer = Dozer(engine, lent, residency.epochs, budget, links, self.reporter, say)
+        self.borrower = Borrower(lent, say)
+        self.dozer = Dozer(engine, lent, budget, links, self.reporter, say)
         self.requests = Requests(residency, self.moves, book, say)
         in_step, inbox = self.pulse.in_step, self.inbox
         self.profiler = Profiler(engine, residency, links, budget, lambda: not inbox.empty(), say, in_step)

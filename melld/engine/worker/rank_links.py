@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.memory import RankMemory
+from melld.engine.worker.residency.memory import KvMemory
 from melld.errors import MelldError
 from melld.migrate.transports import choose
 from melld.migrate.transports.layout import KvLayout
@@ -168,7 +168,7 @@ class _Rank:
 
     def export(self) -> bytes:
         """Return the handle of this rank's memory."""
-        self._memory = RankMemory(self._runner, self._num_blocks)
+        self._memory = KvMemory(self._runner, self._num_blocks)
         return choose.export(self._memory.tensors, self._memory.layout)
 
     def open(self, handle: bytes, key: bytes, scratch: list[int]) -> _Opened:

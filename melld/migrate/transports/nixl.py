@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,13 +49,12 @@ class _Where(msgspec.Struct, frozen=True):
     device: int
 
 
-class _Buffer:
+class _Buffer(NamedTuple):
     """Memory that READs write to.  `views`: pairs of our region and of it; `rows`: its blocks as NIXL knows them."""
 
-    def __init__(self, memory: torch.Tensor, views: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Any) -> None:
-        self.memory = memory
-        self.views = views
-        self.rows = rows
+    memory: torch.Tensor
+    views: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    rows: Any
 
 
 class NixlAgent:

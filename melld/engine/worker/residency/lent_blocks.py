@@ -41,9 +41,10 @@ class Emptied(msgspec.Struct, frozen=True):
 class LentBlocks:
     """The blocks of one engine in an arena.  It begins without any."""
 
-    def __init__(self, engine: "EngineCore", arena: ArenaMemory, memory: KvMemory) -> None:
+    def __init__(self, engine: "EngineCore", arena: ArenaMemory, memory: KvMemory, epochs: BlockEpochs) -> None:
         self.map: BlockMap = arena.blocks(memory.layout)
         self.granted: set[int] = set()
+        self._epochs = epochs
         self._scheduler: Any = engine.scheduler
         manager = self._scheduler.kv_cache_manager
         self._pool: Any = manager.block_pool
@@ -74,7 +75,7 @@ class LentBlocks:
         yield
         self._hold(self.map.scratch)
 
-    def empty(self, count: int, epochs: BlockEpochs, *, preempts: bool) -> Emptied | None:
+    def empty(self, count: int, *, preempts: bool) -> Emptied | None:
         """Give back so many granules; return None, and change nothing, if that is not possible now.
 
         `preempts`: rather have requests wait, the youngest first, and give back what is possible.
@@ -95,7 +96,7 @@ class LentBlocks:
                 granules.pop()
         if len(granules) < count and not preempts:
             return None
-        moving = self._withdraw(granules, live, places, epochs)
+        moving = self._withdraw(granules, live, places)
         for granule in granules:
             punch(self._file, granule * self.map.granule_bytes, self.map.granule_bytes)
         return Emptied(tuple(granules), moving)
@@ -123,7 +124,7 @@ class LentBlocks:
         """Return True if the others have a free block for each live one of these granules."""
         return len(self.map.usable(granules, self.granted)) <= int(self._pool.get_num_free_blocks())
 
-    def _withdraw(self, granules: list[int], live: dict[int, bool], places: Places, epochs: BlockEpochs) -> int:
+    def _withdraw(self, granules: list[int], live: dict[int, bool], places: Places) -> int:
         """Hold all blocks of these granules; return how many had to be moved."""
         lost = self.map.usable(granules, self.granted)
         moving = sorted(block for block in lost if block in live)
@@ -136,7 +137,7 @@ class LentBlocks:
         self._usable.difference_update(moving)  # each has one reference left, which is ours
         self.granted.difference_update(granules)
         for request_id in moved:
-            epochs.moved(self._scheduler.requests[request_id])
+            self._epochs.moved(self._scheduler.requests[request_id])
         return len(moving)
 
     def _move(self, old: Any, new: Any, places: list[tuple[str, int, int]]) -> None:

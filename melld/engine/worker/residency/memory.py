@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 
-class RankMemory:
+class KvMemory:
     """The KV cache of one device, for `migrate/transports`."""
 
     def __init__(self, runner: Any, num_blocks: int) -> None:
@@ -35,14 +35,10 @@ class RankMemory:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-class KvMemory(RankMemory):
-    """The KV cache of an engine with one device, in this process."""
-
-    def __init__(self, engine: "EngineCore") -> None:
-        """Read the layout; raise `UnsupportedLayout` as `RankMemory`."""
-        scheduler: Any = engine.scheduler
-        executor: Any = engine.model_executor
-        super().__init__(executor.driver_worker.worker.model_runner, scheduler.kv_cache_config.num_blocks)
+def kv_memory_of(engine: "EngineCore") -> KvMemory:
+    """Return the KV cache of an engine with one device, in this process; raise `UnsupportedLayout` as `KvMemory`."""
+    executor: Any = engine.model_executor
+    return KvMemory(executor.driver_worker.worker.model_runner, engine.scheduler.kv_cache_config.num_blocks)
 
 
 def _tensors_of(runner: Any) -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 class Residency:
     """The requests that leave one engine (`Departures`), and those that arrive on it (`Arrivals`, `Warmers`)."""
 
-    def __init__(self, engine: "EngineCore", scratch: Sequence[int] = ()) -> None:
+    def __init__(self, engine: "EngineCore", epochs: BlockEpochs, scratch: Sequence[int] = ()) -> None:
         """Take an engine whose scheduler is in this process.
 
         `scratch`: blocks for trials of links; empty: free ones are borrowed.
@@ -63,8 +63,8 @@ class Residency:
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
         runner = runner_of(engine)
         self._scratch = scratch
-        self.epochs = BlockEpochs()
-        self._departures = leaving = Departures(self._scheduler, runner, self.name, self.epochs)
+        self._epochs = epochs
+        self._departures = leaving = Departures(self._scheduler, runner, self.name, epochs)
         self._arrivals = coming = Arrivals(engine, runner, self.name)
         self._warmers = warmers = Warmers(engine)
         self.stillness, self.snapshot = leaving.stillness, leaving.snapshot
@@ -101,7 +101,7 @@ class Residency:
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
             full_block_ids=tuple(tuple(group[:full]) for group in held),
-            block_epoch=self.epochs.of(request),
+            block_epoch=self._epochs.of(request),
             in_prompt=not request.num_output_tokens and request.num_computed_tokens < request.num_prompt_tokens,
         )
 

@@ -94,11 +94,11 @@ def an_unknown_requests_output_is_dropped(engine: Any) -> None:
 
 
 def the_kv_cache_is_plain_full_attention_in_one_allocation(engine: Any) -> None:
-    from melld.engine.worker.residency.memory import KvMemory
+    from melld.engine.worker.residency.memory import kv_memory_of
     from melld.engine.worker.residency.rules import kv_refusal
 
     assert kv_refusal(engine.scheduler) is None
-    tensors = KvMemory(engine).tensors
+    tensors = kv_memory_of(engine).tensors
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     layers = engine.vllm_config.model_config.get_num_layers(engine.vllm_config.parallel_config)
     assert len({tensor.data_ptr() for tensor in tensors}) == layers

@@ -184,7 +184,7 @@ class Worker:
 
         from melld.engine.worker.lending import Borrower
         from melld.engine.worker.links import share_memory
-        from melld.engine.worker.residency.block_tables import BlockReporter
+        from melld.engine.worker.residency.block_tables import BlockEpochs, BlockReporter
         from melld.engine.worker.residency.budget import Ages, StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
@@ -192,11 +192,12 @@ class Worker:
         shared = share_memory(self.engine, arena.spec if arena else None)
         assert shared.memory is not None, shared.failure
         self.memory, self.handle_bytes = shared.memory, shared.handle
-        self.lent = lent = LentBlocks(self.engine, arena, self.memory) if arena else None
-        self.residency = Residency(self.engine, lent.map.scratch if lent else ())
+        epochs = BlockEpochs()
+        self.lent = lent = LentBlocks(self.engine, arena, self.memory, epochs) if arena else None
+        self.residency = Residency(self.engine, epochs, lent.map.scratch if lent else ())
         self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
         self.said: list[Any] = []
-        self.borrower = Borrower(lent, self.residency.epochs, self.said.append)
+        self.borrower = Borrower(lent, self.said.append)
         self.takes = 0
         self.ahead_s = 0.0
         ages = Ages(self.engine.scheduler, 60.0, lambda: time.monotonic() + self.ahead_s)
