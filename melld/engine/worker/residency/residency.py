@@ -24,7 +24,6 @@ from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
 from melld.engine.worker.residency.rules import (
     adapter_refusal,
-    check_engine,
     engine_name,
     engine_refusal,
     kv_refusal,
@@ -51,10 +50,8 @@ class Residency:
 
         Raises:
             WrongEngineVersion: vLLM is not the version that this code knows.
-            UnsupportedEngine: requests cannot be taken out of this engine.
         """
         check_vllm_version()
-        check_engine(engine)
         self._engine = engine
         self._scheduler: Any = engine.scheduler
         self.name = engine_name(engine)

@@ -1,4 +1,4 @@
-"""Preconditions: what can move and what can run here, the engines that can give or take requests, and LoRA adapters.
+"""Preconditions: what can move and what can run here, and LoRA adapters.
 
 Owns the refusals.  Changes nothing but the adapters that are loaded.
 """
@@ -8,7 +8,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import VLLM_VERSION
-from melld.errors import MelldError
 from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
@@ -17,32 +16,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logging.getLogger(__name__)
-
-
-class UnsupportedEngine(MelldError):
-    """Requests cannot be detached from, or attached to, an engine built this way."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"this engine cannot give or take running requests: {why}")
-
-
-def check_engine(engine: "EngineCore") -> None:
-    """Refuse an engine whose scheduler is not in this process, or whose layers are not all on each of its devices.
-
-    Raises:
-        UnsupportedEngine: with the reason.
-    """
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    parallel = engine.vllm_config.parallel_config
-    if not isinstance(engine.model_executor, UniProcExecutor | MultiprocExecutor):
-        raise UnsupportedEngine('its executor is not of its process (distributed_executor_backend="uni" or "mp")')
-    if not isinstance(engine.scheduler, Scheduler):
-        raise UnsupportedEngine("its scheduler is not vLLM's own")
-    if parallel.world_size_across_dp > parallel.tensor_parallel_size:
-        raise UnsupportedEngine("its devices do not divide every layer among them (tensor parallelism)")
 
 
 def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
