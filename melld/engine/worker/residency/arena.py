@@ -74,22 +74,16 @@ class ArenaMemory:
 
 
 def _refusal(config: "VllmConfig", specs: list[Any], granule_bytes: int) -> str:
-    """Return why this engine's KV, of these layers, cannot be in an arena; empty if it can."""
+    """Return why the KV of this engine with one CPU device cannot be in an arena; empty if it can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
-    if config.device_config.device_type != "cpu":
-        return "GPU memory is not lent yet"
-    if config.parallel_config.world_size > 1:
-        return "its KV is divided among the processes of several devices"
-    if not specs:
-        return "the model has no KV cache"
     plain = all(type(spec) in (FullAttentionSpec, MLAAttentionSpec) for spec in specs)
     if not plain or len({spec.dtype for spec in specs}) > 1:
         return "the model's layers are not all of plain full attention with one data type"
     if config.max_concurrent_batches > 1 or config.use_v2_model_runner:
         return "blocks can be moved between steps of vLLM's first model runner alone, one at a time"
-    if config.kv_transfer_config is not None or config.cache_config.num_gpu_blocks_override is not None:
-        return "the engine's options set where its KV lies, or how much it has"
+    if config.cache_config.num_gpu_blocks_override is not None:
+        return "the engine's options set how much KV it has"
     block_bytes = sum(spec.page_size_bytes for spec in specs)
     if block_bytes * GRANULE_BLOCKS > granule_bytes:
         return f"its blocks have {block_bytes} bytes: fewer than {GRANULE_BLOCKS} fit into a granule of {granule_bytes}"

@@ -393,7 +393,7 @@ def test_an_engine_that_cannot_lend_says_why_and_has_memory_of_its_own(house: Ho
     """Such a model is served as before."""
     worker = house.start(num_gpu_blocks_override=80)
     try:
-        assert worker("why_no_arena") == "the engine's options set where its KV lies, or how much it has"
+        assert worker("why_no_arena") == "the engine's options set how much KV it has"
         worker("add", "one", list(PROMPT), {"max_tokens": 2, "ignore_eos": True}, {})
         assert [output["tokens"] for output in worker("step", 2)]
         worker("take", 3, 60.0)
