@@ -146,13 +146,6 @@ class Reservation(msgspec.Struct, frozen=True):
     reused_blocks: int
 
 
-class BlockPairs(msgspec.Struct, frozen=True):
-    """Blocks of one pull: `source[i]` is copied into `destination[i]`."""
-
-    source: tuple[int, ...]
-    destination: tuple[int, ...]
-
-
 class CopyPlan:
     """Record of which blocks of one request have been copied and which are missing.
 
@@ -167,8 +160,8 @@ class CopyPlan:
 
     def missing(
         self, block_ids: tuple[tuple[int, ...], ...], block_epoch: int, reservation: Reservation
-    ) -> tuple[BlockPairs, frozenset[tuple[int, int]]]:
-        """Return the pairs still to copy for these source blocks, and their places, to pass to `copied`."""
+    ) -> tuple[list[int], list[int], frozenset[tuple[int, int]]]:
+        """Return the blocks of these still to copy, those to copy them into, and their places, to pass to `copied`."""
         if block_epoch != self._epoch:
             self._copied.clear()
             self._epoch = block_epoch
@@ -178,9 +171,9 @@ class CopyPlan:
             for place in range(self._reused_blocks, min(len(ids), len(reservation.block_ids[group])))
             if (group, place) not in self._copied and ids[place] and reservation.block_ids[group][place]
         ]
-        source = tuple(block_ids[group][place] for group, place in places)
-        destination = tuple(reservation.block_ids[group][place] for group, place in places)
-        return BlockPairs(source, destination), frozenset(places)
+        source = [block_ids[group][place] for group, place in places]
+        destination = [reservation.block_ids[group][place] for group, place in places]
+        return source, destination, frozenset(places)
 
     def copied(self, places: frozenset[tuple[int, int]], block_epoch: int) -> None:
         """Mark the places as copied, unless the source has freed its blocks since."""

@@ -40,9 +40,9 @@ def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
     full = 0
     for more in [*growth, 1]:
         full += more
-        pairs, places = plan.missing((source[:full],), 0, room)
-        assert not set(pairs.destination) & set(arrived)
-        arrived |= dict(zip(pairs.destination, pairs.source, strict=True))
+        blocks, into, places = plan.missing((source[:full],), 0, room)
+        assert not set(into) & set(arrived)
+        arrived |= dict(zip(into, blocks, strict=True))
         plan.copied(places, 0)
     assert arrived == {place + 1: source[place] for place in range(reused, full)}
 
@@ -51,27 +51,27 @@ def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
     """Blocks that were freed and allocated again hold other bytes under the same ids."""
     room = reservation((1, 2, 3))
     plan = CopyPlan(room)
-    pairs, places = plan.missing(((11, 12),), 0, room)
+    _, into, places = plan.missing(((11, 12),), 0, room)
     plan.copied(places, 0)
-    assert plan.missing(((11, 12, 13),), 0, room)[0].source == (13,)
-    assert plan.missing(((11, 12, 13),), 1, room)[0].source == (11, 12, 13)
+    assert plan.missing(((11, 12, 13),), 0, room)[0] == [13]
+    assert plan.missing(((11, 12, 13),), 1, room)[0] == [11, 12, 13]
     plan.copied(places, 0)  # a copy of the old blocks that ended late
-    assert plan.missing(((11, 12, 13),), 1, room)[0].source == (11, 12, 13)
-    assert pairs.destination == (1, 2)
+    assert plan.missing(((11, 12, 13),), 1, room)[0] == [11, 12, 13]
+    assert into == [1, 2]
 
 
 def test_what_a_window_has_left_is_not_copied() -> None:
     """On either side: the source has dropped it since, or the destination never had room for it."""
     room = reservation((0, 0, 3, 4))
-    pairs, _ = CopyPlan(room).missing(((0, 12, 0, 14),), 0, room)
-    assert (pairs.source, pairs.destination) == ((14,), (4,))
+    blocks, into, _ = CopyPlan(room).missing(((0, 12, 0, 14),), 0, room)
+    assert (blocks, into) == ([14], [4])
 
 
 def test_groups_of_blocks_are_copied_together() -> None:
     """A model with several kinds of layers has several tables of blocks; one pull serves them all."""
     room = reservation((1, 2), (3, 4))
-    pairs, _ = CopyPlan(room).missing(((11, 12), (13,)), 0, room)
-    assert (pairs.source, pairs.destination) == ((11, 12, 13), (1, 2, 3))
+    blocks, into, _ = CopyPlan(room).missing(((11, 12), (13,)), 0, room)
+    assert (blocks, into) == ([11, 12, 13], [1, 2, 3])
 
 
 def test_a_refusal_names_the_request_and_the_status_of_the_answer() -> None:

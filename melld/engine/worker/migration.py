@@ -188,14 +188,14 @@ class Moves:
             raise MelldError(
                 f"no blocks are reserved for {request}" if plan is None else f"no link to {command.source}"
             )
-        pairs, places = plan.missing(block_ids, block_epoch, self._residency.grow(request, token_capacity))
-        if not pairs.source:
+        blocks, into, places = plan.missing(block_ids, block_epoch, self._residency.grow(request, token_capacity))
+        if not blocks:
             return False
         name = f"{command.move}.{command.number}"
         self._jobs[name] = Job(command, places, block_epoch, attaching)
         self._residency.copy_began(request)
         bytes_per_s = getattr(command, "bytes_per_s", 0.0)
-        copies.submit(name, pairs.source, pairs.destination, urgent=attaching is not None, bytes_per_s=bytes_per_s)
+        copies.submit(name, blocks, into, urgent=attaching is not None, bytes_per_s=bytes_per_s)
         return True
 
     def copied(self, done: CopyDone) -> None:

@@ -175,8 +175,8 @@ class Pair:
         return bool(still == "settled")
 
     def _copy(self, plan: CopyPlan, reservation: Any, source: Any, target: Any, blocks: Any, epoch: int) -> None:
-        pairs, places = plan.missing(blocks, epoch, reservation)
-        target("pull", source("handle"), pairs.source, pairs.destination)
+        blocks, into, places = plan.missing(blocks, epoch, reservation)
+        target("pull", source("handle"), blocks, into)
         plan.copied(places, epoch)
 
     def clear(self) -> None:

@@ -328,8 +328,8 @@ def test_what_was_copied_before_a_blocks_move_is_copied_again(house: House) -> N
         pair.step()
     assert answers[0].moved_blocks > 0
     plan = CopyPlan(reservation)
-    pairs, places = plan.missing(before.full_block_ids, before.block_epoch, reservation)
-    house.away("pull", house.small("handle"), pairs.source, pairs.destination)  # zeros
+    blocks, into, places = plan.missing(before.full_block_ids, before.block_epoch, reservation)
+    house.away("pull", house.small("handle"), blocks, into)  # zeros
     plan.copied(places, before.block_epoch)
     assert house.small("facts", name).block_epoch > before.block_epoch
     pair.complete(running, plan)

@@ -154,14 +154,14 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
     name = running.request_id
     reservation = pair.there("reserve", *pair.here("core_request", name), 0)
     plan, facts = CopyPlan(reservation), pair.here("facts", name)
-    pairs, places = plan.missing(facts.full_block_ids, facts.block_epoch, reservation)
-    rate = sum(1 for _ in pairs.source) * pair.there("block_bytes") / 0.3
-    pair.there("pull_begin", name, pair.here("handle"), pairs.source, pairs.destination, rate)
+    blocks, into, places = plan.missing(facts.full_block_ids, facts.block_epoch, reservation)
+    rate = len(blocks) * pair.there("block_bytes") / 0.3
+    pair.there("pull_begin", name, pair.here("handle"), blocks, into, rate)
     said = [len(one.answer.tokens) for one in (running, near, far)]
     while pair.there("pull_runs"):
         pair.step()
     assert all(len(one.answer.tokens) > before for one, before in zip((running, near, far), said, strict=True))
-    assert pair.there("pull_end", name).blocks == len(pairs.source) == 21
+    assert pair.there("pull_end", name).blocks == len(blocks) == 21
     plan.copied(places, facts.block_epoch)
     pair.complete(running, plan)
     assert [expected, beside, beside] == pair.finish(running, near, far)
