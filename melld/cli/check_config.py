@@ -22,8 +22,8 @@ from melld.cli.config_flags import add_config_flags, load_config
 from melld.cluster.facts import check_installed
 from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
-from melld.daemon.devices import find_gpus, kind_of, make_slots
-from melld.daemon.preflight import check_model, check_policy, check_roles
+from melld.daemon.devices import find_gpus, kind_of, make_slots, slots_by_model
+from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.sizes import check_sizes, group_devices
 from melld.daemon.systemd import KEYS_CREDENTIAL, read_supervision, remark_on_key_file
 from melld.engine.arguments import engine_arguments
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         gpus = find_gpus(config.devices, Nvml(), os.environ)
         check_sizes(config, gpus)
         config = group_devices(config, gpus)
-        if len(config.served) == 1 and config.cluster.address is None:
-            check_roles(config, [slot.worker for slot in make_slots(config, gpus, os.environ)])
+        slots_by_model(config, gpus, os.environ)
         if not arguments.quick:
             check_with_vllm(config, gpus)
     except ConfigError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from melld.config import Config, CpuDevices, DevicesConfig
-from melld.daemon.preflight import promised_by
+from melld.daemon.preflight import check_roles, promised_by
 from melld.engine.arguments import (
     COMMON_ENVIRONMENT,
     CPU_ENVIRONMENT,
@@ -70,6 +70,20 @@ def worker_environment(kind: str, environment: Mapping[str, str]) -> dict[str, s
     """Return what all workers have in their environment; the user's takes precedence over melld's defaults for vLLM."""
     defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
     return {key: environment.get(key, value) for key, value in defaults.items()}
+
+
+def slots_by_model(config: Config, gpus: list[Device], environment: Mapping[str, str]) -> list[list[Slot]]:
+    """Return the slots of each model; of a cluster none, as its machines bring theirs.
+
+    Raises:
+        ConfigError: a worker that there is not has a role.
+    """
+    if config.cluster.address is not None:
+        return [[]]
+    alone = [config.alone(model) for model in config.served]
+    slots = [make_slots(one, gpus, environment, number, len(alone)) for number, one in enumerate(alone)]
+    check_roles(config, [slot.worker for of_one in slots for slot in of_one])
+    return slots
 
 
 def make_slots(

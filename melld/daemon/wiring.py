@@ -23,13 +23,13 @@ from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
 from melld.daemon.boundaries import boundary_settings
-from melld.daemon.devices import find_gpus, kind_of, make_slots, worker_environment
+from melld.daemon.devices import find_gpus, kind_of, slots_by_model, worker_environment
 from melld.daemon.history import History
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
-from melld.daemon.preflight import check_roles, scheduler_settings
+from melld.daemon.preflight import scheduler_settings
 from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
@@ -110,9 +110,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     elif count > 1:
         raise ConfigError("[cluster] address", "a cluster serves one model: several are served on one machine")
     alone = [config.alone(model) for model in config.served]
-    slots: list[list[Slot]] = [[]]  # of a cluster: its machines bring theirs
-    if config.cluster.address is None:
-        slots = [make_slots(one, gpus, os.environ, number, count) for number, one in enumerate(alone)]
+    slots = slots_by_model(config, gpus, os.environ)
     environment = worker_environment(kind, os.environ)
     os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
     template = TemplateProcess(kind, environment)
@@ -176,8 +174,6 @@ def make_model(
 ) -> ModelParts:
     """Make the parts of one of `models` models; `config` is of this model alone."""
     settings, clock = config.scheduler, shared.clock
-    if models == 1 and config.cluster.address is None:
-        check_roles(config, [slot.worker for slot in slots])
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock)

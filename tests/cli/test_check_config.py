@@ -59,6 +59,9 @@ def test_a_role_is_one_of_a_worker_that_there_will_be(place: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "'w2' is none of the workers w0, w1" in done.stderr
     assert check(place, "--device", "cpu:2", "--role", "w1=prefill").returncode == 0
+    several = '[[models]]\npath = "model"\nname = "a"\n[[models]]\npath = "model"\nname = "b"\n'
+    (place / "several.toml").write_text(several)
+    assert "w0, w1, w2, w3" in check(place, "several.toml", "--device", "cpu:2", "--role", "w4=prefill").stderr
 
 
 def test_a_script_gets_json(place: Path) -> None:
