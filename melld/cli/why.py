@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with arguments.log.open("rb") as file:
             story = stories_of(_records(file)).story(arguments.request)
-    except (OSError, msgspec.MsgspecError, LookupError, UnknownRequest) as error:
+    except (OSError, msgspec.MsgspecError, LookupError, TypeError, ValueError, UnknownRequest) as error:
         print(f"melld why: {printable(str(error))}", file=sys.stderr)
         return FAILED
     text = msgspec.json.encode(printable_all(msgspec.to_builtins(story)))

@@ -163,3 +163,14 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
     assert main(["--help"]) == 0
     assert main(["--version"]) == 0
     assert "simulate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("torn", ['{"at": "x", "kind": "arrive", "request": "a"}', '{"kind": "arrive"}', "[]", "{"])
+def test_a_story_from_a_torn_log_is_a_failure_in_one_line(
+    torn: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever looks for a request is told what is wrong with the file, not where melld stumbled over it."""
+    log = tmp_path / "decisions.jsonl"
+    log.write_text(torn + "\n")
+    assert main(["why", "a", "--log", str(log)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
