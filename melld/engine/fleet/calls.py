@@ -4,7 +4,7 @@ Owns the calls' numbers and the futures of their callers.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,15 +27,7 @@ class Calls:
             RuntimeError: the call failed (the message is the worker's), or the worker ended first.
             TimeoutError: the worker did not answer by the deadline.
         """
-        return await asyncio.wait_for(self._begin(worker, make), deadline_s)
-
-    async def ask_all(self, workers: Iterable[WorkerId], make: Callable[[int], msgspec.Struct]) -> list[Any]:
-        """Call these workers and return the results.
-
-        Raises:
-            RuntimeError: a worker's call failed, or the worker ended first.
-        """
-        return list(await asyncio.gather(*(self._begin(worker, make) for worker in workers)))
+        return await asyncio.wait_for(self.begin(worker, make), deadline_s)
 
     def answered(self, call: int, result: Any, error: str | None = None) -> bool:
         """Pass a worker's answer to its caller; return False if nobody waits for it."""
@@ -54,7 +46,8 @@ class Calls:
             if asked == worker and not future.done():
                 future.set_exception(RuntimeError(f"{worker} ended before it answered"))
 
-    def _begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
+    def begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
+        """Call one worker; see `ask`, but for the deadline."""
         self._numbers += 1
         call = self._numbers
         future = asyncio.get_running_loop().create_future()

@@ -97,7 +97,8 @@ class Fleet:
             RuntimeError: a worker cannot load it, or ended first.
         """
         ready = filter(self.is_ready, self.workers)
-        return all(await self.calls.ask_all(ready, lambda call: wire.LoadAdapter(call, adapter)))
+        asked = [self.calls.begin(worker, lambda call: wire.LoadAdapter(call, adapter)) for worker in ready]
+        return all(await asyncio.gather(*asked))
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
 

@@ -45,21 +45,21 @@ async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
         asyncio.get_running_loop().call_soon(calls.answered, message.call, True, error)
 
     calls = Calls(answer)
-    assert await calls.ask_all([W0], ping) == [True]
+    assert await calls.begin(W0, ping)
     with pytest.raises(RuntimeError, match="busy"):
-        await calls.ask_all([W0, W1], ping)
+        await asyncio.gather(calls.begin(W0, ping), calls.begin(W1, ping))
 
 
 async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> None:
     """Nobody waits for ever for a worker that is gone."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     calls = Calls(lambda _worker, message: told.put_nowait(message))
+    without_deadline = calls.begin(W0, ping)
     lost, other = (asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1))
-    all_of_them = asyncio.ensure_future(calls.ask_all([W0], ping))
     asked = [await told.get() for _ in range(3)]
     calls.worker_lost(W0)
-    for one in (lost, all_of_them):
+    for one in (lost, without_deadline):
         with pytest.raises(RuntimeError, match="w0 ended before it answered"):
             await one
-    calls.answered(asked[1].call, W1)
+    calls.answered(asked[2].call, W1)
     assert await other == W1
