@@ -186,7 +186,7 @@ class ConstraintRefused(MelldError):
 
 
 class NoJudge(MelldError):
-    """No process could be started to check a constraint."""
+    """No process could check a constraint."""
 
     status = 503
     code = "no_judge"

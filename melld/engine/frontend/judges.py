@@ -23,7 +23,7 @@ from melld.errors import ConstraintRefused, NoJudge
 log = logging.getLogger("melld.judges")
 SEATS = 2
 WALL_FACTOR = 10
-"""Wall-clock limit of a judge, as a multiple of its CPU time: beyond it, the judge is stuck or has hardly run."""
+"""Wall-clock limit of a judge, as a multiple of its CPU time: beyond it, the judge has hardly run."""
 MAX_FAILED_STARTS = 3
 MAX_KNOWN_BYTES = 16 << 20
 
@@ -46,7 +46,7 @@ class _Case:
         self.waiting = 0
         self.is_overdue = False
         self.deaths = 0
-        """Judges that were killed from outside while they had it."""
+        """Judges that ended by no fault of its own while they had it."""
         self.judge: JudgeProcess | None = None
         self.deadline: asyncio.TimerHandle | None = None
 
@@ -75,7 +75,7 @@ class Judges:
 
         Raises:
             ConstraintRefused: it is invalid, or cannot be compiled within the budget.
-            NoJudge: no process could be started to judge it.
+            NoJudge: no process could be started to judge it, or two hardly ran.
         """
         digest = hashlib.sha256(constraint).digest()
         ruling = self._known.get(digest)
@@ -182,16 +182,18 @@ class Judges:
         self._dispatch()
 
     def _died_of(self, case: _Case, exit_code: int | None) -> None:
-        """Blame the constraint for the judge's death, unless it is the first from outside (template or kill)."""
-        killed_by_others = exit_code in (None, -signal.SIGKILL) and not case.is_overdue
-        case.deaths += killed_by_others
-        if killed_by_others and case.deaths == 1 and not case.ruling.done():
-            case.judge = None
+        """Blame the constraint, unless its judge was killed from outside or has hardly run: another tries it, once."""
+        is_innocent = case.is_overdue or exit_code in (None, -signal.SIGKILL)  # the template died, or this one alone
+        case.deaths += is_innocent
+        if is_innocent and case.deaths == 1 and not case.ruling.done():
+            case.judge, case.is_overdue = None, False
             self._queue.add(case.client, case)
             return
+        if case.is_overdue:
+            self._fail(case)
+            return
         why = f"it cannot be compiled within {self._cpu_s:g} s of CPU time and {MEMORY_BYTES >> 20} MiB"
-        ruling = Ruling(Verdict(refusal=why, code="constraint_too_complex"))
-        self._settle(case, ruling, is_lasting=not killed_by_others and not case.is_overdue)
+        self._settle(case, Ruling(Verdict(refusal=why, code="constraint_too_complex")), is_lasting=not is_innocent)
 
     def _leave(self, judge: JudgeProcess) -> _Case | None:
         case = self._judges[judge]
@@ -223,5 +225,9 @@ class Judges:
         while (taken := self._queue.take()) is not None:
             client, case = taken
             self._queue.done(client)
-            del self._cases[client, case.digest]
+            self._fail(case)
+
+    def _fail(self, case: _Case) -> None:
+        if not case.ruling.done():
+            del self._cases[case.client, case.digest]
             case.ruling.set_exception(NoJudge())

@@ -164,3 +164,16 @@ def test_a_judge_that_somebody_kills_is_replaced(court: Court) -> None:
             assert await judges.judge(constraint(choice=["d"]), "a")
 
     court.runner.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
+    """What a judge without a processor could not check is not called too complex."""
+
+    async def scenario() -> None:
+        async with court.judges(0.2) as judges:
+            await judges.judge(constraint(choice=["e"]), "a")
+            (pid,) = court.pids()
+            os.kill(pid, signal.SIGSTOP)
+            assert await judges.judge(constraint(choice=["f"]), "a")
+
+    court.runner.run(asyncio.wait_for(scenario(), 60))
