@@ -27,12 +27,14 @@ from melld.cluster.envelopes import (
     Hello,
     Kill,
     Leave,
+    Look,
     Printed,
     Readings,
     ReturnSeat,
     SeatAnswer,
     Seated,
     SeatTaken,
+    Seen,
     Spawn,
     Summons,
     TakeSeat,
@@ -42,6 +44,7 @@ from melld.cluster.envelopes import (
 from melld.cluster.facts import devices_by_seat, facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
 from melld.engine.host.local import LocalChild, LocalHost
+from melld.engine.host.standstill import Reach
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.start import die_with_parent
@@ -110,6 +113,10 @@ class Relay:
         """Write to the worker's wire."""
         self._written_bytes += sum(map(len, payload))
         self.child.write(payload)
+
+    def look(self, reach: Reach) -> None:
+        """Look whether the worker gets on, and tell."""
+        self._daemon.send(Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:
         """Kill the worker if it has left much unread and has read nothing since the last call."""
@@ -204,6 +211,8 @@ class Agent:
                 self._spawn(message)
             case Kill(number) if number in self._relays:
                 self._relays[number].child.kill()
+            case Look(number, reach) if number in self._relays:
+                self._relays[number].look(reach)
             case ReturnSeat() | TakeSeat():
                 self._parent.send(message)
             case Leave(reason):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.device_reading import Device
@@ -94,6 +95,13 @@ class Readings(Envelope, frozen=True, tag=True):
     readings: dict[str, WorkerReading]
 
 
+class Seen(Envelope, frozen=True, tag=True):
+    """The answer to `Look`."""
+
+    number: int
+    seen: Standstill
+
+
 class SeatTaken(Envelope, frozen=True, tag=True):
     """The answer to `TakeSeat`: the device there now, which may be another one; None and why if there is none."""
 
@@ -116,6 +124,13 @@ class Kill(Envelope, frozen=True, tag=True):
     """Kill that worker; `Exited` answers."""
 
     number: int
+
+
+class Look(Envelope, frozen=True, tag=True):
+    """Look whether that worker gets on (`Child.look`); `Seen` answers."""
+
+    number: int
+    reach: Reach
 
 
 class ReturnSeat(Envelope, frozen=True, tag=True):
@@ -209,8 +224,8 @@ class LauncherFailed(Envelope, frozen=True, tag=True):
     reason: str
 
 
-ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | SeatTaken | Beat | Leave
-ToAgent = Spawn | Kill | Bytes | ReturnSeat | TakeSeat | Beat | Leave
+ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | SeatTaken | Beat | Leave
+ToAgent = Spawn | Kill | Look | Bytes | ReturnSeat | TakeSeat | Beat | Leave
 FromActor = Summons | Seated | SeatAnswer
 ToActor = ReturnSeat | TakeSeat | Leave
 FromLauncher = Joined | Nodes | AgentEnded | LauncherFailed

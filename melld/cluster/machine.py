@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from melld.cluster.envelopes import (
     Bytes,
     Exited,
@@ -17,10 +19,12 @@ from melld.cluster.envelopes import (
     Hello,
     Kill,
     Leave,
+    Look,
     Printed,
     Readings,
     ReturnSeat,
     SeatTaken,
+    Seen,
     Spawn,
     TakeSeat,
     pieces,
@@ -111,6 +115,8 @@ class Machine:
                 self._children[number].ear.forked(pid)
             case Printed(number, line) if number in self._children:
                 self._children[number].ear.printed(line)
+            case Seen(number, seen) if number in self._children:
+                self._children[number].looked(seen)
             case Exited(number, reason, from_outside) if number in self._children:
                 self._children.pop(number).exited(reason, from_outside)
             case Readings(readings):
@@ -147,6 +153,9 @@ class RemoteChild:
         self._link = link
         self._killing: asyncio.TimerHandle | None = None
         self._has_exited = False
+        self._seen = Standstill()
+        self._reach: Reach = "itself"
+        self._is_looking = False
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """See `Child.write`."""
@@ -162,9 +171,19 @@ class RemoteChild:
         unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
         self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
 
-    def look(self, reach: Reach) -> Standstill:  # noqa: ARG002  the port's
-        """See `Child.look`: nobody looks on other machines."""
-        return Standstill(is_out_of_sight=self._link.is_silent)
+    def look(self, reach: Reach) -> Standstill:
+        """See `Child.look`: the machine looks; return what it found the time before."""
+        if not self._is_looking:
+            if reach != self._reach:
+                self._seen, self._reach = Standstill(), reach
+            self._is_looking = True
+            self._link.send(Look(self._number, reach))
+        found = self._seen if reach == self._reach else Standstill()
+        return msgspec.structs.replace(found, is_out_of_sight=self._link.is_silent)
+
+    def looked(self, seen: Standstill) -> None:
+        """Note what the machine found."""
+        self._seen, self._is_looking = seen, False
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """Note its end."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from melld.cluster.envelopes import Hello, Leave, Readings, Seated, Summons, ToActor
+from melld.cluster.envelopes import Hello, Leave, Readings, Seated, Seen, Summons, ToActor
 from melld.cluster.facts import facts_of
 from melld.cluster.gate import Gate
 from melld.cluster.link import Link
@@ -134,6 +134,8 @@ class Site(News):
             received(message, payload)
             if isinstance(message, Readings) and message.readings:
                 self.tell(f"{hello.machine} is read")
+            elif isinstance(message, Seen):
+                self.tell(f"{hello.machine} has looked")
 
         link.received = heard
         self.tell(f"joined {hello.machine}")

@@ -14,6 +14,7 @@ from melld.cluster import machine as machines
 from melld.config import HealthConfig
 from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.place import Place, Slot
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import DeviceState
@@ -95,6 +96,29 @@ async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeyp
         os.kill(agent.process.pid, signal.SIGCONT)
         await agent.word()
         await until_gone(worker.pid)
+
+
+async def test_a_stopped_worker_is_seen_through_its_agent(demo_model: Path) -> None:
+    """A rank, or a process that still loads, answers no ping: whoever looks at it finds it, on another machine too."""
+    async with site(demo_model) as at:
+        machine, _ = await at.join()
+        worker = await at.ready_worker(machine)
+
+        async def looked(reach: Reach, times: int) -> Standstill:
+            for _ in range(times):
+                since = len(at.told)
+                worker.look(reach)
+                await at.until("m1 has looked", since)
+            return worker.look(reach)
+
+        os.kill(worker.pid, signal.SIGSTOP)
+        seen = await looked("ranks", 6)
+        assert min(seen.stopped_looks, seen.idle_looks) >= 4
+        await at.until("m1 has looked", len(at.told))
+        assert worker.look("itself").stopped_looks == 0, "what was seen otherwise says nothing"
+        await at.until("m1 has looked", len(at.told))
+        os.kill(worker.pid, signal.SIGCONT)
+        assert (await looked("ranks", 3)).stopped_looks == 0
 
 
 async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
