@@ -1,6 +1,7 @@
 """What many tests share: the demo model, and one daemon with two CPU workers, started once."""
 
 import gc
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,17 +22,6 @@ OF_API = ("guards", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
 FIRST = (*SHARING[:3], *OF_API[:2], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
 """What takes longest goes first, so that all processes end with short files."""
-OF_VLLM = (
-    "test_demo_model",
-    "test_loading",
-    "test_long_answers",
-    "test_media",
-    "test_prompt_logprobs",
-    "test_slow_end",
-    "test_token_texts",
-    "test_vllm_tiers",
-)
-"""Files whose tests import vLLM or transformers, which takes seconds: in one process, and not before they run."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""
 
@@ -61,11 +51,17 @@ def pytest_collection_finish() -> None:
 
     Torch's threads would wait for each other while other processes have the cores: one is quicker.
     """
-    assert "vllm" not in sys.modules, "a test module imports vLLM before a test needs it: tests/late.py"
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """The processes of the tests begin in the nursery too, with torch, vLLM and melld imported."""
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("forked.py"))])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -76,8 +72,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByDaemon(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = PurePath(nodeid.split("::")[0])
-            if path.stem in OF_VLLM:
-                return "vllm"
             folder = path.parent.name
             if folder in OF_API or path.stem in OF_API:
                 return "api"

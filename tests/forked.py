@@ -113,3 +113,8 @@ def run_python(*words: str, input: str | None = None, **options: Any) -> subproc
 def run_melld(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """What a `melld` command prints, and its exit code."""
     return run_python("-m", "melld", *words, **options)
+
+
+if __name__ == "__main__":  # in the place of an interpreter: `python tests/forked.py [OPTION ...] -c CODE`
+    with ForkedPython([sys.executable, *sys.argv[-2:]]) as forked:
+        sys.exit(forked.wait())

@@ -5,16 +5,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from melld.api import app
 from melld.api.keys import Keys
 from melld.config_server import ServerConfig
-from tests.late import late
-
-app = late("melld.api.app")
 
 
 def context_of(models: Sequence[Any]) -> Any:
     """The `ApiContext` of these models."""
-    return app().ApiContext(
+    return app.ApiContext(
         models=models,
         config=ServerConfig,
         keys=Keys,

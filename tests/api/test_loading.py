@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from melld.api import app
 from melld.daemon.model import ModelNotLoaded
-from tests.api.contexts import app, context_of
+from tests.api.contexts import context_of
 
 
 class Absent:
@@ -45,7 +46,7 @@ class Absent:
 @contextlib.asynccontextmanager
 async def served(model: Absent) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    async with app().start_api(context_of([model]), [listener]):
+    async with app.start_api(context_of([model]), [listener]):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
 
 
@@ -55,7 +56,7 @@ def post(url: str, body: bytes) -> urllib.request.Request:
 
 async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxy cuts it; what goes wrong afterwards is told in it."""
-    monkeypatch.setattr(app(), "LOADING_HEAD_AFTER_S", 0.0)
+    monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
     model = Absent()
     async with served(model) as url:
         asked = post(url, b'{"model": "slow", "prompt": "a", "stream": true}')

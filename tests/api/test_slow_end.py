@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from aiohttp.http_writer import StreamWriter
 
+from melld.api import app
 from melld.config_server import ServerConfig
-from tests.api.contexts import app, context_of
+from tests.api.contexts import context_of
 
 SILENCE_S = 0.01
 
@@ -58,7 +59,7 @@ async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.Monkey
     context = dataclasses.replace(context_of([Spoken()]), config=lambda: config)
     body = json.dumps({"model": "m", "prompt": "a", "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-    async with app().start_api(context, [listener]):
+    async with app.start_api(context, [listener]):
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         answer = await asyncio.wait_for(reader.read(), 20)

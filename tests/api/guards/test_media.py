@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm import envs
+from vllm import exceptions as errors
+from vllm.multimodal.media import connector
 
-from tests.late import late
-
-envs, errors, connector = late("vllm.envs"), late("vllm.exceptions"), late("vllm.multimodal.media.connector")
-media = late("melld.api.guards.media")
+from melld.api.guards import media
 
 ADDRESSES = """
 127.0.0.1 127.8.8.8 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 100.100.100.200 168.63.129.16
@@ -31,21 +31,21 @@ OPEN, CLOSED = "127.0.0.1", "127.0.0.2"
 @pytest.mark.parametrize("host", INTERNAL)
 def test_what_is_not_for_everybody_is_internal(host: str) -> None:
     """However it is written: metadata services, neighbours, the machine itself."""
-    assert media().is_internal(host)
+    assert media.is_internal(host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
 def test_what_everybody_can_reach_is_not(host: str) -> None:
     """Pictures on the web are what this is for."""
-    assert not media().is_internal(host)
+    assert not media.is_internal(host)
 
 
 @given(st.ip_addresses())
 def test_every_address_is_judged(address: object) -> None:
     """There is none that it cannot tell of, and none differs when it is written as IPv6."""
-    verdict = media().is_internal(str(address))
+    verdict = media.is_internal(str(address))
     if getattr(address, "version", 6) == 4:
-        assert media().is_internal(f"::ffff:{address}") is verdict
+        assert media.is_internal(f"::ffff:{address}") is verdict
 
 
 class Place:
@@ -104,22 +104,22 @@ async def test_a_redirect_does_not_lead_inside() -> None:
     async with (
         place_at(OPEN) as public,
         place_at(CLOSED) as secret,
-        media().guarded_session(lambda host: host == CLOSED) as session,
+        media.guarded_session(lambda host: host == CLOSED) as session,
     ):
         assert await fetch(session, public.url) == "secret"
         public.leads_to = secret.url
-        with pytest.raises(errors().VLLMValidationError, match="not public"):
+        with pytest.raises(errors.VLLMValidationError, match="not public"):
             await fetch(session, public.url)
         assert secret.asked == 0
 
 
 async def test_a_name_that_changes_its_mind_does_not_lead_inside() -> None:
     """What was resolved when the URL was looked at counts for nothing: the address of the connection does."""
-    async with place_at(OPEN) as public, media().guarded_session(lambda host: host == CLOSED) as session:
+    async with place_at(OPEN) as public, media.guarded_session(lambda host: host == CLOSED) as session:
         session.connector._resolver, session.connector._use_dns_cache = Rebinding(), False
         port = public.url.rsplit(":", 1)[1]
         assert await fetch(session, f"http://rebinding.example:{port}") == "secret"
-        with pytest.raises(errors().VLLMValidationError, match="not public"):
+        with pytest.raises(errors.VLLMValidationError, match="not public"):
             await fetch(session, f"http://rebinding.example:{port}")
 
 
@@ -127,12 +127,12 @@ async def test_a_name_that_changes_its_mind_does_not_lead_inside() -> None:
 async def test_vllm_fetches_nothing_from_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own connector, as requests reach it: refused at once, as the client's mistake, and nobody is asked."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    async with place_at(OPEN) as secret, media().media_from_public_addresses(has_domains=False):
+    async with place_at(OPEN) as secret, media.media_from_public_addresses(has_domains=False):
         url = secret.url.replace(OPEN, name)
-        with pytest.raises(errors().VLLMError) as refused:
-            await connector().MediaConnector().fetch_image_async(url)
-        with pytest.raises(errors().VLLMValidationError):
-            await asyncio.to_thread(connector().MediaConnector().fetch_image, url)
+        with pytest.raises(errors.VLLMError) as refused:
+            await connector.MediaConnector().fetch_image_async(url)
+        with pytest.raises(errors.VLLMValidationError):
+            await asyncio.to_thread(connector.MediaConnector().fetch_image, url)
         assert secret.asked == 0
         assert name[0].isdigit() or "not public" in str(refused.value)
 
@@ -141,5 +141,5 @@ async def test_domains_that_the_operator_has_named_are_not_left(monkeypatch: pyt
     """`allowed_media_domains` means these: one of them cannot send the daemon to another."""
     monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS")
-    async with media().media_from_public_addresses(has_domains=True):
-        assert not envs().VLLM_MEDIA_URL_ALLOW_REDIRECTS
+    async with media.media_from_public_addresses(has_domains=True):
+        assert not envs.VLLM_MEDIA_URL_ALLOW_REDIRECTS

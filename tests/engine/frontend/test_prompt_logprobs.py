@@ -5,23 +5,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm import logprobs
+from vllm.v1 import engine, outputs
+from vllm.v1.engine import logprobs as processors
 
+from melld.engine.frontend import prompt_logprobs
 from melld.engine.frontend.turns import Turns
-from tests.late import late
-
-torch, engine, outputs = late("torch"), late("vllm.v1.engine"), late("vllm.v1.outputs")
-logprobs, processors = late("vllm.logprobs"), late("vllm.v1.engine.logprobs")
-prompt_logprobs = late("melld.engine.frontend.prompt_logprobs")
 
 ALTERNATIVES = 3
 POSITIONS = 50
 
 
 def processor() -> Any:
-    return processors().LogprobsProcessor(
+    return processors.LogprobsProcessor(
         tokenizer=None,
         logprobs=None,
-        prompt_logprobs=logprobs().create_prompt_logprobs(flat_logprobs=False),
+        prompt_logprobs=logprobs.create_prompt_logprobs(flat_logprobs=False),
         cumulative_logprob=None,
         num_logprobs=None,
         num_prompt_logprobs=ALTERNATIVES - 1,
@@ -29,12 +29,12 @@ def processor() -> Any:
 
 
 def tensors(positions: int = POSITIONS) -> Any:
-    values = torch().arange(positions * ALTERNATIVES).reshape(positions, ALTERNATIVES)
-    return outputs().LogprobsTensors(values, -values.float(), torch().arange(positions))
+    values = torch.arange(positions * ALTERNATIVES).reshape(positions, ALTERNATIVES)
+    return outputs.LogprobsTensors(values, -values.float(), torch.arange(positions))
 
 
 def output(request: str, token: int, logprobs: Any = None) -> Any:
-    return engine().EngineCoreOutput(request_id=request, new_token_ids=[token], new_prompt_logprobs_tensors=logprobs)
+    return engine.EngineCoreOutput(request_id=request, new_token_ids=[token], new_prompt_logprobs_tensors=logprobs)
 
 
 class Held:
@@ -43,10 +43,10 @@ class Held:
     def __init__(self) -> None:
         self.states: dict[str, Any] = {"long": SimpleNamespace(logprobs_processor=processor())}
         self.back: asyncio.Queue[Any] = asyncio.Queue()
-        self.logprobs = prompt_logprobs().PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
+        self.logprobs = prompt_logprobs.PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
 
     def sift(self, *given: Any) -> list[tuple[str, list[int]]]:
-        return told(self.logprobs.sift(engine().EngineCoreOutputs(engine_index=3, outputs=list(given), timestamp=7.0)))
+        return told(self.logprobs.sift(engine.EngineCoreOutputs(engine_index=3, outputs=list(given), timestamp=7.0)))
 
 
 def told(step: Any) -> list[tuple[str, list[int]]]:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from melld.engine.frontend.token_texts import TokenTexts
-from tests.late import late
+import transformers
 
-transformers = late("transformers")
+from melld.engine.frontend.token_texts import TokenTexts
 
 
 class Decoder:
@@ -21,7 +20,7 @@ class Decoder:
 
 async def test_a_token_is_decoded_once_and_says_what_it_says_by_itself(demo_model: Any) -> None:
     """Log-probabilities of a long prompt no longer hold up everybody's streams, and read as they did."""
-    tokenizer = transformers().AutoTokenizer.from_pretrained(demo_model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model)
     decoder = Decoder()
     texts = TokenTexts(decoder)
     asked = [5, 7, 5, 300, 7]
