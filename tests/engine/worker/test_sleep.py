@@ -76,9 +76,14 @@ def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: S
     """Waking fails: the request goes to another worker, and the one that died is started again."""
     unharmed = Stream(sleeper.daemon, SHORT).result()
     sleeper.wait_all("stopped")
+    faults = [sleeper.daemon.faults / f"{worker}.starting.STOP" for worker in ("w0", "w1")]
+    for fault in faults:
+        fault.touch()  # who wakes waits to be killed
     stream = Stream(sleeper.daemon, SHORT)
     waking = sleeper.wait(lambda workers: any(w["state"] == "waking" and w["pid"] for w in workers.values()))
     [victim] = [worker for worker in waking.values() if worker["state"] == "waking"]
+    for fault in faults:
+        fault.unlink(missing_ok=True)
     os.kill(victim["pid"], signal.SIGKILL)
     assert stream.result() == unharmed
     sleeper.wait(lambda workers: workers[victim["worker"]]["restarts"] == 1)
