@@ -1,18 +1,21 @@
 """Carries granules between the Landlord and workers: grants, takes under way, and scrubbing.
 
-Owns who was told of which granules.  Decides nothing.  A worker with KV memory of its own is told of none.
+Owns the arenas, and who was told of which granules.  Decides nothing.  A worker with KV memory of its own is told of
+none.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from melld.control.status import DeviceStatus, TenantStatus
 from melld.daemon.tenant import Tenant
 from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
+from melld.landlord.instance import House
 
 log = logging.getLogger("melld.landlord")
 
@@ -62,3 +65,24 @@ class GranuleCourier:
         if granules and arena is not None and tenant.lends:
             await arena.scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
+
+    def status_of(self, house: House) -> DeviceStatus:
+        """Return how a device's memory is divided."""
+        ledger, arena = house.ledger, self.arenas.get(house.name)
+        return DeviceStatus(
+            device=house.name,
+            memory_bytes=ledger.memory_bytes,
+            free_bytes=ledger.free * ledger.granule_bytes,
+            arena_bytes=arena.resident_bytes if arena is not None else None,
+            models=tuple(
+                TenantStatus(
+                    model=one.model.name,
+                    worker=one.id,
+                    state=one.state,
+                    resident_bytes=ledger.resident(one.id),
+                    granted_bytes=ledger.granted(one.id) * ledger.granule_bytes,
+                    used_bytes=one.used_bytes,
+                )
+                for one in house.instances
+            ),
+        )

@@ -19,7 +19,6 @@ from melld.control.status import DeviceStatus, WorkerState
 from melld.daemon.first_loads import FirstLoads, FrontEnds
 from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
-from melld.daemon.shared_devices import devices
 from melld.daemon.tenant import Tenant
 from melld.engine.fleet.arena import Arena
 from melld.engine.fleet.first_start import WorkerStartFailed
@@ -292,4 +291,4 @@ class LandlordShell:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return how each device's memory is divided."""
-        return devices(self.landlord, self.courier.arenas)
+        return tuple(map(self.courier.status_of, self.landlord.houses.values()))
