@@ -11,9 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire.spec import WorkerSpec
-from melld.engine.worker.doze import Dozer
 from melld.engine.worker.grammars import Grammars
-from melld.engine.worker.lending import Borrower
 from melld.engine.worker.links import Links, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
@@ -27,6 +25,7 @@ from melld.engine.worker.residency.block_tables import BlockEpochs, BlockReporte
 from melld.engine.worker.residency.budget import Ages, StepBudget
 from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
+from melld.engine.worker.tenancy import Borrower, Dozer
 from melld.engine.worker.writer import Writer
 
 if TYPE_CHECKING:

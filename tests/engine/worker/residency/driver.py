@@ -182,12 +182,12 @@ class Worker:
         arena = None if self.arena_failure else arena
         self.processor = InputProcessor(self.config)
 
-        from melld.engine.worker.lending import Borrower
         from melld.engine.worker.links import share_memory
         from melld.engine.worker.residency.block_tables import BlockEpochs, BlockReporter
         from melld.engine.worker.residency.budget import Ages, StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
+        from melld.engine.worker.tenancy import Borrower
 
         shared = share_memory(self.engine, arena.spec if arena else None)
         assert shared.memory is not None, shared.failure

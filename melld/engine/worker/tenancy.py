@@ -1,6 +1,7 @@
-"""A worker that dozes: its process waits without KV memory and weights, and serves again sooner than a new one.
+"""A worker as the tenant of a device that several models share: it uses what KV memory it is granted, and dozes.
 
-Owns whether the worker dozes.  For the engine thread, between two steps; `residency` does the work.
+Owns the takes of granules that wait, and whether the worker dozes: its process then waits without KV memory and
+weights, and serves again sooner than a new one.  For the engine thread, between two steps; `residency` does the work.
 
     Doze ──► nothing runs ──► all granules back ──► a token, noted ──► weights gone ──► Dozed
     Wake ──► weights read again ──► the same token with the same log-probability ──► WorkerReady
@@ -12,7 +13,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,12 +21,63 @@ from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.residency.budget import StepBudget
-from melld.engine.worker.residency.lent_blocks import LentBlocks
+from melld.engine.worker.residency.lent_blocks import Emptied, LentBlocks
 from melld.engine.worker.residency.weights import CpuWeights, weights_of
 from melld.engine.worker.start import warm_up
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
+
+
+class _Take(NamedTuple):
+    """A take, and when it must be answered."""
+
+    message: wire.TakeGranules
+    due_s: float
+
+
+class Borrower:
+    """The granules of one worker.  `lent` is None without an arena; `say` sends a message to the daemon."""
+
+    def __init__(self, lent: LentBlocks | None, say: Callable[[msgspec.Struct], None]) -> None:
+        self._lent = lent
+        self._say = say
+        self._takes: list[_Take] = []
+
+    def grant(self, granted: wire.GrantGranules) -> None:
+        """Use these granules."""
+        if self._lent is not None:
+            self._lent.grant(granted.granules)
+
+    def take(self, take: wire.TakeGranules) -> None:
+        """Give back granules as soon as that is possible."""
+        self._takes.append(_Take(take, time.monotonic() + take.deadline_s))
+
+    def go_on(self, is_busy: bool) -> None:
+        """Answer the takes that can be answered now.  Call it when no step is in flight.
+
+        At its deadline, or when nothing runs that could end, a take gets what can be given, whoever must wait for it.
+        """
+        for take in list(self._takes):
+            is_due = not is_busy or time.monotonic() >= take.due_s
+            emptied = self._empty(take.message.granules, preempts=is_due)
+            if emptied is not None:
+                self._takes.remove(take)
+                self._answer(take.message, emptied)
+
+    def _empty(self, count: int, preempts: bool) -> Emptied | None:
+        if self._lent is None:
+            return Emptied()
+        return self._lent.empty(count, preempts=preempts)
+
+    def _answer(self, take: wire.TakeGranules, emptied: Emptied) -> None:
+        returned = wire.GranulesReturned(
+            take=take.take,
+            granules=emptied.granules,
+            moved_blocks=emptied.moved_blocks,
+            cause=take.cause,
+        )
+        self._say(returned)
 
 
 class Dozer:
