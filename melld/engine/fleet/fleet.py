@@ -195,9 +195,7 @@ class Fleet:
             case wire.RequestTaken():
                 self._requests.delivery.taken(message)
             case wire.RequestRejected():
-                rejected = slot.worker, message.request, message.cause, message.reason
-                log.error("%s rejected request %s, placed there on event #%d: %s", *rejected)
-                self._requests.fail(RequestId(message.request), RequestNotTaken(message.request, message.reason))
+                self._rejected(slot.worker, message)
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
         """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
@@ -258,6 +256,14 @@ class Fleet:
             self._requests.finish(request)
         if outputs is not None:
             self.outputs.put_nowait(outputs)
+
+    def _rejected(self, worker: WorkerId, rejected: wire.RequestRejected) -> None:
+        """Fail the request, unless it has left the worker since that placement and goes on elsewhere."""
+        live = self.reports.owned(RequestId(rejected.request), worker)
+        if live is not None and live.cause == rejected.cause:
+            told = worker, rejected.request, rejected.cause, rejected.reason
+            log.error("%s rejected request %s, placed there on event #%d: %s", *told)
+            self._requests.fail(live.request, RequestNotTaken(rejected.request, rejected.reason))
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
         """Drop a repeated report; after a gap kill the worker, so that its requests resume from the log."""

@@ -18,7 +18,7 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import MAX_FRAME_BYTES
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import InputTooLarge
-from melld.ids import RequestId, WorkerId
+from melld.ids import EventId, RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.scheduler.events import AnyEvent
 from tests.engine.fleet.virtual_worker import VirtualHost
@@ -119,6 +119,19 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
     for step, token in ((1, 7), (spoilt, 8), (2, 9)):
         said(fleet, step, token)
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
+
+
+def test_a_rejection_that_comes_too_late_fails_nobody() -> None:
+    """The request gave up its worker before that could say so, and goes on where it has been placed since."""
+    fleet, request = alone(), RequestId("r")
+    fleet.worker_said(SLOT, READY, [])
+    fleet.admit(Asked())
+    fleet.place(request, SLOT.worker, EventId(1))
+    fleet.suspend(request)
+    fleet.place(request, SLOT.worker, EventId(2))
+    for cause, left in ((1, [request]), (2, [])):
+        fleet.worker_said(SLOT, wire.RequestRejected(request=request, reason="no memory", cause=EventId(cause)), [])
+        assert list(fleet.live) == left
 
 
 def test_an_input_that_fits_no_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
