@@ -160,12 +160,11 @@ class EngineLoop:
     def _load_adapter(self, load: wire.LoadAdapter) -> None:
         from vllm.lora.request import LoRARequest
 
-        try:
-            result = self._engine.add_lora(msgspec.convert(load.adapter, LoRARequest))
-        except Exception as error:  # noqa: BLE001  whatever it is: a file that is not there, say
-            self._parts.writer.say(wire.UtilityDone(call=load.call, error=f"add_lora: {error}"))
-        else:
-            self._parts.writer.say(wire.UtilityDone(call=load.call, result=result))
+        from melld.engine.worker.residency.rules import load_adapter
+
+        why = load_adapter(self._engine, msgspec.convert(load.adapter, LoRARequest))
+        error = None if why is None else f"add_lora: {why}"
+        self._parts.writer.say(wire.UtilityDone(call=load.call, result=error is None, error=error))
 
     def _stop(self, _stop: wire.StopWorker) -> None:
         self._stopping = True

@@ -11,6 +11,7 @@ from melld.engine.pin import VLLM_VERSION
 from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
@@ -102,9 +103,16 @@ def adapter_refusal(engine: "EngineCore", request: Any) -> MoveRefusal | None:
         return MoveRefusal.LORA_ABSENT
     if wanted.lora_int_id in engine.list_loras():
         return None
-    try:
-        engine.add_lora(wanted)
-    except Exception as error:  # noqa: BLE001  whatever is wrong with its files, only its requests fail
-        log.warning("cannot load the adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, error)
+    if (why := load_adapter(engine, wanted)) is not None:
+        log.warning("cannot load the adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, why)
         return MoveRefusal.LORA_ABSENT
+    return None
+
+
+def load_adapter(engine: "EngineCore", adapter: "LoRARequest") -> str | None:
+    """Load the adapter; return why it cannot be, or None."""
+    try:
+        engine.add_lora(adapter)
+    except Exception as error:  # noqa: BLE001  whatever is wrong with its files, only its requests fail
+        return str(error)
     return None
