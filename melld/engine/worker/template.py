@@ -17,8 +17,8 @@ import selectors
 import signal
 import socket
 import sys
-import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from setproctitle import setproctitle
 
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
-from melld.engine.worker.start import die_with_parent
+from melld.engine.worker.start import die_with_parent, vital
 
 # For a child that has to import everything itself.
 ANEW = (
@@ -163,7 +163,8 @@ class Template:
             self._tell(WorkerExited(number=asked.number, exit_code=1))
             return
         if pid == 0:
-            self._become(asked, descriptors, template_pid, is_whole)
+            vital(partial(self._become, asked, descriptors, template_pid, is_whole))()
+            os._exit(1)  # a child must never go on as a second template
         for descriptor in descriptors:
             os.close(descriptor)
         end = os.pidfd_open(pid)
@@ -172,26 +173,21 @@ class Template:
         self._tell(WorkerForked(number=asked.number, pid=pid))
 
     def _become(self, asked: SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
-        """Become the program, in the child; never return."""
-        try:
-            die_with_parent(template_pid)
-            connection, log = descriptors
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            self._selector.close()
-            self._control.close()
-            for descriptor in (log, *self._children):
-                os.close(descriptor)
-            told = msgspec.msgpack.encode(asked.spec)
-            if not is_whole or not may_use_gpu():  # an import made a thread or a context: start afresh, slower but safe
-                os.set_inheritable(connection, True)
-                code = ANEW.format(path=sys.path, program=asked.program)
-                os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), str(connection)])  # noqa: S606
-            begin(asked.program, told, connection)
-        except BaseException:  # noqa: BLE001  a child must never go on as a second template
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+        """Become the program, in the child."""
+        die_with_parent(template_pid)
+        connection, log = descriptors
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        self._selector.close()
+        self._control.close()
+        for descriptor in (log, *self._children):
+            os.close(descriptor)
+        told = msgspec.msgpack.encode(asked.spec)
+        if not is_whole or not may_use_gpu():  # an import made a thread or a context: start afresh, slower but safe
+            os.set_inheritable(connection, True)
+            code = ANEW.format(path=sys.path, program=asked.program)
+            os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), str(connection)])  # noqa: S606
+        begin(asked.program, told, connection)
 
     def _reap(self, end: int) -> None:
         number, pid = self._children.pop(end)
