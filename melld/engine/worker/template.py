@@ -62,7 +62,8 @@ IMPORTS_OF_KIND = {
 
 def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     """Run the template, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon; workers inherit this
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; workers inherit this
+        signal.signal(number, signal.SIG_IGN)  # the daemon ends, or reads its configuration again
     die_with_parent(daemon_pid)
     setproctitle("melld: template of the workers")
     control = socket.socket(fileno=descriptor)
