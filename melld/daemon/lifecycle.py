@@ -68,7 +68,7 @@ class Daemon:
                 stack.push_async_callback(self._parts.cluster.stop)
             stack.push_async_callback(self._close_models)
             self._listen_to_signals()
-            self._watch_over(self._reload_at_hang_ups(), "reload")
+            self._reloading = self._watch_over(self._reload_at_hang_ups(), "reload")
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             operations = operations_of(self._models, self._parts.landlord, self._parts.machines)
             operations["reload"] = Operation(Reload, self._on_reload)
@@ -232,6 +232,7 @@ class Daemon:
             if self.admission.in_flight:
                 self.admission.abort()
         self._condition.state = DaemonState.STOPPING
+        self._reloading.cancel()  # it looks at sockets that are about to be closed
 
     # -- signals and the service manager ----------------------------------------------------------------------------
 
@@ -275,10 +276,11 @@ class Daemon:
 
     # -- tasks ------------------------------------------------------------------------------------------------------
 
-    def _watch_over(self, work: Any, name: str) -> None:
+    def _watch_over(self, work: Any, name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
+        return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         """Log a failed task, which is a bug in melld, and shut down in an orderly way."""

@@ -43,5 +43,6 @@ def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path
             daemon.stdout.close()
             daemon.send_signal(signal.SIGTERM)
         reader.wait_end()
+        daemon.send_signal(signal.SIGHUP)  # the terminal's last word, for which it reads no configuration any more
         assert reader.ends == ["length"]
         assert daemon.wait(60) == 0
