@@ -240,7 +240,8 @@ class Fleet:
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
-        facts = self.workers[worker]
+        if (facts := self.workers.get(worker)) is None:
+            return  # it was asked to end before it was ready
         if (turn := facts.turn(done.step)) is not Turn.NEXT:
             self._out_of_turn(worker, done.step, turn)
             return

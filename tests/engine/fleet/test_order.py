@@ -121,6 +121,13 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
 
 
+def test_a_report_of_a_worker_that_was_stopped_as_it_became_ready_is_nothing() -> None:
+    """Its first one is on its way when it is told to end, and would fall over what was never noted."""
+    fleet = alone()
+    said(fleet, 1, 7)
+    assert not fleet.workers
+
+
 def test_a_rejection_that_comes_too_late_fails_nobody() -> None:
     """The request gave up its worker before that could say so, and goes on where it has been placed since."""
     fleet, request = alone(), RequestId("r")
