@@ -5,11 +5,10 @@ Owns no request: `WaitingQueue` has the order, and the policy chooses workers.
 
 from melld.scheduler import events
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.making_room import Promises, Suspensions
 from melld.scheduler.policy import Policy
-from melld.scheduler.promises import Promises
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request
-from melld.scheduler.suspensions import Suspensions
 
 
 class Queueing:

@@ -6,8 +6,8 @@ from melld.decisions.stories import stories_of
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.making_room import MOST_ABORTED, MOST_S
 from melld.scheduler.priorities import Priorities
-from melld.scheduler.promises import MOST_ABORTED, MOST_S
 from melld.scheduler.scheduler import Scheduler
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
 
