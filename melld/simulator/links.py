@@ -21,7 +21,6 @@ class LinkSettings(msgspec.Struct, frozen=True):
     go into prefill for moves; the boundary of tokens follows from it.
     `gpus_per_switch`: GPUs that share the way out of their switch and into it, each of `switch_bytes_per_s`; None:
     switches are no limit.  `kv_between_machines`: else a move to another machine goes by tokens.
-    `consensus`: the planner knows what pairs share; without, it plans pair by pair.
     `kv_gap_s`, `tokens_gap_s`: extra wait for the first token after the hand-over.  `copy_cost_s`: decoding time that
     both workers of a copy lose.  All three as measured (docs/benchmarks.md).
     """
@@ -33,7 +32,6 @@ class LinkSettings(msgspec.Struct, frozen=True):
     gpus_per_switch: int | None = None
     switch_bytes_per_s: float = 0.0
     kv_between_machines: bool = True
-    consensus: bool = True
     kv_gap_s: float = 0.0055
     tokens_gap_s: float = 0.04
     copy_cost_s: float = 0.002

@@ -22,7 +22,7 @@ from melld.simulator.settings import SimulatorSettings
 
 
 class Loop(Protocol):
-    """What moves need of the simulation that they are part of."""
+    """Interface to the simulation that moves are part of."""
 
     now_s: float
 

@@ -21,8 +21,6 @@ from melld.simulator.run import Run, RunState
 from melld.simulator.settings import SimulatorSettings
 
 NOTHING = Plan()
-MOST_BYTES = 1 << 60
-"""The rate of a port that sets no limit."""
 MOST_TOKENS = 1 << 20
 """Cap for workers that prefill in no time."""
 
@@ -120,8 +118,8 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
     return Boundaries(
         epoch_s=epoch_s,
         other_link_bytes=link_bytes,
-        other_port_bytes=link_bytes if link.consensus else MOST_BYTES,
-        segments=switches_of(settings.gpus or 0, link, epoch_s) if link.consensus else (),
+        other_port_bytes=link_bytes,
+        segments=switches_of(settings.gpus or 0, link, epoch_s),
         other_prefill=((0, alone), (1, beside_others)),
     )
 

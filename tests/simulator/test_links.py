@@ -123,9 +123,8 @@ def makespan_s(link: LinkSettings) -> float:
     return max(event.at_s for event in committed) - 0.5
 
 
-def test_moves_planned_over_a_switch_end_sooner_than_those_planned_pair_by_pair() -> None:
-    """A planner that ignores shared links sends all by KV and waits for the switch; else most moves go by tokens."""
+def test_moves_planned_over_a_switch_end_sooner_than_it_could_carry_them() -> None:
+    """A planner that ignored what links share would send all by KV and wait for the switch; most go by tokens."""
     narrow = KV.bytes_per_s / 4
     link = msgspec.structs.replace(TREE, switch_bytes_per_s=narrow, ways=(Via.KV, Via.TOKENS), prefill_share=0.5)
-    together, apart = makespan_s(link), makespan_s(msgspec.structs.replace(link, consensus=False))
-    assert together < 0.5 * apart
+    assert makespan_s(link) < 0.5 * 10 * SIZE / narrow
