@@ -120,7 +120,9 @@ class MellSlo(Policy):
             return None if worker.count and self._holds(request) else worker
         if (woken := self.spare(request.kv_bytes, reason)) is not None:
             return woken
-        return None if self._holds(request) else worker or tightest_fit(self.cluster, request)
+        if self._holds(request):  # an empty worker that it fills has nobody whom it could harm
+            return next((one for one in self.cluster.room.tightest(request.kv_bytes) if not one.count), None)
+        return worker or tightest_fit(self.cluster, request)
 
     def _holds(self, request: Request) -> bool:
         """Return True if the request had better wait for an able worker: all compute, and it would harm the others.

@@ -127,6 +127,16 @@ def test_who_has_waited_too_long_is_sent_away_and_not_before() -> None:
     assert not of_kind(scheduler.handle(e.EpochStarted(100.0)), e.ShedRequest)
 
 
+def test_an_idle_worker_takes_what_fills_it() -> None:
+    """Else a long prompt waits beside it until it is too late, and all behind it wait, too."""
+    scheduler = laid_out({"a": 400}, {"c": 10})
+    scheduler.cluster.growth.bytes_per_s = 10.0
+    for at_s in (10.0, 11.0):
+        scheduler.handle(e.EpochStarted(at_s))
+    finish(scheduler, "c", 11.0)
+    assert placed(arrive(scheduler, "new", 995, 11.0)) == {"new": "w1"}
+
+
 # ---- what is learned
 
 
