@@ -2,7 +2,7 @@
 
 Owns the launcher, the gate, and which node has a machine.  The daemon listens, and uses each machine's devices:
 
-    cluster = Cluster(config.cluster, "cuda", [config.model.path], environment, listener)
+    cluster = Cluster(config.cluster, "cuda", [config.model], environment, listener)
     await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
     machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
     SeatedHost(machine, [0])   # for one worker, whose devices go back to Ray while it is stopped: see `seats`
@@ -28,12 +28,12 @@ from melld.cluster.envelopes import (
     Nodes,
     Summons,
 )
-from melld.cluster.facts import check_installed, facts_of, same_everywhere
+from melld.cluster.facts import check_installed, facts_of, files_of
 from melld.cluster.gate import Gate
 from melld.cluster.launcher_process import run_launcher, why_not_usable
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
-from melld.config import ClusterConfig
+from melld.config import ClusterConfig, ModelConfig
 from melld.errors import MelldError
 
 log = logging.getLogger("melld.cluster")
@@ -74,14 +74,14 @@ class Cluster:
         self,
         config: ClusterConfig,
         kind: str,
-        models: Sequence[str],
+        models: Sequence[ModelConfig],
         environment: Mapping[str, str],
         listener: ClusterListener,
     ) -> None:
         self.machines: dict[str, Machine] = {}
         self._config = config
         self._kind = kind
-        self._models = tuple(map(same_everywhere, models))
+        self._models = tuple(map(files_of, models))
         self._environment = dict(environment)
         self._listener = listener
         self._run = secrets.token_hex(4)

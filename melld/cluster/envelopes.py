@@ -26,6 +26,15 @@ class Envelope(msgspec.Struct, frozen=True, tag=True):
     """The head of a frame."""
 
 
+class ModelFiles(msgspec.Struct, frozen=True):
+    """A directory or file that is a model's, or a name of the hub's; what follows says where vLLM finds that."""
+
+    path: str
+    revision: str | None = None
+    download_dir: str | None = None
+    """Of weights alone."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Facts that must be equal on all machines."""
 
@@ -161,7 +170,7 @@ class Summons(Envelope, frozen=True, tag=True, kw_only=True):
     device_kind: str
     devices: int
     """Most devices to use."""
-    models: tuple[str, ...]
+    models: tuple[ModelFiles, ...]
     environment: dict[str, str]
     """Environment of its workers, which overrides the machine's."""
     silence_s: float

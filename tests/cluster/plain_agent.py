@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from melld.cluster.envelopes import Hello, Leave, Readings, Seated, Seen, Summons, ToActor
+from melld.cluster.envelopes import Hello, Leave, ModelFiles, Readings, Seated, Seen, Summons, ToActor
 from melld.cluster.facts import facts_of
 from melld.cluster.gate import Gate
 from melld.cluster.link import Link
@@ -91,10 +91,10 @@ class Site(News):
 
     def __init__(self, models: tuple[str, ...] = (), silence_s: float = 30.0) -> None:
         super().__init__()
-        self.models = models
+        self.models = tuple(map(ModelFiles, models))
         self.silence_s = silence_s
         self.gate = Gate(
-            facts_of(models), silence_s, self._entered, lambda name, why: self.tell(f"refused {name}", why)
+            facts_of(self.models), silence_s, self._entered, lambda name, why: self.tell(f"refused {name}", why)
         )
         self.machines: dict[str, Machine] = {}
         self.agents: list[PlainAgent] = []
@@ -142,7 +142,7 @@ class Site(News):
 
     def worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
         """A worker of the site's model, which is told of by its name: `w0 WorkerReady`, `w0 ended`."""
-        config = Config(model=ModelConfig(path=self.models[0]), devices=DevicesConfig(cpu=CpuDevices(count=1)))
+        config = Config(model=ModelConfig(path=self.models[0].path), devices=DevicesConfig(cpu=CpuDevices(count=1)))
         spec = msgspec.structs.replace(make_slots(config, [], os.environ)[0].spec, worker=name)
 
         def said(message: Any, _payload: list[bytes]) -> None:

@@ -2,16 +2,29 @@
 
 import asyncio
 import ssl
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
 import pytest
+from huggingface_hub import constants
 
 from melld.cluster import facts
 from melld.cluster.certificate import make_certificate, pinned_context
-from melld.cluster.envelopes import MAX_ENVELOPE_BYTES, MAX_PARTS, MAX_PIECE_BYTES, Facts, Hello, Leave, ToAgent, pieces
+from melld.cluster.envelopes import (
+    MAX_ENVELOPE_BYTES,
+    MAX_PARTS,
+    MAX_PIECE_BYTES,
+    Facts,
+    Hello,
+    Leave,
+    ModelFiles,
+    ToAgent,
+    pieces,
+)
 from melld.cluster.facts import why_different
 from melld.cluster.link import Link
+from melld.config import ModelConfig
 from melld.engine.wire.frames import encode_frame
 from tests.cluster.plain_agent import Site, site
 
@@ -112,7 +125,7 @@ def test_models_must_be_there_and_equal() -> None:
     missing = why_different(OURS, Facts(OURS.versions, {"an/unloaded-name": "one"}))
     assert missing == "it has no model at /: every machine needs it under the same path"
     other = why_different(OURS, Facts(OURS.versions, {"/": "two"}))
-    assert other == "its model at / is another one (configuration, tokenizer or sizes of weights)"
+    assert other == "its model at / is another one (configuration, tokenizer, sizes of weights, or commit)"
     assert why_different(OURS, Facts({"melld": "0.1.0"}, {})) == (
         "it has vllm none, and this machine 0.32.0: install the same on both"
     )
@@ -121,9 +134,33 @@ def test_models_must_be_there_and_equal() -> None:
 def test_a_disk_that_is_not_mounted_holds_no_model(tmp_path: Path) -> None:
     """What is missing is not taken for another model."""
     (tmp_path / "config.json").write_text("{}")
-    ours = facts.facts_of([str(tmp_path)])
+    model = ModelFiles(str(tmp_path))
+    ours = facts.facts_of([model])
     (tmp_path / "config.json").unlink()
-    assert f"it has no model at {tmp_path}" in str(why_different(ours, facts.facts_of([str(tmp_path)])))
+    assert f"it has no model at {tmp_path}" in str(why_different(ours, facts.facts_of([model])))
+
+
+def download(cache: Path, commit: str, *files: str) -> Facts:
+    """The facts of a machine that has these files of that commit, weights or not, in this folder."""
+    kept = cache / "models--us--ours"
+    for file in (kept / "refs" / "main", *(kept / "snapshots" / commit / name for name in files)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(commit)
+    return facts.facts_of([facts.files_of(ModelConfig(path="us/ours", vllm={"download-dir": str(cache)}))])
+
+
+def test_downloads_of_one_commit_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without devices downloads no weights, another no tokenizer; and what changes on the hub is seen."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    none, head = download(tmp_path, "abc"), download(tmp_path, "abc", "config.json", "tokenizer.json")
+    both = download(tmp_path, "abc", "model.safetensors")
+    assert [why_different(*pair) for pair in permutations((none, head, both), 2)] == [None] * 6
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/nonexistent")
+    other = download(tmp_path, "def", "model.safetensors.index.json")
+    assert f"its model at us/ours in {tmp_path} is another one" in str(why_different(both, other))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    other = download(tmp_path, "def", "config.json")
+    assert "its model at us/ours is another one" in str(why_different(both, other))
 
 
 def test_a_key_never_leaves_its_process() -> None:
