@@ -97,7 +97,7 @@ class AgentActor:
         seat = self._new_seat()
         try:
             gpu = ray.get(seat.gpu.remote(), timeout=SEATS_S)
-        except Exception as error:  # noqa: BLE001  Ray's many: whatever it is, there is no seat
+        except ray.exceptions.RayError as error:
             ray.kill(seat)
             reason = f"none is free on {ray.util.get_node_ip_address()} ({type(error).__name__})"
             return SeatAnswer(number, "", reason)

@@ -3,6 +3,7 @@
 Owns the launcher, the gate, and which node has a machine.  The daemon listens, and uses each machine's devices:
 
     cluster = Cluster(config.cluster, "cuda", [config.model], environment, listener)
+    await cluster.check()      # its head has answered
     await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
     machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
     SeatedHost(machine, [0])   # for one worker, whose devices go back to Ray while it is stopped: see `seats`
@@ -18,19 +19,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from melld.cluster.envelopes import (
-    AgentEnded,
-    Hello,
-    Joined,
-    Launch,
-    LauncherFailed,
-    Node,
-    Nodes,
-    Summons,
-)
+from melld.cluster.envelopes import AgentEnded, HeadFound, Hello, Joined, Launch, LauncherFailed, Node, Nodes, Summons
 from melld.cluster.facts import check_installed, facts_of, files_of
 from melld.cluster.gate import Gate
-from melld.cluster.launcher_process import run_launcher, why_not_usable
+from melld.cluster.launcher_process import run_launcher
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import ClusterConfig, ModelConfig
@@ -89,33 +81,41 @@ class Cluster:
         self._launching: dict[str, Launching] = {}  # by the name of the machine
         self._launcher: Link | None = None
         self._host = ""
-        self._trouble = ""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
+        """For the start: something has happened."""
+        self._is_head_found = self._has_started = False
+        self._failure = ""
+        self._gate = Gate(facts_of(self._models), config.silence_s, self._entered, partial(self._refused, tries=TRIES))
 
     async def check(self) -> None:
-        """Ask, before anything slow, what can be known at once.
+        """Return when the head has answered a launcher, before anything slow.
 
         Raises:
             ConfigError: Ray is not installed, or NIXL, which is configured.
             MelldError: the cluster cannot be used.
         """
         check_installed(self._config)
-        if why := await why_not_usable(self._config):
-            raise ClusterFailed(why)
+        self._own(self._keep_launcher(), "launcher")
+        await self._until(lambda: self._is_head_found)
 
     async def start(self) -> None:
-        """Return when `min_machines` have joined.
+        """Return when `min_machines` have joined; after `check`.
 
         Raises:
             MelldError: the cluster cannot be used, or too few machines join in time.
         """
-        facts = await asyncio.to_thread(facts_of, self._models)
-        self._started = asyncio.get_running_loop().create_future()
-        self._gate = Gate(facts, self._config.silence_s, self._entered, partial(self._refused, tries=TRIES))
-        self._own(self._keep_launcher(), "launcher")
+        await self._until(lambda: len(self.machines) >= self._config.min_machines)
+        self._has_started = True
+
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(self._started), self._config.start_timeout_s)
+            async with asyncio.timeout(self._config.start_timeout_s):
+                while not is_reached():
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._failure:
+                        raise ClusterFailed(self._failure)
         except TimeoutError:
             had, wanted = len(self.machines), self._config.min_machines
             waited = f"{had} of {wanted} machines joined within {self._config.start_timeout_s:g} s"
@@ -123,8 +123,6 @@ class Cluster:
 
     async def stop(self) -> None:
         """End the launcher and every agent, whose workers have ended by now; report no loss."""
-        if self._started is None:
-            return
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -159,8 +157,11 @@ class Cluster:
 
     def _told(self, message: Any) -> None:
         match message:
+            case HeadFound():
+                self._is_head_found = True
+                self._news.set()
             case Joined(address):
-                self._trouble = ""
+                self._failure = ""
                 self._own(self._open(self._config.listen or address), "gate")
             case Nodes(nodes):
                 self._nodes = {node.address: node for node in nodes}
@@ -173,9 +174,8 @@ class Cluster:
                 self._cannot_use(reason)
 
     def _cannot_use(self, reason: str) -> None:
-        if reason != self._trouble:  # else it would be said every minute, as long as Ray's head is away
+        if self._has_started and reason != self._failure:  # else said every minute, as long as Ray's head is away
             log.warning("%s", reason)
-        self._trouble = reason
         self._fail(reason)
 
     async def _open(self, host: str) -> None:
@@ -256,21 +256,19 @@ class Cluster:
         machine = self.machines[name] = Machine(hello, link, self._machine_lost)
         log.info("machine %s has joined with %d devices", name, len(machine.devices))
         self._listener.machine_joined(machine)
-        if self._started is not None and not self._started.done() and len(self.machines) >= self._config.min_machines:
-            self._started.set_result(None)
+        self._news.set()
 
     def _machine_lost(self, machine: Machine, reason: str) -> None:
-        if self.machines.get(machine.name) is machine:
-            del self.machines[machine.name]
-            self._summon_later(machine.name)
+        del self.machines[machine.name]
+        self._summon_later(machine.name)
         self._listener.machine_lost(machine, reason)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
         """Fail the start; later, everything is tried again."""
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(ClusterFailed(reason))
+        self._failure = reason
+        self._news.set()
 
     def _failures(self) -> str:
         return "; ".join(f"machine {name}: {one.failure}" for name, one in self._launching.items() if one.failure)

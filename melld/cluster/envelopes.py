@@ -208,6 +208,10 @@ class Node(msgspec.Struct, frozen=True):
     devices: int
 
 
+class HeadFound(Envelope, frozen=True, tag=True):
+    """The cluster can be used; the launcher connects."""
+
+
 class Joined(Envelope, frozen=True, tag=True):
     """The launcher is connected to the cluster, which knows this machine by `address`."""
 
@@ -237,7 +241,7 @@ ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | SeatTak
 ToAgent = Spawn | Kill | Look | Bytes | ReturnSeat | TakeSeat | Beat | Leave
 FromActor = Summons | Seated | SeatAnswer
 ToActor = ReturnSeat | TakeSeat | Leave
-FromLauncher = Joined | Nodes | AgentEnded | LauncherFailed
+FromLauncher = HeadFound | Joined | Nodes | AgentEnded | LauncherFailed
 
 
 def pieces(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:

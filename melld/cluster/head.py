@@ -1,14 +1,22 @@
-"""Asks the head of a Ray cluster whether it can be used, as Ray's own errors come late and are long.
+"""Begins the launcher's process: asks the head of a Ray cluster whether it can be used, then loads Ray.
 
-Owns the question.  Loads nothing of Ray unless it has to find the address or certificates.
+Ray's own errors come late and are long.  Owns the question.  Loads nothing of Ray before it is answered, unless it has
+to find the address or certificates.
 """
 
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
 import grpc
+import msgspec
+from setproctitle import setproctitle
 
+from melld.cluster.envelopes import HeadFound, LauncherFailed
+from melld.engine.wire.frames import encode_frame
+from melld.engine.worker.start import die_with_parent
 from melld.errors import MelldError
 
 PROBE_S = 20.0
@@ -20,19 +28,32 @@ class NoCluster(MelldError):
     """The cluster cannot be used."""
 
 
-def main(address: str, allows_open: bool) -> None:
-    """Ask, in a process of its own: exit with 1 and a line if the cluster cannot be used."""
-    try:
-        check_cluster(address, allows_open=allows_open)
-    except NoCluster as error:
-        print(error)  # noqa: T201  its parent reads it
-        sys.exit(1)
-
-
-def use_token() -> None:
-    """Have Ray send the token that there is, from its first import on: it does not look again."""
-    if _token():
+def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, allows_open: bool) -> None:
+    """Run the launcher.  `descriptor`: its end of a socket pair with the daemon; `run`: names this daemon's actors."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the daemon
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(daemon_pid)
+    setproctitle("melld: launcher")
+    daemon = socket.socket(fileno=descriptor)
+    if _token():  # to be sent by Ray, which looks for that at its first import alone
         os.environ["RAY_AUTH_MODE"] = "token"
+    try:
+        found = check_cluster(address, allows_open=allows_open)
+    except NoCluster as error:
+        tell(daemon, LauncherFailed(str(error)))
+        return
+    tell(daemon, HeadFound())
+    from melld.cluster.launcher import launch
+
+    launch(daemon, found, run, kind)
+
+
+def tell(daemon: socket.socket, message: msgspec.Struct) -> None:
+    """Send the daemon a message; end with it."""
+    try:
+        daemon.sendall(b"".join(encode_frame(message)))
+    except OSError:
+        sys.exit(0)
 
 
 def check_cluster(configured: str, *, allows_open: bool) -> str:

@@ -8,42 +8,30 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from setproctitle import setproctitle
 
 from melld.cluster.actor import AgentActor
 from melld.cluster.envelopes import AgentEnded, Joined, Launch, LauncherFailed, Node, Nodes
-from melld.cluster.head import NoCluster, check_cluster
-from melld.engine.wire.frames import FrameDecoder, encode_frame
-from melld.engine.worker.start import die_with_parent
+from melld.cluster.head import tell
+from melld.engine.wire.frames import FrameDecoder
 
 LOOK_S = 0.5
 """Period of looking at nodes and agents."""
 
 
-def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, allows_open: bool) -> None:
-    """Run the launcher.  `descriptor`: its end of a socket pair with the daemon; `run`: names this daemon's actors."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the daemon
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent(daemon_pid)
-    setproctitle("melld: launcher")
-    daemon = socket.socket(fileno=descriptor)
+def launch(daemon: socket.socket, address: str, run: str, kind: str) -> None:
+    """Launch agents until the daemon closes its end; `head.main` has begun the process."""
+    os.environ.pop("RAY_ADDRESS", None)  # Ray would take it in place of ours
     try:
-        found = check_cluster(address, allows_open=allows_open)
-        os.environ.pop("RAY_ADDRESS", None)  # Ray would take it in place of ours
-        Launcher(daemon, run, kind).run(found)
-    except NoCluster as error:
-        _tell(daemon, LauncherFailed(str(error)))
+        Launcher(daemon, run, kind).run(address)
     except Exception as error:  # noqa: BLE001  Ray's many: a successor tries again
-        _tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {told_by(error)}"))
+        tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {told_by(error)}"))
     os._exit(0)  # Ray's own threads would wait for a head that may be gone
 
 
@@ -60,7 +48,7 @@ class Launcher:
     def run(self, address: str) -> None:
         """Work until the daemon closes its end."""
         ray.init(address=address, namespace="melld", log_to_driver=False, logging_level="ERROR")
-        _tell(self._daemon, Joined(ray.util.get_node_ip_address()))
+        tell(self._daemon, Joined(ray.util.get_node_ip_address()))
         decoder = FrameDecoder(Launch)
         self._daemon.settimeout(LOOK_S)
         while True:
@@ -78,14 +66,14 @@ class Launcher:
         nodes = Nodes(tuple(self._nodes()))
         if nodes != self._told:
             self._told = nodes
-            _tell(self._daemon, nodes)
+            tell(self._daemon, nodes)
         ended, _ = ray.wait(list(self._running), timeout=0) if self._running else ([], [])
         for one in ended:
             try:
                 reason = str(ray.get(one))
-            except Exception as error:  # noqa: BLE001  Ray's many: whatever it is, the agent is gone
+            except ray.exceptions.RayError as error:
                 reason = f"its actor died: {told_by(error)}"
-            _tell(self._daemon, AgentEnded(self._running.pop(one), reason))
+            tell(self._daemon, AgentEnded(self._running.pop(one), reason))
 
     def _nodes(self) -> Iterator[Node]:
         for node in ray.nodes():
@@ -107,13 +95,6 @@ class Launcher:
             ray.remote(AgentActor).options(name=name + secrets.token_hex(4), lifetime="detached", **options).remote()
         )
         self._running[actor.run.remote(msgspec.msgpack.encode(asked.summons))] = asked.node
-
-
-def _tell(daemon: socket.socket, message: msgspec.Struct) -> None:
-    try:
-        daemon.sendall(b"".join(encode_frame(message)))
-    except OSError:
-        sys.exit(0)  # the daemon is gone
 
 
 def told_by(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """The launcher as the daemon sees it: a child process, and the socket pair with it.
 
-Owns that process.  `melld.cluster.launcher` runs in it, so that Ray is never imported here.
+Owns that process.  `melld.cluster.head` begins it, so that Ray is never imported here.
 """
 
 import asyncio
@@ -20,29 +20,7 @@ from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
 
 log = logging.getLogger("melld.cluster")
-CHECK = "import sys; sys.path[:] = {path!r}; from melld.cluster.head import main; main({words})"
-BEGIN = (
-    "import sys; sys.path[:] = {path!r}; from melld.cluster.head import use_token; use_token(); "
-    "from melld.cluster.launcher import main; main({words})"
-)
-
-
-async def why_not_usable(config: ClusterConfig) -> str:
-    """Ask the cluster's head, in a child; return why it cannot be used, or ""."""
-    words = ", ".join(map(repr, (config.address, config.allow_open_cluster)))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CHECK.format(path=sys.path, words=words)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        said, _ = await process.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    last = said.decode(errors="replace").strip().rpartition("\n")[2]
-    return (last or f"exit code {process.returncode}") if process.returncode else ""
+BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.head import main; main({words})"
 
 
 async def run_launcher(

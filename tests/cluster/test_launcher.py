@@ -10,10 +10,11 @@ from melld.config import ClusterConfig
 LATE = """
 import socket, sys
 sys.path[:] = {path!r}
-from melld.cluster.envelopes import AgentEnded, Joined, Launch, Node, Nodes
+from melld.cluster.envelopes import AgentEnded, HeadFound, Joined, Launch, Node, Nodes
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 daemon, decoder, tries = socket.socket(fileno=({words})[0]), FrameDecoder(Launch), 0
 tell = lambda message: daemon.sendall(b"".join(encode_frame(message)))
+tell(HeadFound())
 tell(Joined("127.0.0.1"))
 tell(Nodes((Node("n1", "m1", 1),)))
 while data := daemon.recv(1 << 16):
@@ -50,7 +51,7 @@ async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
     monkeypatch.setattr(launcher_process, "BEGIN", code)
     made = Cluster(ClusterConfig(address="127.0.0.1:1", start_timeout_s=5.0), "cuda", [], {}, Nobody())
     with pytest.raises(ClusterFailed) as failed:
-        await made.start()
+        await made.check()
     await made.stop()
     assert str(failed.value) == told
 
@@ -59,6 +60,7 @@ async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.Monk
     """On a loaded machine; the daemon's start fails only when it was late three times."""
     monkeypatch.setattr(launcher_process, "BEGIN", LATE)
     made = Cluster(ClusterConfig(address="127.0.0.1:1"), "cpu", [], {}, Nobody())
+    await made.check()
     with pytest.raises(ClusterFailed, match=r"^machine m1: it was late 3 times$"):
         await made.start()
     await made.stop()
