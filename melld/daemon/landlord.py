@@ -25,7 +25,7 @@ from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
-from melld.ids import DeviceName, ModelName, WorkerId
+from melld.ids import NO_EVENT, DeviceName, EventId, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
 from melld.landlord.instance import ON_DEVICE, InstanceState
@@ -49,6 +49,7 @@ class LandlordShell:
         self.loads: Counter[ModelName] = Counter()
         self._clock = clock
         self._heard_s = 0.0
+        self._told = NO_EVENT
         self._by_worker: Mapping[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
@@ -105,7 +106,10 @@ class LandlordShell:
     def hear(self, event: AnyLandlordEvent) -> None:
         """Let the Landlord decide, and carry that out.  What it leads to may overtake the next of several events."""
         self._heard_s = max(event.at_s, self._heard_s)
-        for command in self.landlord.handle(msgspec.structs.replace(event, at_s=self._heard_s)):
+        self._told = EventId(self._told + 1)
+        event = msgspec.structs.replace(event, at_s=self._heard_s, id=self._told)
+        log.debug("%s", event)
+        for command in self.landlord.handle(event):
             if isinstance(command, e.OfferCapacity):
                 self._offers[command.worker] = self._last_offers[command.worker] = command
             else:

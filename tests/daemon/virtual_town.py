@@ -62,6 +62,7 @@ class Borrower(VirtualWorker):
     def _obey(self, message: Any, willing: bool) -> None:
         match message:
             case wire.GrantGranules():
+                assert message.cause, "nobody can tell what it was granted for"
                 self.granules |= set(message.granules)
             case wire.TakeGranules():
                 spare = max(len(self.granules) - self.used_blocks, 0) if willing else 0
