@@ -197,7 +197,7 @@ class Agent:
     def _failed(self, serving: asyncio.Future[None]) -> None:
         if not serving.cancelled():
             error = serving.exception()
-            self._leave(str(error) if isinstance(error, MelldError) else repr(error))
+            self._leave(str(error) if isinstance(error, MelldError | OSError) else repr(error))
 
     def _leave(self, reason: str) -> None:
         if not self._left.done():
