@@ -121,8 +121,7 @@ class Scheduler:
         if worker is not None:
             self.policy.departed(request, worker, destination)
             self.policy.served(request, event)
-        if self.cluster.waiting.requests:
-            self._queueing.serve()
+        self._queueing.serve()  # also if nobody waits: room was perhaps kept for this one
 
     def _noted(self, event: events.RequestPreempted | events.RequestResumed) -> None:
         """Do nothing: a preempted request still counts in full, because it needs the bytes again to continue."""

@@ -49,6 +49,15 @@ def test_the_smallest_that_is_enough_leaves_and_the_large_one_gets_its_room() ->
     assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
 
 
+def test_room_kept_for_a_request_that_has_ended_is_free_at_once() -> None:
+    """Its client has left, and nobody else waits: an arrival that needs the room does not wait for the next epoch."""
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    assert placed(arrive(scheduler, "fill", 400, 0.1)) == {"fill": "w2"}
+    finish(scheduler, "large", 0.1)
+    assert placed(arrive(scheduler, "other", 350, 0.1)) == {"other": "w1"}
+
+
 def test_the_log_tells_of_a_promise() -> None:
     """`melld why` says for whom room is made, and where."""
     commands = queue(fragmented(), "large", 700)
