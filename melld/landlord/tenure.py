@@ -108,7 +108,8 @@ class Tenure:
     def make_room(self, model: DeclaredModel, now_s: float) -> None:
         """Unload the longest unused model beside one that is short of memory, for KV or for its weights."""
         for one in model.instances:
-            short = one.state in (S.READY, S.CLEARING)
+            leaves = any(other.state is S.LEAVING for other in one.house.instances)  # whose memory may be enough
+            short = one.state is S.READY or (one.state is S.CLEARING and not leaves)
             others = (other for other in self._housing.idle(one.house, now_s) if other.model is not model)
             victim = next(others, None) if short else None
             if victim is not None:

@@ -101,6 +101,17 @@ def test_who_is_wanted_again_while_its_device_is_given_up_stays(how: str) -> Non
     assert town.landlord.instances[WorkerId("code@d1")].state == "ready"
 
 
+def test_no_second_model_leaves_while_the_memory_of_the_first_is_on_its_way() -> None:
+    """It would be loaded from nothing for its next call, and nobody gains by it."""
+    landlord = estate("old", "other", "new", dozes=False, resident_bytes=45 * MIB)
+    for model in ("old", "other"):
+        landlord.handle(e.ModelWanted(0.0, WorkerId(f"{model}@d0")))
+        landlord.handle(e.ModelLoaded(0.0, WorkerId(f"{model}@d0")))
+    waits = {ModelName("new"): e.ModelLoad(waiting=1, first_bytes=MIB)}
+    told = [one for at_s in range(100, 120) for one in landlord.handle(e.ModelsMeasured(float(at_s), waits))]
+    assert of(e.UnloadModel, told) == ["old@d0"]
+
+
 def test_granules_that_nobody_needs_are_offered_unless_they_cannot_be_returned() -> None:
     """A worker that did not answer keeps what it has until it is asked again."""
     town = both()
