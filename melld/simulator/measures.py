@@ -24,14 +24,12 @@ SAMPLE_EVERY_S = 1.0
 
 
 class Samples(msgspec.Struct):
-    """Samples by column: time, GPUs awake, lower bound, bytes held, requests that hold them, moves so far."""
+    """Samples by column: time, GPUs awake, lower bound, bytes held."""
 
     at_s: list[float] = []
     gpus: list[int] = []
     bound: list[int] = []
     used_bytes: list[int] = []
-    requests: list[int] = []
-    moves: list[int] = []
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -161,16 +159,12 @@ class Measures:
     def activated(self, now_s: float, gpus: int) -> None:
         """Count a woken worker; `gpus` are awake now."""
         self.activations += 1
-        self._count_gpus(now_s, gpus)
-
-    def retired(self, now_s: float, gpus: int) -> None:
-        """Count a worker that went to sleep; `gpus` are awake now."""
-        self._count_gpus(now_s, gpus)
+        self.count_gpus(now_s, gpus)
 
     def lost(self, now_s: float, displaced: list[Run], gpus: int) -> None:
         """Count a lost machine's requests; `gpus` are awake now."""
         self._lost_s.update((run.id, now_s) for run in displaced)
-        self._count_gpus(now_s, gpus)
+        self.count_gpus(now_s, gpus)
 
     def resumed(self, run: Run, at_s: float) -> None:
         """Count a request whose tokens will be computed again at that time."""
@@ -190,8 +184,6 @@ class Measures:
         samples.gpus.append(self._gpus)
         samples.bound.append(bound)
         samples.used_bytes.append(int(sizes.sum()))
-        samples.requests.append(int(rows.size))
-        samples.moves.append(self.moves)
 
     def last_arrival(self, now_s: float) -> None:
         """End the window of arrivals."""
@@ -201,7 +193,7 @@ class Measures:
 
     def end(self, now_s: float) -> None:
         """End the simulation."""
-        self._count_gpus(now_s, self._gpus)
+        self.count_gpus(now_s, self._gpus)
         self.end_s = now_s
 
     def report(self, policy: str) -> Report:
@@ -274,7 +266,8 @@ class Measures:
             )
         return found
 
-    def _count_gpus(self, now_s: float, gpus: int) -> None:
+    def count_gpus(self, now_s: float, gpus: int) -> None:
+        """Note that `gpus` are awake now."""
         self.awake_gpu_s += self._gpus * (now_s - self._gpus_since_s)
         self._gpus_since_s = now_s
         self._gpus = gpus

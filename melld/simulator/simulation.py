@@ -272,7 +272,7 @@ class Simulation:
 
     def _retire(self, command: events.RetireWorker) -> None:
         self.fleet.sleep(command.worker)
-        self.measures.retired(self.now_s, len(self.fleet.awake))
+        self.measures.count_gpus(self.now_s, len(self.fleet.awake))
         if self.settings.wake_s:
             self.push(self.now_s, self._tell_wake_time, None, self.fleet.indexes[command.worker])
 
