@@ -21,6 +21,8 @@ from melld.errors import ConfigError
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_TOKENS = 10**9
+TEXT = "utf-8-sig"
+"""As spreadsheets write it, too: with a mark at the beginning."""
 
 
 class Lengths(NamedTuple):
@@ -51,11 +53,11 @@ class Workload(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, output_tokens=output)
 
     def scaled(self, factor: float) -> "Workload":
-        """Return the workload with all lengths times the factor, at least one token each."""
+        """Return the workload with all lengths times the factor, from one token to `MOST_TOKENS` each."""
         return Workload(
             self.arrival_s,
-            [max(1, round(tokens * factor)) for tokens in self.prompt_tokens],
-            [max(1, round(tokens * factor)) for tokens in self.output_tokens],
+            [_tokens(tokens * factor) for tokens in self.prompt_tokens],
+            [_tokens(tokens * factor) for tokens in self.output_tokens],
             self.priority,
         )
 
@@ -99,9 +101,10 @@ class LogNormal(msgspec.Struct, frozen=True):
 
     def draw(self, chance: random.Random) -> Lengths:
         """Draw one request's lengths."""
-        prompt = chance.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
-        output = chance.lognormvariate(math.log(self.output_median), self.output_sigma)
-        return Lengths(max(1, round(prompt)), max(1, round(output)))
+        prompt = chance.normalvariate(math.log(self.prompt_median), self.prompt_sigma)
+        output = chance.normalvariate(math.log(self.output_median), self.output_sigma)
+        most = math.log(MOST_TOKENS)
+        return Lengths(_tokens(math.exp(min(prompt, most))), _tokens(math.exp(min(output, most))))
 
 
 def draw(lengths: LogNormal | Sequence[Lengths], chance: random.Random) -> Lengths:
@@ -203,6 +206,10 @@ def read_lengths(path: pathlib.Path) -> list[Lengths]:
     return found
 
 
+def _tokens(length: float) -> int:
+    return max(1, round(min(length, MOST_TOKENS)))
+
+
 def _lengths(prompt: str, output: str) -> Lengths:
     lengths = Lengths(int(prompt), int(output))
     if not all(0 <= tokens <= MOST_TOKENS for tokens in lengths):
@@ -234,4 +241,4 @@ def _rows(path: pathlib.Path, wanted: Sequence[str], *optional: str) -> Iterator
 def _open(path: pathlib.Path) -> IO[str]:
     with path.open("rb") as file:
         zipped = file.read(2) == GZIP_MAGIC
-    return gzip.open(path, "rt", encoding="utf-8", newline="") if zipped else path.open(encoding="utf-8", newline="")
+    return gzip.open(path, "rt", encoding=TEXT, newline="") if zipped else path.open(encoding=TEXT, newline="")

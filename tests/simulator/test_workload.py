@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from melld.errors import ConfigError
 from melld.simulator.workload import (
+    MOST_TOKENS,
     Lengths,
     LogNormal,
     Workload,
@@ -31,8 +32,8 @@ def write(path: pathlib.Path, text: str) -> pathlib.Path:
 
 
 def test_a_trace_is_read_as_it_is(tmp_path: pathlib.Path) -> None:
-    """Plain or gzip, columns in any order, further columns ignored."""
-    plain = write(tmp_path / "plain.csv", HEADER + "0.0,10,20\n1.5,30,0\n")
+    """Plain, as a spreadsheet writes it, or gzip; columns in any order, further columns ignored."""
+    plain = write(tmp_path / "plain.csv", "\ufeff" + HEADER + "0.0,10,20\n1.5,30,0\n")
     zipped = tmp_path / "zipped"
     zipped.write_bytes(gzip.compress(b"note,output_tokens,arrival_s,prompt_tokens\nx,20,0.0,10\nx,0,1.5,30\n"))
     assert read_trace(plain) == read_trace(zipped) == Workload([0.0, 1.5], [10, 30], [20, 1])
@@ -114,6 +115,8 @@ def test_lengths_are_scaled_and_limited() -> None:
     assert scaled == Workload([0.0, 1.0, 2.0], [100, 990, 300], [200, 50, 10])
     assert scaled.limited(250).output_tokens == [150, 1, 1]
     assert scaled.limited(250).prompt_tokens == [100, 990, 300]
+    assert Workload([0.0], [10], [20]).scaled(1e308) == Workload([0.0], [MOST_TOKENS], [MOST_TOKENS])
+    assert LogNormal(prompt_sigma=1e8).draw(random.Random(1)).prompt_tokens == MOST_TOKENS
 
 
 def test_a_trace_is_stretched_thinned_and_cut() -> None:
