@@ -48,7 +48,8 @@ class RayNodes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while there := self.processes(""):
+        here = os.getpid()  # whose own children may be another cluster's
+        while there := [one.pid for one in self._all() if one.parent != here]:
             for pid in there:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
