@@ -5,7 +5,6 @@ Owns the request and the exit codes.  Never lays anything out: `melld.cli.status
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 
@@ -42,9 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     except NO_ANSWER as error:
         return failed("status", error)
-    except BrokenPipeError:  # `melld status --watch | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
 
 
 def _decode(text: bytes) -> DaemonStatus:

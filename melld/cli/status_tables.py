@@ -12,8 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from melld.cli.render import bar_cells, duration_text, size_text
-from melld.cli.status_bars import ASCII, STYLES, UNICODE, class_letter
-from melld.cli.worker_table import STATE_STYLES, UNBOUNDED_WIDTH, UNKNOWN, plain_table, worker_table
+from melld.cli.worker_table import (
+    ASCII,
+    STATE_STYLES,
+    STYLES,
+    UNBOUNDED_WIDTH,
+    UNICODE,
+    UNKNOWN,
+    class_letter,
+    plain_table,
+    worker_table,
+)
 from melld.control.status import (
     DaemonStatus,
     LinkStatus,

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
+from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
 from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
@@ -31,7 +32,6 @@ from melld.simulator.links import LinkSettings
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
 
-FAILED, BAD_USAGE = 1, 2
 PROGRESS_ABOVE = 20_000  # requests: fewer end too soon for a bar
 
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(table(reports, settings))
         if arguments.plot is not None:
             _plot(arguments, settings, workload, outcomes)
-        return 0
+        return DONE
     except ConfigError as error:
         print(f"melld simulate: {error}", file=sys.stderr)
         return BAD_USAGE if error.where.startswith("--") else FAILED
@@ -186,7 +186,7 @@ def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
         print(replay_text(result))
-    return 0 if result.difference is None else FAILED
+    return DONE if result.difference is None else FAILED
 
 
 def _records(file: IO[bytes]) -> Iterator[Record]:

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.cli.status_bars import class_letter, worker_bar
+from melld.cli.worker_table import class_letter, worker_bar
 from melld.control.status import RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
 
