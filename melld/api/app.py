@@ -21,9 +21,23 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.admission import Admission, shutting_down
 from melld.api.answers import JSON, Dialect
-from melld.api.calls import (
-    CALLS,
-    Call,
+from melld.api.calls import CALLS, Call
+from melld.api.connections.acceptor import Acceptor
+from melld.api.connections.connection import ConnectionServer, ReaderWatch
+from melld.api.connections.exchange import Exchange, HttpMetrics
+from melld.api.connections.reach import check_sender_of_form, client_of
+from melld.api.error_mapping import answer_to, needs_traceback
+from melld.api.guards.body import FORM, parse_form, read_body
+from melld.api.guards.json_text import parse_object
+from melld.api.guards.request import check_request, check_request_id
+from melld.api.guards.tiers import priority_of, rights_of
+from melld.api.guards.work import check_work
+from melld.api.keeping import Keeping, store_responses
+from melld.api.long_answers import LongAnswer, make_logprobs_late
+from melld.api.models import AskedModel, asked_model, check_open
+from melld.api.off_loop import OffLoop
+from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
+from melld.api.performing import (
     Result,
     cut_texts_off_loop,
     forwarded,
@@ -34,22 +48,6 @@ from melld.api.calls import (
     perform,
     trust_of,
 )
-from melld.api.connections.acceptor import Acceptor
-from melld.api.connections.connection import ConnectionServer, ReaderWatch
-from melld.api.connections.exchange import Exchange, HttpMetrics
-from melld.api.connections.reach import check_sender_of_form, client_of
-from melld.api.error_mapping import answer_to, needs_traceback
-from melld.api.forms import FORM, parse_form
-from melld.api.guards.body import read_body
-from melld.api.guards.json_text import parse_object
-from melld.api.guards.request import check_request, check_request_id
-from melld.api.guards.tiers import priority_of, rights_of
-from melld.api.guards.work import check_work
-from melld.api.keeping import Keeping, store_responses
-from melld.api.long_answers import LongAnswer, make_logprobs_late
-from melld.api.models import AskedModel, asked_model, check_open
-from melld.api.off_loop import OffLoop
-from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
 from melld.api.routes import check_method, route_of
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head

@@ -1,61 +1,76 @@
-"""Calls: one table of the endpoints that vLLM's serving classes serve.
+"""Calls: one table of the endpoints that vLLM's serving classes serve, with what each takes and gives.
 
-Owns the way from a parsed request to a result of those classes.  Sends nothing.
+Pure.  `melld.api.performing` has those classes serve a call; `melld.api.openapi` describes it.
 """
 
-import asyncio
-import contextlib
-import copy
-import functools
 import sys
-from collections.abc import AsyncGenerator, Callable
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from multidict import CIMultiDict
 from pydantic import BaseModel
-from starlette.datastructures import State
-from starlette.responses import Response, StreamingResponse
-from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.pooling.classify.protocol import ClassificationCompletionRequest, ClassificationRequest
-from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingCompletionRequest, EmbeddingRequest
-from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
-from vllm.entrypoints.speech_to_text.transcription.protocol import TranscriptionRequest
-from vllm.entrypoints.speech_to_text.translation.protocol import TranslationRequest
-from vllm.utils.async_utils import make_async
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicCountTokensResponse,
+    AnthropicMessagesRequest,
+    AnthropicMessagesResponse,
+)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.pooling.classify.protocol import (
+    ClassificationCompletionRequest,
+    ClassificationRequest,
+    ClassificationResponse,
+)
+from vllm.entrypoints.pooling.embed.protocol import (
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    EmbeddingCompletionRequest,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
+from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest, PoolingResponse
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+    TokenizeResponse,
+)
+from vllm.entrypoints.speech_to_text.transcription.protocol import (
+    TranscriptionRequest,
+    TranscriptionResponse,
+    TranscriptionResponseVerbose,
+)
+from vllm.entrypoints.speech_to_text.translation.protocol import (
+    TranslationRequest,
+    TranslationResponse,
+    TranslationResponseVerbose,
+)
 
-from melld.api.answers import JSON, Dialect, Refusal
-from melld.api.error_mapping import ServingFault
-from melld.api.guards.request import Trust
-from melld.api.long_answers import LongAnswer
+from melld.api.answers import Dialect
 from melld.api.parsing import patient, trying
-from melld.api.served_tier import name_in_body
-from melld.api.streams import begun
 from melld.config_server import ServerConfig
-from melld.control.status import Tier
 
-# The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
-# clients.
-FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
 _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint."""
 
+    summary: str
+    takes: Any
+    """vLLM's pydantic model of its body, or a union of several."""
+    gives: Any
+    """That of its answer; a stream of events instead if `takes` has a field `stream`, and it is true."""
+    parse: Callable[[dict[str, Any]], BaseModel]
+    """Turns a body into what it takes."""
     serving: str
     """The attribute of vLLM's serving state."""
     method: str = ""
     """Its method; empty if the object itself is called."""
-    parse: Callable[[dict[str, Any]], BaseModel]
-    """Turns a body into vLLM's pydantic model."""
     api: str
     """The API's name, for errors."""
     dialect: Dialect = Dialect.OPENAI
@@ -77,218 +92,155 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, max_body_bytes=self.max_body_bytes)
 
 
+def _of(takes: type[BaseModel], gives: Any, summary: str, **more: Any) -> Call:
+    """Return a call that takes one model."""
+    return Call(summary=summary, takes=takes, gives=gives, parse=patient(takes), **more)
+
+
+def _pooling(takes: Any, gives: Any, summary: str, plain: Any = None, **more: Any) -> Call:
+    """Return a call that takes any of several models; `plain`: see `trying`."""
+    return Call(summary=summary, takes=takes, gives=gives, parse=trying(takes, plain), **more)
+
+
 def _tokenize(body: dict[str, Any]) -> BaseModel:
     return _TOKENIZE_CHAT(body) if "messages" in body else _TOKENIZE_TEXT(body)
 
 
-_SCORE = Call(serving="serving_scores", parse=trying(ScoreRequest), api="Score")
-_RERANK = Call(serving="serving_scores", parse=trying(RerankRequest), api="Rerank")
+_SCORE = _pooling(
+    ScoreRequest,
+    ScoreResponse,
+    "Score pairs of texts, with a model that scores or embeds",
+    serving="serving_scores",
+    api="Score",
+)
+_RERANK = _pooling(
+    RerankRequest,
+    RerankResponse,
+    "Sort texts by their relevance (Cohere's and Jina's form)",
+    serving="serving_scores",
+    api="Rerank",
+)
 CALLS = {
-    "/v1/chat/completions": Call(
+    "/v1/chat/completions": _of(
+        ChatCompletionRequest,
+        ChatCompletionResponse,
+        "Answer a conversation (OpenAI Chat Completions)",
         serving="openai_serving_chat",
         method="create_chat_completion",
-        parse=patient(ChatCompletionRequest),
         api="Chat Completions",
     ),
-    "/v1/completions": Call(
+    "/v1/completions": _of(
+        CompletionRequest,
+        CompletionResponse,
+        "Continue a text (OpenAI Completions)",
         serving="openai_serving_completion",
         method="create_completion",
-        parse=patient(CompletionRequest),
         api="Completions",
     ),
-    "/v1/responses": Call(
+    "/v1/responses": _of(
+        ResponsesRequest,
+        ResponsesResponse,
+        "Answer (OpenAI Responses)",
         serving="openai_serving_responses",
         method="create_responses",
-        parse=patient(ResponsesRequest),
         api="Responses",
         dialect=Dialect.RESPONSES,
         dump={"by_alias": True},
     ),
-    "/v1/messages": Call(
+    "/v1/messages": _of(
+        AnthropicMessagesRequest,
+        AnthropicMessagesResponse,
+        "Answer a conversation (Anthropic Messages)",
         serving="anthropic_serving_messages",
         method="create_messages",
-        parse=patient(AnthropicMessagesRequest),
         api="Messages",
         dialect=Dialect.ANTHROPIC,
         dump={"exclude_none": True, "serialize_as_any": True},  # the usage has more than vLLM's
     ),
-    "/v1/messages/count_tokens": Call(
+    "/v1/messages/count_tokens": _of(
+        AnthropicCountTokensRequest,
+        AnthropicCountTokensResponse,
+        "Count a conversation's tokens (Anthropic)",
         serving="anthropic_serving_messages",
         method="count_tokens",
         engine=False,
-        parse=patient(AnthropicCountTokensRequest),
         api="Messages",
         dialect=Dialect.ANTHROPIC,
         dump={"exclude_none": True},
     ),
-    "/v1/embeddings": Call(
+    "/v1/embeddings": _pooling(
+        EmbeddingRequest,
+        EmbeddingResponse,
+        "Embed texts, with an embedding model",
+        plain=EmbeddingCompletionRequest,
         serving="serving_embedding",
-        parse=trying(EmbeddingRequest, plain=EmbeddingCompletionRequest),
         api="Embeddings",
     ),
-    "/v2/embed": Call(serving="serving_embedding", parse=trying(CohereEmbedRequest), api="Embeddings"),
+    "/v2/embed": _pooling(
+        CohereEmbedRequest,
+        CohereEmbedResponse,
+        "Embed texts (Cohere's form)",
+        serving="serving_embedding",
+        api="Embeddings",
+    ),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": _RERANK,
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
-    "/classify": Call(
+    "/classify": _pooling(
+        ClassificationRequest,
+        ClassificationResponse,
+        "Classify texts, with a classification model",
+        plain=ClassificationCompletionRequest,
         serving="serving_classification",
-        parse=trying(ClassificationRequest, plain=ClassificationCompletionRequest),
         api="Classification",
     ),
-    "/pooling": Call(
+    "/pooling": _pooling(
+        PoolingRequest,
+        PoolingResponse,
+        "A pooling model's vectors: of texts, or of their tokens",
+        plain=PoolingCompletionRequest,
         serving="serving_pooling",
-        parse=trying(PoolingRequest, plain=PoolingCompletionRequest),
         api="Pooling",
     ),
-    "/v1/audio/transcriptions": Call(
+    "/v1/audio/transcriptions": _of(
+        TranscriptionRequest,
+        TranscriptionResponse | TranscriptionResponseVerbose,
+        "Write down what is said",
         serving="openai_serving_transcription",
         method="create_transcription",
-        parse=patient(TranscriptionRequest),
         api="Transcriptions",
         hears=True,
     ),
-    "/v1/audio/translations": Call(
+    "/v1/audio/translations": _of(
+        TranslationRequest,
+        TranslationResponse | TranslationResponseVerbose,
+        "Write down what is said, in English",
         serving="openai_serving_translation",
         method="create_translation",
-        parse=patient(TranslationRequest),
         api="Translations",
         hears=True,
     ),
     "/tokenize": Call(
+        summary="Text into tokens",
+        takes=TokenizeChatRequest | TokenizeCompletionRequest,
+        gives=TokenizeResponse,
+        parse=_tokenize,
         serving="serving_tokenization",
         method="create_tokenize",
         engine=False,
-        parse=_tokenize,
         api="Tokenize",
         max_body_bytes=1 << 20,
     ),
-    "/detokenize": Call(
+    "/detokenize": _of(
+        DetokenizeRequest,
+        DetokenizeResponse,
+        "Tokens into text",
         serving="serving_tokenization",
         method="create_detokenize",
         engine=False,
-        parse=patient(DetokenizeRequest),
         api="Detokenize",
         max_body_bytes=1 << 19,
     ),
 }
-
-
-class ForwardedRequest:
-    """Stands in for the Starlette request of vLLM's serving classes: some headers and a place for their state."""
-
-    def __init__(self, headers: CIMultiDict[str]) -> None:
-        self.headers = headers
-        self.state = SimpleNamespace()
-
-
-def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
-    """Return the headers that vLLM may see, with melld's request id."""
-    chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
-    chosen["X-Request-Id"] = request_id
-    return ForwardedRequest(chosen)
-
-
-class Result(msgspec.Struct, frozen=True):
-    """A call's result: a whole body, or a started stream."""
-
-    body: bytes = b""
-    headers: dict[str, str] = msgspec.field(default_factory=lambda: {"Content-Type": JSON})
-    stream: AsyncGenerator[str, None] | None = None
-
-
-def handler_of(call: Call, serving: State) -> Any:
-    """Return the serving class behind a call.
-
-    Raises:
-        Refusal: 400 if this model has none.
-    """
-    handler = getattr(serving, call.serving, None)
-    if handler is None:
-        message = f"this model does not support the {call.api} API"
-        raise Refusal(400, message, code="model_not_supported", param="model")
-    return handler
-
-
-def is_stream(parsed: BaseModel) -> bool:
-    """Return True if the request asks for a stream of events."""
-    return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
-
-
-async def perform(
-    call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
-) -> Result:
-    """Have vLLM serve a parsed request, and name its tier in the answer.
-
-    Raises:
-        Refusal, vLLM's errors: see `melld.api.error_mapping`.
-    """
-    handler = handler_of(call, serving)
-    serve = getattr(handler, call.method) if call.method else handler
-    if call.hears:
-        serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
-    result = await (serve(parsed, request) if is_stream(parsed) else long.ask(serve(parsed, request)))
-    if isinstance(result, ErrorResponse):
-        raise ServingFault(result)
-    if isinstance(result, BaseModel):
-        name_in_body(result, tier)
-        return Result(await long.encode(result, call.dump))
-    if isinstance(result, StreamingResponse):  # vectors as bytes, whole; the header says where each begins
-        headers = {name: result.headers[name] for name in ("content-type", "metadata") if name in result.headers}
-        pieces: list[Any] = [piece async for piece in result.body_iterator]
-        return Result(b"".join(pieces), headers)
-    if isinstance(result, Response):
-        return Result(bytes(result.body))
-    return Result(stream=await begun(result, call.dialect, None if call.hears else tier))
-
-
-def trust_of(serving: State) -> Trust:
-    """Return what the operator's options in `[model.vllm]` let clients do."""
-    arguments = serving.args
-    return Trust(
-        chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),
-        multimodal_kwargs=bool(getattr(arguments, "trust_request_mm_kwargs", False)),
-        local_media=bool(getattr(arguments, "allowed_local_media_path", "")),
-    )
-
-
-def make_messages_honest(serving: State) -> None:
-    """Replace the Anthropic handler by one that raises errors.
-
-    vLLM's converter reads the chat stream and turns an error there into the text of a validation failure.
-    """
-    messages = getattr(serving, "anthropic_serving_messages", None)
-    if messages is None:
-        return
-    honest = copy.copy(messages)
-
-    async def create_chat_completion(request: Any, raw_request: Any = None) -> Any:
-        result = await messages.create_chat_completion(request, raw_request)
-        if isinstance(result, ErrorResponse | BaseModel):
-            return result
-        return await begun(result, Dialect.OPENAI)
-
-    honest.create_chat_completion = create_chat_completion
-    serving.anthropic_serving_messages = honest
-
-
-def cut_texts_off_loop(serving: State) -> None:
-    """Have a thread tokenize and cut the texts to compare, which vLLM does on the event loop if the model embeds."""
-    scores = getattr(serving, "serving_scores", None)
-    if scores is None:
-        return
-    make = make_async(scores.io_processor.get_request_factory_online, executor=scores.renderer._executor)  # noqa: SLF001
-
-    async def preprocess(processor: Any, context: Any) -> None:
-        context.engine_inputs = await asyncio.gather(*map(processor.render_async, await make(context)))
-
-    scores._preprocessing = preprocess  # noqa: SLF001
-
-
-async def give_up(work: asyncio.Task[Result]) -> None:
-    """Cancel a call, so that its request is aborted; do nothing if it has ended."""
-    work.cancel()
-    with contextlib.suppress(Exception, asyncio.CancelledError):
-        if (stream := (await work).stream) is not None:
-            await stream.aclose()

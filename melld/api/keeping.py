@@ -18,10 +18,11 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, Respons
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from melld.api.answers import Refusal, bad
-from melld.api.calls import CALLS, Result
+from melld.api.calls import CALLS
 from melld.api.error_mapping import ServingFault, answer_to, needs_traceback
 from melld.api.long_answers import LongAnswer
 from melld.api.off_loop import OffLoop
+from melld.api.performing import Result
 from melld.api.stored_responses import Stored, StoredResponses
 from melld.api.streams import event_text
 from melld.config_server import ServerConfig

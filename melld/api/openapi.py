@@ -1,36 +1,121 @@
 """The OpenAPI 3.1 document of the API, at `/openapi.json`.
 
-Generated: the bodies from vLLM's pydantic models and melld's own Structs, the calls from `melld.api.calls`, the refused
-fields from `melld.api.guards.request`, each route's summary from `melld.api.descriptions`.  Serves nothing.
+Owns what it says of pages and stored responses.  The rest is generated: the bodies from vLLM's pydantic models and
+melld's own Structs, the calls from `melld.api.calls`, the refused fields from `melld.api.guards.request`.
 """
 
 import functools
 import re
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pydantic import TypeAdapter
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
+from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 
 from melld.api.answers import JSON, Dialect
 from melld.api.calls import CALLS
-from melld.api.descriptions import (
-    CALLED,
-    LOOKED,
-    STORED,
-    AnthropicErrorBody,
-    Deleted,
-    ErrorBody,
-    Looked,
-)
-from melld.api.forms import FORM
+from melld.api.guards.body import FORM
 from melld.api.guards.request import REFUSED, REQUEST_ID
 from melld.api.guards.tiers import TIERS
+from melld.api.stored_responses import ASKED
 from melld.config_values import MOST_PRIORITY
+from melld.control.status import DaemonStatus
 
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error in OpenAI's form."""
+
+    message: str
+    """Text for people."""
+    type: str
+    """OpenAI's type of error."""
+    param: str | None
+    """The field at fault."""
+    code: str | None
+    """Code for programs."""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer with a status of 400 or more, except on Anthropic's endpoints."""
+
+    error: Problem
+
+
+class AnthropicProblem(msgspec.Struct, frozen=True):
+    """An error in Anthropic's form."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error on Anthropic's endpoints."""
+
+    type: str
+    error: AnthropicProblem
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Sign that the daemon's event loop runs."""
+
+    status: str
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer of `/ready`: requests are served, or why not."""
+
+    status: str
+    reason: str = ""
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """A deleted response."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """Versions of melld and vLLM."""
+
+    version: str
+    vllm: str
+
+
+class Looked(NamedTuple):
+    """A page's answer: a model, or only a media type."""
+
+    gives: Any
+    summary: str
+    media_type: str = "application/json"
+    open: bool = False
+    """Served without a key."""
+
+
+LOOKED: dict[str, Looked] = {
+    "/": Looked(None, "The page for people, which shows /status live", "text/html", open=True),
+    "/health": Looked(Health, "Liveness: the daemon's event loop runs", open=True),
+    "/ready": Looked(Readiness, "Readiness: 503 with the reason while no request is served", open=True),
+    "/version": Looked(Versions, "Versions of melld and of vLLM"),
+    "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
+    "/status": Looked(DaemonStatus, "Workers and requests now"),
+    "/openapi.json": Looked(None, "This document"),
+    "/v1/models": Looked(ModelList, "The models that are served"),
+    "/v1/models/{model}": Looked(ModelCard, "One model"),
+}
+
+_STORED, _CANCEL = ASKED
+STORED: dict[tuple[str, str], Looked] = {
+    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or still being made"),
+    (_STORED, "delete"): Looked(Deleted, "Forget a stored response, and end the work for it"),
+    (_CANCEL, "post"): Looked(ResponsesResponse, "End the work for a response in the background"),
+}
 
 
 @functools.cache
@@ -64,8 +149,8 @@ def openapi_document() -> bytes:
 
 def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     """Return the schema of each (path, `takes` or `gives`), and the components that they name."""
-    wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLED.items()]
-    wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLED.items()]
+    wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLS.items()]
+    wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLS.items()]
     of_vllm = {key: one.gives for key, one in STORED.items() if one.gives is ResponsesResponse}
     wanted += [(key, "serialization", TypeAdapter(gives)) for key, gives in of_vllm.items()]
     models = ("/v1/models", "/v1/models/{model}")
@@ -116,21 +201,21 @@ def _name_the_encoding(schema: Any) -> None:
 
 
 def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
-    described, dialect = CALLED[path], CALLS[path].dialect
+    call = CALLS[path]
     content: dict[str, Any] = {"application/json": {"schema": schemas[path, "gives"]}}
-    if described.streams:
+    if "stream" in getattr(call.takes, "model_fields", ()):
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for one event of many
-    media_type = FORM if CALLS[path].hears else JSON
+    media_type = FORM if call.hears else JSON
     wanted_id = {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"}
     return {
         "operationId": _name(path),
-        "summary": described.summary,
+        "summary": call.summary,
         "parameters": [{"name": "X-Request-Id", "in": "header", "required": False, "schema": wanted_id}],
         "requestBody": {"required": True, "content": {media_type: {"schema": schemas[path, "takes"]}}},
         "responses": {
             "200": {"description": "Done, or the stream has started", "content": content},
-            "4XX": _error("The request is at fault", dialect),
-            "5XX": _error("The server is at fault, or busy: Retry-After says when to try again", dialect),
+            "4XX": _error("The request is at fault", call.dialect),
+            "5XX": _error("The server is at fault, or busy: Retry-After says when to try again", call.dialect),
         },
     }
 

@@ -13,10 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import JSON, Refusal
-from melld.api.descriptions import LOOKED
 from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
-from melld.api.openapi import openapi_document
+from melld.api.openapi import LOOKED, openapi_document
 from melld.api.overview import NO_STORE, overview_headers, overview_html
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus

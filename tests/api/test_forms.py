@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.answers import Refusal
-from melld.api.forms import MAX_FIELDS, parse_form
+from melld.api.guards.body import MAX_FIELDS, parse_form
 from tests.api.http_client import MODEL, head, request, talk
 from tests.serve.daemon_process import DaemonProcess
 

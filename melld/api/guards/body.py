@@ -1,19 +1,29 @@
-"""Reads a request's body within limits of type, size and time.
+"""Reads a request's body within limits of type, size and time, and the fields of a form, in which audio is uploaded.
 
-A compressed body is decompressed no further than the limit, so that a bomb costs no more than a body of that size.
+A compressed body is decompressed no further than the limit, so that a bomb costs no more than a body of that size.  The
+file of a form stays in memory: bodies are bounded.
 """
 
 import asyncio
+import io
 import zlib
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import BadHttpMessage
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from melld.api.answers import JSON, Refusal
+from melld.api.answers import JSON, Refusal, bad
 from melld.api.connections.patience import Patience
 from melld.config_server import ServerConfig
 
+FORM = "multipart/form-data"
+MAX_FIELDS = 64
+PIECE_BYTES = 1 << 20
+"""Read in one turn of the event loop: a millisecond."""
 _ZLIB = ("gzip", "deflate")
 ENCODINGS = ("", "identity", *_ZLIB)
 MAX_GZIP_MEMBERS = 1024
@@ -108,3 +118,38 @@ async def _let_go_on(request: web.BaseRequest) -> None:
 
 def _too_large(limits: ServerConfig) -> Refusal:
     return Refusal(413, f"the body is larger than {limits.max_body_bytes} bytes", code="body_too_large")
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 0  # of a file on disk: none
+
+
+async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
+    """Return the fields of a form: its file, texts, and lists, whose names end in `[]`.
+
+    Raises:
+        Refusal: 400, it is malformed or has no file.
+    """
+    headers = Headers({"Content-Type": content_type})
+    parser = _InMemory(headers, _pieces(body), max_files=1, max_fields=MAX_FIELDS)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise Refusal(400, f"the form cannot be read: {error.message}", code="malformed_body") from error
+    fields: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name.endswith("[]"):
+            fields.setdefault(name, []).append(value)
+        else:
+            fields[name] = value
+    file = fields.get("file")
+    if not isinstance(file, UploadFile):
+        raise bad("file", "file holds the audio, with a file name")
+    with file.file:
+        return fields | {"file": UploadFile(io.BytesIO(file.file.read()))}
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+        await asyncio.sleep(0)

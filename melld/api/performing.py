@@ -1,0 +1,152 @@
+"""Performs calls: has vLLM's serving classes serve a parsed request.
+
+Owns the way from a parsed request to a result of those classes, and what is replaced in them.  Sends nothing.
+"""
+
+import asyncio
+import contextlib
+import copy
+import functools
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDict
+from pydantic import BaseModel
+from starlette.datastructures import State
+from starlette.responses import Response, StreamingResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.utils.async_utils import make_async
+
+from melld.api.answers import JSON, Dialect, Refusal
+from melld.api.calls import Call
+from melld.api.error_mapping import ServingFault
+from melld.api.guards.request import Trust
+from melld.api.long_answers import LongAnswer
+from melld.api.served_tier import name_in_body
+from melld.api.streams import begun
+from melld.control.status import Tier
+
+# The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
+# clients.
+FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
+
+
+class ForwardedRequest:
+    """Stands in for the Starlette request of vLLM's serving classes: some headers and a place for their state."""
+
+    def __init__(self, headers: CIMultiDict[str]) -> None:
+        self.headers = headers
+        self.state = SimpleNamespace()
+
+
+def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
+    """Return the headers that vLLM may see, with melld's request id."""
+    chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
+    chosen["X-Request-Id"] = request_id
+    return ForwardedRequest(chosen)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A call's result: a whole body, or a started stream."""
+
+    body: bytes = b""
+    headers: dict[str, str] = msgspec.field(default_factory=lambda: {"Content-Type": JSON})
+    stream: AsyncGenerator[str, None] | None = None
+
+
+def handler_of(call: Call, serving: State) -> Any:
+    """Return the serving class behind a call.
+
+    Raises:
+        Refusal: 400 if this model has none.
+    """
+    handler = getattr(serving, call.serving, None)
+    if handler is None:
+        message = f"this model does not support the {call.api} API"
+        raise Refusal(400, message, code="model_not_supported", param="model")
+    return handler
+
+
+def is_stream(parsed: BaseModel) -> bool:
+    """Return True if the request asks for a stream of events."""
+    return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
+
+
+async def perform(
+    call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
+) -> Result:
+    """Have vLLM serve a parsed request, and name its tier in the answer.
+
+    Raises:
+        Refusal, vLLM's errors: see `melld.api.error_mapping`.
+    """
+    handler = handler_of(call, serving)
+    serve = getattr(handler, call.method) if call.method else handler
+    if call.hears:
+        serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
+    result = await (serve(parsed, request) if is_stream(parsed) else long.ask(serve(parsed, request)))
+    if isinstance(result, ErrorResponse):
+        raise ServingFault(result)
+    if isinstance(result, BaseModel):
+        name_in_body(result, tier)
+        return Result(await long.encode(result, call.dump))
+    if isinstance(result, StreamingResponse):  # vectors as bytes, whole; the header says where each begins
+        headers = {name: result.headers[name] for name in ("content-type", "metadata") if name in result.headers}
+        pieces: list[Any] = [piece async for piece in result.body_iterator]
+        return Result(b"".join(pieces), headers)
+    if isinstance(result, Response):
+        return Result(bytes(result.body))
+    return Result(stream=await begun(result, call.dialect, None if call.hears else tier))
+
+
+def trust_of(serving: State) -> Trust:
+    """Return what the operator's options in `[model.vllm]` let clients do."""
+    arguments = serving.args
+    return Trust(
+        chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),
+        multimodal_kwargs=bool(getattr(arguments, "trust_request_mm_kwargs", False)),
+        local_media=bool(getattr(arguments, "allowed_local_media_path", "")),
+    )
+
+
+def make_messages_honest(serving: State) -> None:
+    """Replace the Anthropic handler by one that raises errors.
+
+    vLLM's converter reads the chat stream and turns an error there into the text of a validation failure.
+    """
+    messages = getattr(serving, "anthropic_serving_messages", None)
+    if messages is None:
+        return
+    honest = copy.copy(messages)
+
+    async def create_chat_completion(request: Any, raw_request: Any = None) -> Any:
+        result = await messages.create_chat_completion(request, raw_request)
+        if isinstance(result, ErrorResponse | BaseModel):
+            return result
+        return await begun(result, Dialect.OPENAI)
+
+    honest.create_chat_completion = create_chat_completion
+    serving.anthropic_serving_messages = honest
+
+
+def cut_texts_off_loop(serving: State) -> None:
+    """Have a thread tokenize and cut the texts to compare, which vLLM does on the event loop if the model embeds."""
+    scores = getattr(serving, "serving_scores", None)
+    if scores is None:
+        return
+    make = make_async(scores.io_processor.get_request_factory_online, executor=scores.renderer._executor)  # noqa: SLF001
+
+    async def preprocess(processor: Any, context: Any) -> None:
+        context.engine_inputs = await asyncio.gather(*map(processor.render_async, await make(context)))
+
+    scores._preprocessing = preprocess  # noqa: SLF001
+
+
+async def give_up(work: asyncio.Task[Result]) -> None:
+    """Cancel a call, so that its request is aborted; do nothing if it has ended."""
+    work.cancel()
+    with contextlib.suppress(Exception, asyncio.CancelledError):
+        if (stream := (await work).stream) is not None:
+            await stream.aclose()
