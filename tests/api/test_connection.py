@@ -358,8 +358,11 @@ def test_what_has_come_while_the_daemon_was_held_up_is_not_late(
         runner.run(check())
 
 
+H2C = POST.replace("close", "Upgrade, HTTP2-Settings") + "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 ASKS_FOR_ANOTHER = {
-    "h2c": f"{POST}Upgrade: h2c\r\nContent-Length: 3\r\n\r\nabc".replace("close", "Upgrade"),
+    "h2c": f"{H2C}Content-Length: 3\r\n\r\nabc",
+    "h2c-chunked": f"{H2C}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "h2c-without-body": H2C.replace("POST", "GET") + "\r\n",
     "websocket": "GET / HTTP/1.1\r\nHost: melld\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
 }
 
@@ -376,14 +379,31 @@ async def test_whoever_asks_for_another_protocol_goes_on_in_this_one(asked: str)
             assert (await asyncio.to_thread(answer_to, client)).startswith(b"HTTP/1.1 200")
 
 
-async def test_what_comes_behind_a_request_for_another_protocol_is_not_waited_for() -> None:
-    """It may be in that protocol: the connection ends, so that its client sends it again."""
+@pytest.mark.parametrize("before", ["", POST.replace("Connection: close\r\n", "Content-Length: 1\r\n\r\na")])
+@pytest.mark.parametrize("asked", ASKS_FOR_ANOTHER.values(), ids=ASKS_FOR_ANOTHER.keys())
+async def test_what_comes_behind_a_request_for_another_protocol_is_not_waited_for(asked: str, before: str) -> None:
+    """It may be in that protocol: all before it is answered, and the connection ends, so that it is sent again."""
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
-            client.sendall(ASKS_FOR_ANOTHER["websocket"].encode() + f"{POST}Content-Length: 1\r\n\r\na".encode())
+            client.sendall(f"{before}{asked}{POST}Content-Length: 1\r\n\r\na".encode())
             answer = await asyncio.to_thread(answer_to, client)
-    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1, answer
+    wanted = 2 if before else 1
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == wanted, answer
+
+
+async def test_a_request_for_another_protocol_may_come_in_pieces() -> None:
+    """Its connection is kept for the next one, however the network cut it."""
+    async with serving() as (service, connect):
+        service.let.set()
+        with connect() as client:
+            head, _, body = ASKS_FOR_ANOTHER["h2c"].partition("abc")
+            client.sendall(head.encode())
+            await soon(service.asked)
+            client.sendall(f"abc{body}".encode())
+            assert (await asyncio.to_thread(client.recv, 65536)).startswith(b"HTTP/1.1 200")
+            client.sendall(f"{POST}Content-Length: 1\r\n\r\na".encode())
+            assert (await asyncio.to_thread(answer_to, client)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])

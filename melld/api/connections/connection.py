@@ -34,6 +34,7 @@ LINGER_S = 2.0
 # microseconds; extensions of chunks, zeros before their sizes and trailers carry nothing that melld uses.
 WIRE_BYTES_PER_BYTE = 2
 WIRE_BYTES_SPARE = 512 << 10
+END_OF_HEAD, END_OF_CHUNKS = b"\r\n\r\n", b"0\r\n\r\n"
 
 
 class Connection(web.RequestHandler):
@@ -42,8 +43,9 @@ class Connection(web.RequestHandler):
     __slots__ = (
         "_body",
         "_head_timer",
-        "_is_old",
+        "_last",
         "_limits",
+        "_loses",
         "_requests_answered",
         "_requests_seen",
         "_watch",
@@ -67,12 +69,14 @@ class Connection(web.RequestHandler):
         self._head_timer: Patience | None = None
         self._requests_seen = 0
         self._requests_answered = 0
+        self._last: Any = None
+        """Head of the last request, or the parser's error."""
         self._body: StreamReader = EMPTY_PAYLOAD
-        """Body of the last request."""
+        """Its body."""
+        self._loses = False
+        """True once the parser may have dropped what came behind a request for another protocol."""
         self._wire_bytes = 0
         """Bytes received for it since its head; below 0 once it is refused."""
-        self._is_old = False
-        """True if its client speaks HTTP/1.0."""
         self._watch: HalfClosedWatch | None = None
         """Set when the client has closed its sending side."""
 
@@ -93,13 +97,14 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; limit the time of a head and the framing of a body."""
-        if self._wire_bytes < 0:
+        if self._wire_bytes < 0 or self._loses:
             return
+        was_whole, body_bytes = self._body.is_eof(), self._body.total_bytes
         super().data_received(data)
-        if self._request_count != self._requests_seen:
+        if has_head := self._request_count != self._requests_seen:
             self._requests_seen = self._request_count
-            message, self._body = self._messages[-1]
-            self._wire_bytes, self._is_old = 0, getattr(message, "version", HttpVersion11) < HttpVersion11
+            self._last, self._body = self._messages[-1]
+            self._wire_bytes = 0
             self._disarm()
         elif self._head_timer is None and self._awaits_head():
             self._arm()
@@ -107,13 +112,26 @@ class Connection(web.RequestHandler):
             self._wire_bytes += len(data)
             if self._wire_bytes > WIRE_BYTES_PER_BYTE * self._body.total_bytes + WIRE_BYTES_SPARE:
                 self._refuse_framing()
+        if self._body.is_eof() and (has_head or not was_whole):
+            head_bytes = data.find(END_OF_HEAD) + len(END_OF_HEAD) if has_head else 0
+            self._loses = self._may_lose(data, head_bytes, self._body.total_bytes - (0 if has_head else body_bytes))
+
+    def _may_lose(self, data: bytes, head_bytes: int, body_bytes: int) -> bool:
+        """Return True if the parser may have dropped the end of `data`, which completed a request.
+
+        It does so behind one that asks for another protocol (aiohttp 3.14), but for WebSocket.
+        """
+        if self._upgraded or not getattr(self._last, "upgrade", False):
+            return False
+        return not data.endswith(END_OF_CHUNKS) if self._last.chunked else head_bytes + body_bytes != len(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows more than aiohttp declares
         """Keep the connection of a client that has sent all its requests and waits for an answer."""
         waits = self._requests_answered < self._requests_seen and self._body.is_eof()
         if not waits or self.transport is None:
             return None
-        self._watch = HalfClosedWatch(self.transport, self._is_waiting, is_old=self._is_old)
+        is_old = getattr(self._last, "version", HttpVersion11) < HttpVersion11
+        self._watch = HalfClosedWatch(self.transport, self._is_waiting, is_old=is_old)
         return True
 
     def _is_waiting(self) -> bool:
@@ -138,7 +156,9 @@ class Connection(web.RequestHandler):
         What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
         and the connection closed.
         """
-        came_behind, self._message_tail = self._message_tail, b""
+        came_behind = b""
+        if not self._messages:
+            came_behind, self._message_tail = self._message_tail, b""
         try:
             with ReaderWatch(request, self._limits.slow_reader_s):
                 return await super().finish_response(request, resp, start_time)
@@ -146,7 +166,8 @@ class Connection(web.RequestHandler):
             self._requests_answered += 1
             if self._wire_bytes < 0:
                 self._body._exception = None  # noqa: SLF001  the answer is sent: linger as after any other
-            if came_behind or (self._watch is not None and self._requests_answered == self._requests_seen):
+            is_last = self._requests_answered == self._requests_seen
+            if came_behind or (is_last and (self._loses or self._watch is not None)):
                 self.close()
 
     def _awaits_head(self) -> bool:
