@@ -76,10 +76,13 @@ class PromptLogprobs:
             if state is None:  # the request was aborted: the rest is not needed
                 break
             piece = slice(start, start + step)
-            state.logprobs_processor._update_prompt_logprobs(  # noqa: SLF001 - vLLM would pass all of them
-                LogprobsTensors(
-                    tensors.logprob_token_ids[piece], tensors.logprobs[piece], tensors.selected_token_ranks[piece]
-                )
+            some = LogprobsTensors(
+                tensors.logprob_token_ids[piece], tensors.logprobs[piece], tensors.selected_token_ranks[piece]
             )
+            try:
+                state.logprobs_processor._update_prompt_logprobs(some)  # noqa: SLF001 - vLLM would pass all of them
+            except Exception as error:  # noqa: BLE001 - raised where the request's outputs are read, which aborts it
+                state.queue.put(error)
+                break
         output.new_prompt_logprobs_tensors = None
         self._put_back(self._held[output.request_id])

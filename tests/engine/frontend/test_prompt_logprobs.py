@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from vllm import logprobs
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1 import engine, outputs
 from vllm.v1.engine import logprobs as processors
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from melld.engine.frontend import prompt_logprobs
 from melld.engine.frontend.turns import Turns
@@ -97,6 +99,30 @@ def test_the_rest_is_left_when_the_request_is_aborted(turns: int) -> None:
         del held.states["long"]
         assert told(held.logprobs.sift(await held.back.get())) == [("long", [1])]
         assert held.sift(output("long", 2)) == [("long", [2])]
+
+    asyncio.run(main())
+
+
+def test_an_error_ends_its_request_and_no_other() -> None:
+    """A request whose log-probabilities cannot be read, for a bug in its tokenizer say, does not wait for ever."""
+
+    class Broken:
+        def batch_decode(self, *_: Any, **__: Any) -> list[str]:
+            raise RuntimeError("no such token")
+
+        decode = convert_ids_to_tokens = batch_decode
+
+    async def main() -> None:
+        held = Held()
+        queue = RequestOutputCollector(RequestOutputKind.DELTA, "long")
+        held.states["long"].queue = queue
+        held.states["long"].logprobs_processor.tokenizer = Broken()
+        assert held.sift(output("long", 1, tensors()), output("a", 2)) == [("a", [2])]
+        with pytest.raises(RuntimeError, match="no such token"):
+            await asyncio.wait_for(queue.get(), 20)
+        back = await asyncio.wait_for(held.back.get(), 20)
+        assert told(held.logprobs.sift(back)) == [("long", [1])]
+        assert held.sift(output("long", 3)) == [("long", [3])]
 
     asyncio.run(main())
 
