@@ -50,11 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unit_directory(root: Path, environment: Mapping[str, str], *, user: bool) -> Path:
-    """Return the directory of the units, below `root`."""
+    """Return the directory of the units, below `root`.  A relative `XDG_CONFIG_HOME` counts as none, as for systemd."""
     directory = SYSTEM_DIRECTORY
     if user:
-        home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".config")
-        directory = Path(home) / "systemd" / "user"
+        configured = Path(environment.get("XDG_CONFIG_HOME", ""))
+        home = Path(environment.get("HOME") or "~").expanduser().absolute()
+        directory = (configured if configured.is_absolute() else home / ".config") / "systemd" / "user"
     return root / directory.relative_to("/")
 
 
@@ -92,7 +93,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
     make = user_unit if user else system_unit
     source = files("melld").joinpath("systemd")
     wanted = {directory / name: signed(make(source.joinpath(name).read_text(), own_command())) for name in UNITS}
-    found = {path: path.read_text() for path in wanted if path.exists()}
+    found = _found(directory)
     if foreign := _foreign(found):
         _tell_of(foreign, "no unit was written")
         return FAILED
@@ -112,7 +113,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
 
 def _remove(directory: Path, act: _Act, *, user: bool) -> int:
     """Remove our own files; report and keep those that somebody has edited."""
-    found = {path: path.read_text() for name in UNITS if (path := directory / name).exists()}
+    found = _found(directory)
     foreign = _foreign(found)
     for path in found:
         if path not in foreign:
@@ -125,6 +126,11 @@ def _remove(directory: Path, act: _Act, *, user: bool) -> int:
     stop = f"  {manager} stop {' '.join(UNITS)}\n  {manager} disable {' '.join(UNITS)}"
     print(f"\nTo stop and disable what is still active:\n{stop}\n  {manager} daemon-reload")
     return FAILED if foreign else DONE
+
+
+def _found(directory: Path) -> dict[Path, str]:
+    """Return the units that are there; bytes that are not text differ from all that we write."""
+    return {path: path.read_text(errors="replace") for name in UNITS if (path := directory / name).exists()}
 
 
 def _foreign(found: Mapping[Path, str]) -> list[Path]:

@@ -50,8 +50,8 @@ def runtime_directory(configured: str | None, environment: Mapping[str, str]) ->
         return Path(configured).absolute()
     if first := environment.get("RUNTIME_DIRECTORY", "").split(":")[0]:
         return Path(first)
-    if session := environment.get("XDG_RUNTIME_DIR"):
-        return Path(session) / "melld"
+    if (session := Path(environment.get("XDG_RUNTIME_DIR", ""))).is_absolute():  # else it counts as none
+        return session / "melld"
     return Path(f"/tmp/melld-{os.getuid()}")  # noqa: S108  its owner and mode are checked before it is used
 
 

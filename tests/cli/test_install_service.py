@@ -138,6 +138,23 @@ def test_a_users_units_lie_in_the_users_configuration(machine: Machine) -> None:
     assert machine.everything() == {}
 
 
+@pytest.mark.parametrize("named", ["", "relative/config"])
+def test_a_configuration_directory_that_is_not_absolute_counts_as_none(machine: Machine, named: str) -> None:
+    """The XDG specification and systemd pass it over; the units lie where systemd looks for them."""
+    machine.install("--user", XDG_CONFIG_HOME=named, HOME="/home/me")
+    assert set(machine.everything()) == {f"home/me/.config/systemd/user/{name}" for name in UNITS}
+
+
+@pytest.mark.parametrize("flags", [(), ("--remove",)])
+def test_a_file_that_is_no_text_is_somebody_elses(machine: Machine, flags: tuple[str, ...]) -> None:
+    """It is left alone, and told in a line."""
+    machine.system.mkdir(parents=True)
+    unit = machine.system / "melld.socket"
+    unit.write_bytes(b"\xff\xfe")
+    said = machine.install(*flags, code=1)
+    assert (unit.read_bytes(), "Traceback" in said, str(unit) in said) == (b"\xff\xfe", False, True)
+
+
 def test_removing_where_nothing_is_says_so(machine: Machine) -> None:
     """Not an error: it is as it was wanted."""
     assert "There are no units of melld" in machine.install("--remove")

@@ -329,6 +329,7 @@ def test_a_name_too_long_for_a_socket_says_so(directory: Path) -> None:
         (None, {"XDG_RUNTIME_DIR": "/run/user/7"}, "/run/user/7/melld"),
         (None, {}, f"/tmp/melld-{os.getuid()}"),  # noqa: S108
         (None, {"RUNTIME_DIRECTORY": "", "XDG_RUNTIME_DIR": ""}, f"/tmp/melld-{os.getuid()}"),  # noqa: S108
+        (None, {"XDG_RUNTIME_DIR": "relative"}, f"/tmp/melld-{os.getuid()}"),  # noqa: S108
     ],
 )
 def test_daemon_and_command_agree_on_the_directory(
