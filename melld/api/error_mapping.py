@@ -5,12 +5,14 @@ ServingFault                   what vLLM's serving layer reported instead of rai
 pydantic's ValidationError     400, `param` from the place of the first error
 vLLM's VLLMError and the bare  as vLLM's own exception handlers map them (vllm.entrypoints.serve.exception_handling)
 ValueError family
+aiohttp's, TimeoutError        502: what vLLM's fetch of media by URL ends in, if another try may succeed
 anything else                  500, without its message
 """
 
 import re
 from typing import Any
 
+import aiohttp
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -25,6 +27,7 @@ from melld.errors import ConstraintRefused, MelldError, RequestTooLarge, TooMany
 RETRY_AFTER_S = 1
 MAX_REPORTED_ERRORS = 5
 MAX_MESSAGE_CHARACTERS = 2000
+NOT_FETCHED = (aiohttp.ClientError, TimeoutError)
 _PROMPTS = ("messages", "prompt", "input")
 """The fields that may make a request too large."""
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "tools")
@@ -60,6 +63,10 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
     if isinstance(error, EngineDeadError):
         message = "no worker can serve this request now"
         return Answer(503, message, code="no_worker", headers={"Retry-After": str(RETRY_AFTER_S)})
+    if isinstance(error, NOT_FETCHED):
+        why = str(error)[:MAX_MESSAGE_CHARACTERS] or "it took too long"
+        param = next((name for name in _PROMPTS if name in parameters), None)
+        return Answer(502, f"media of the request could not be fetched: {why}", code="media_not_fetched", param=param)
     if is_known(error):
         return answer_in(create_error_response(error), parameters)
     return Answer(500, "Internal server error", code="internal_error")
@@ -80,7 +87,7 @@ def is_known(error: BaseException) -> bool:
         return isinstance(error.reported, ErrorResponse) or is_known(error.reported)
     if isinstance(error, EngineGenerateError):
         return isinstance(error.__cause__, MelldError)
-    on_purpose = (MelldError, VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
+    on_purpose = (MelldError, VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, *NOT_FETCHED)
     return isinstance(error, on_purpose) or any(c.__name__ == "TemplateError" for c in type(error).__mro__)
 
 

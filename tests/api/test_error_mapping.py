@@ -6,9 +6,12 @@ from tests.forked import run_python
 
 # vLLM takes seconds to import, and warns: a process of its own answers for all errors.
 SCRIPT = """
-import json
+import asyncio, json, os, socket
 from http import HTTPStatus
+os.environ["VLLM_MEDIA_FETCH_MAX_RETRIES"] = "1"
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.multimodal.media.connector import MediaConnector
+from vllm.multimodal.media.image import ImageMediaIO
 from vllm.v1.engine.exceptions import EngineGenerateError
 from melld.api.answers import Refusal
 from melld.api.error_mapping import ServingFault, answer_to, needs_traceback
@@ -19,6 +22,15 @@ def raised_from(cause):
     error.__cause__ = cause
     return error
 
+async def fetch(urls):
+    fetches = [MediaConnector().load_from_url_async(url, ImageMediaIO(), fetch_timeout=0.2) for url in urls]
+    return await asyncio.gather(*fetches, return_exceptions=True)
+
+with socket.socket() as silent, socket.socket() as closed:
+    silent.bind(("127.0.0.1", 0)), silent.listen(), closed.bind(("127.0.0.1", 0))
+    urls = [f"http://127.0.0.1:{one.getsockname()[1]}/x.png" for one in (silent, closed)]
+    hangs, refuses = asyncio.run(fetch(urls))
+
 errors = {
     "a bug": RuntimeError("a bug"),
     "a bug in a generator": raised_from(KeyError("a bug")),
@@ -27,6 +39,8 @@ errors = {
     "a client's mistake": ServingFault(ValueError("no such field")),
     "a refusal": Refusal(400, "no such field"),
     "told in words": raised_from(NoJudge()),
+    "a server of images that hangs": hangs,
+    "a server of images that is down": ServingFault(refuses),
 }
 answers = {name: answer_to(error) for name, error in errors.items()}
 print(json.dumps({name: [answers[name].status, needs_traceback(errors[name], answers[name])] for name in errors}))
@@ -45,4 +59,6 @@ def test_the_log_has_whatever_ends_in_500() -> None:
         "a client's mistake": [400, False],
         "a refusal": [400, False],
         "told in words": [503, False],
+        "a server of images that hangs": [502, False],
+        "a server of images that is down": [502, False],
     }
