@@ -130,21 +130,6 @@ class TestTargets:
 
 
 class TestWorkersLives:
-    def test_a_terminal_that_is_closed_harms_no_worker(self, own: DaemonProcess) -> None:
-        """It hangs up on all processes that it has started: the daemon reloads, and requests go on where they are."""
-        expected, before = Stream(own, GREEDY).result(), own.status()["workers"]
-        with slowed(own.faults):
-            stream = Stream(own, GREEDY)
-            stream.wait_chunks(20)
-            workers = [worker["pid"] for worker in before]
-            template = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
-            for pid in (own.process.pid, template, *workers):
-                os.kill(pid, signal.SIGHUP)
-            own.wait_for("reloaded: ")
-        assert stream.result() == expected
-        after = own.status()["workers"]
-        assert [(one["pid"], one["restarts"]) for one in after] == [(one["pid"], one["restarts"]) for one in before]
-
     async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
         async with client_of(own) as client:

@@ -65,6 +65,7 @@ class TemplateProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
+                process_group=0,  # what a terminal, or `timeout`, sends to the daemon's is the daemon's to answer
             )
         except OSError:  # no process or memory is left for it now
             ours.close()

@@ -14,7 +14,6 @@ import gc
 import importlib
 import os
 import selectors
-import signal
 import socket
 import sys
 import warnings
@@ -62,8 +61,6 @@ IMPORTS_OF_KIND = {
 
 def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     """Run the template, in the workers' environment.  `descriptor`: its end of a `SOCK_SEQPACKET` pair."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; workers inherit this
-        signal.signal(number, signal.SIG_IGN)  # the daemon ends, or reads its configuration again
     die_with_parent(daemon_pid)
     setproctitle("melld: template of the workers")
     control = socket.socket(fileno=descriptor)

@@ -59,6 +59,16 @@ async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:
     assert cause == "its template process ended by SIGTERM"
 
 
+async def test_what_is_sent_to_the_daemons_process_group_does_not_reach_the_template() -> None:
+    """Ctrl-C, a hang-up, the SIGTERM of `timeout` and some containers: the daemon answers, and ends its workers."""
+    template = TemplateProcess("cpu", {})
+    template.start()
+    pid = template.pid or 0
+    group = os.getpgid(pid)
+    template.stop()
+    assert group == pid
+
+
 async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates_end() -> None:
     """Its caller was told at once; the others must hear of the end."""
     template = TemplateProcess("cpu", {})
