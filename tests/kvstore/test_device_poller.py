@@ -37,10 +37,30 @@ async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.M
     def broken() -> DeviceReading:
         raise ZeroDivisionError
 
-    readings = await DevicePoller({"cuda:0": broken, "cpu:0": lambda: OK}).read()
+    poller = DevicePoller({"cuda:0": broken, "cpu:0": lambda: OK})
+    readings = await poller.read()
     assert readings["cuda:0"].state is DeviceState.UNAVAILABLE
     assert readings["cpu:0"] == OK
     assert (await asyncio.to_thread(reported.get, timeout=10)).exc_type is ZeroDivisionError
+    assert (await poller.read())["cuda:0"].state is DeviceState.UNAVAILABLE, "it is asked again"
+
+
+async def test_one_thread_asks_one_device_and_ends_with_it() -> None:
+    """To start a thread on busy cores holds the event loop, and a thread that stays too long holds memory."""
+    threads = []
+
+    def source() -> DeviceReading:
+        threads.append(threading.current_thread())
+        return OK
+
+    poller = DevicePoller({"cpu:0": source})
+    for _ in range(3):
+        await poller.read()
+    assert len(threads) == 3
+    [thread] = set(threads)
+    poller.set_source("cpu:0", lambda: OK)
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
 
 
 async def test_a_source_may_come_later() -> None:
