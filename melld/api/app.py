@@ -29,6 +29,7 @@ from melld.api.connections.reach import check_sender_of_form, client_of
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import FORM, parse_form, read_body
 from melld.api.guards.json_text import parse_object
+from melld.api.guards.media import broken_media_refused
 from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
@@ -79,7 +80,8 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     try:
         for acceptor in acceptors:
             acceptor.start()
-        yield api.admission
+        with broken_media_refused():
+            yield api.admission
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):

@@ -176,6 +176,7 @@ def _said_of_entry(errors: list[Any]) -> str:
 _FINER = (
     (re.compile("maximum (context|model) length"), "context_length_exceeded", _PROMPTS),
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
+    (re.compile("media of the request cannot be decoded"), "media_not_decoded", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
     (re.compile("at least one prompt|prompt cannot be empty"), None, ("prompt", "input")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),

@@ -1,4 +1,4 @@
-"""Restricts the media URLs of requests to public addresses, unless the operator allows more.
+"""Restricts the media URLs of requests to public addresses, unless the operator allows more, and refuses broken media.
 
 A client names a URL, and the daemon fetches it from behind the firewall, beside services that trust their own machine.
 Every address is checked when its socket is created, after name resolution, so DNS rebinding and redirects are covered
@@ -6,16 +6,20 @@ too.  A proxy from the environment would resolve names itself, so none is used.
 """
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NoReturn
 
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 from vllm.connections import global_http_connection
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.multimodal.media.audio import AudioMediaIO
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _OTHERS = frozenset({ipaddress.ip_address("168.63.129.16")})
@@ -74,3 +78,26 @@ def is_internal(host: str) -> bool:
         if inner is not None:
             return is_internal(str(inner))
     return not address.is_global or address.is_multicast or address.is_reserved or address in _OTHERS
+
+
+@contextlib.contextmanager
+def broken_media_refused() -> Iterator[None]:
+    """Make vLLM, in this process, refuse what cannot be decoded as a client's mistake."""
+    with contextlib.ExitStack() as undo:
+        for kind in (AudioMediaIO, ImageMediaIO, VideoMediaIO):
+            undo.callback(setattr, kind, "load_bytes", kind.load_bytes)
+            kind.load_bytes = _refusing(kind.load_bytes)
+        yield
+
+
+def _refusing(load: Callable[[Any, bytes], Any]) -> Callable[[Any, bytes], Any]:
+    @functools.wraps(load)
+    def load_bytes(kind: Any, data: bytes) -> Any:
+        try:
+            return load(kind, data)
+        except (ValueError, VLLMError, ImportError, MemoryError):
+            raise
+        except Exception as error:  # libsndfile and FFmpeg have errors of their own, Pillow raises any
+            raise VLLMValidationError(f"media of the request cannot be decoded: {error}") from error
+
+    return load_bytes

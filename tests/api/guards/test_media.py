@@ -1,8 +1,12 @@
 """A client cannot have the daemon fetch what only the daemon can reach; the servers and sockets are real."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import socket
+import wave
+import zlib
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -11,6 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from vllm import envs
 from vllm import exceptions as errors
 from vllm.multimodal.media import connector
@@ -143,3 +148,33 @@ async def test_domains_that_the_operator_has_named_are_not_left(monkeypatch: pyt
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS")
     async with media.media_from_public_addresses(has_domains=True):
         assert not envs.VLLM_MEDIA_URL_ALLOW_REDIRECTS
+
+
+def picture(size: tuple[int, int]) -> bytes:
+    """A PNG of 8 x 8 that says it is of this size."""
+    made = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(made, "PNG")
+    head = b"IHDR" + b"".join(side.to_bytes(4, "big") for side in size) + made.getvalue()[24:29]
+    return made.getvalue()[:12] + head + zlib.crc32(head).to_bytes(4, "big") + made.getvalue()[33:]
+
+
+def sound() -> bytes:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(3200))
+    return made.getvalue()
+
+
+BROKEN = {
+    "too-large-a-picture": ("fetch_image_async", picture((20_000, 20_000))),
+    "a-sound-without-data": ("fetch_audio_async", sound().replace(b"data", b"DATA")),
+}
+
+
+@pytest.mark.parametrize(("fetch", "data"), BROKEN.values(), ids=BROKEN.keys())
+async def test_media_that_cannot_be_decoded_are_a_clients_mistake(fetch: str, data: bytes) -> None:
+    """No 500 with a traceback in the log, as for a bug: whatever kind of error the libraries raise."""
+    url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
+    with media.broken_media_refused(), pytest.raises((ValueError, errors.VLLMError)):
+        await getattr(connector.MediaConnector(), fetch)(url)
