@@ -4,7 +4,8 @@ Owns when the start is over, and which front ends are being made.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from melld.daemon.model import ServedModel
@@ -69,13 +70,13 @@ class FirstLoads:
 
 
 class FrontEnds:
-    """Makes the front end of each model that has been loaded, once.  `do` runs a task.
+    """Makes the front end of each model that has been loaded, once.  `do` runs a task, and tells why it has failed.
 
     `open_model` does it; None until calls can be served.
     """
 
-    def __init__(self, do: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self.open_model: Callable[[ServedModel], Awaitable[None]] | None = None
+    def __init__(self, do: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        self.open_model: Callable[[ServedModel], Coroutine[Any, Any, None]] | None = None
         self._do = do
         self._opening: set[ServedModel] = set()
 
@@ -85,13 +86,9 @@ class FrontEnds:
             model.loaded()
         elif model.is_warm and self.open_model is not None and model not in self._opening:
             self._opening.add(model)
-            self._do(self._open(model, self.open_model))
+            self._do(self.open_model(model)).add_done_callback(partial(self._opened, model))
 
-    async def _open(self, model: ServedModel, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
-        try:
-            await open_model(model)
-        except Exception as error:  # whatever vLLM raises: callers are told, and the task fails with it
+    def _opened(self, model: ServedModel, task: asyncio.Task[None]) -> None:
+        self._opening.discard(model)
+        if not task.cancelled() and (error := task.exception()) is not None:
             model.failed(f"its front end could not be made: {error}", 0.0)
-            raise
-        finally:
-            self._opening.discard(model)

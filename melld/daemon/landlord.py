@@ -9,7 +9,7 @@ Only with several models.  Decides nothing: `melld.landlord` does.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -170,7 +170,7 @@ class LandlordShell:
         self._first.ended(worker)
         self._front_ends.open(tenant.model)
 
-    def serve(self, open_model: Callable[[ServedModel], Awaitable[None]]) -> None:
+    def serve(self, open_model: Callable[[ServedModel], Coroutine[Any, Any, None]]) -> None:
         """Have `open_model` make the front end of each model that is loaded for the first time from now on."""
         self._front_ends.open_model = open_model
         for tenant in self.tenants.values():
@@ -214,10 +214,11 @@ class LandlordShell:
         if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
             leaving.set_result(None)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -13,6 +13,7 @@ from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
 from melld.control.messages import Drain, Load, Resume
 from melld.control.status import DaemonState, ModelState, WorkerState, workers_ready
+from melld.daemon.first_loads import FrontEnds
 from melld.daemon.history import History
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
@@ -240,3 +241,22 @@ async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> 
     assert watched.watch.status().workers[0].memory_bytes == 5
     assert await read(6, 1000) == capacity_bytes // 2, "of its process before"
     assert await read(7, 1000) == capacity_bytes
+
+
+async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -> None:
+    """They would wait for it until their deadline, and the next call tries again."""
+    model, made = Watched().model, []
+
+    async def fail(model: ServedModel) -> None:
+        made.append(model.name)
+        raise OSError("no tokenizer")
+
+    front_ends = FrontEnds(asyncio.get_running_loop().create_task)
+    front_ends.open_model = fail
+    for _ in range(2):
+        waiting = asyncio.ensure_future(model.until_loaded())
+        await asyncio.sleep(0)
+        front_ends.open(model)
+        with pytest.raises(ModelNotLoaded, match="its front end could not be made: no tokenizer"):
+            await waiting
+    assert made == ["demo", "demo"]
