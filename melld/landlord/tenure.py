@@ -106,10 +106,14 @@ class Tenure:
             self.want(heir, now_s)
 
     def make_room(self, model: DeclaredModel, now_s: float) -> None:
-        """Unload the longest unused model beside one that is short of memory, for KV or for its weights."""
+        """Unload the longest unused model beside one that is short of memory, for KV or for its weights.
+
+        Where no request lacks room, those that wait are calls for which a front end is being made.
+        """
         for one in model.instances:
             leaves = any(other.state is S.LEAVING for other in one.house.instances)  # whose memory may be enough
-            short = one.state is S.READY or (one.state is S.CLEARING and not leaves)
+            has_room = not model.first_bytes and one.offered is not None and one.offered[0] > 0
+            short = not leaves if one.state is S.CLEARING else one.state is S.READY and not has_room
             others = (other for other in self._housing.idle(one.house, now_s) if other.model is not model)
             victim = next(others, None) if short else None
             if victim is not None:

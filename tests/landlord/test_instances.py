@@ -112,6 +112,17 @@ def test_no_second_model_leaves_while_the_memory_of_the_first_is_on_its_way() ->
     assert of(e.UnloadModel, told) == ["old@d0"]
 
 
+def test_nobody_leaves_for_calls_that_wait_for_a_front_end() -> None:
+    """They have waited for the load, too, and need no memory that there is not."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.want(CODE)
+    for at_s in range(100, 112):
+        town.pass_time(float(at_s), chat=e.ModelLoad(waiting=1))
+    assert of(e.LoadModel, town.told) == [CODE, CHAT]
+    assert of(e.DrainInstance, town.told) == []
+
+
 def test_granules_that_nobody_needs_are_offered_unless_they_cannot_be_returned() -> None:
     """A worker that did not answer keeps what it has until it is asked again."""
     town = both()
