@@ -5,7 +5,6 @@ to find the address or certificates.
 """
 
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -30,8 +29,6 @@ class NoCluster(MelldError):
 
 def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, allows_open: bool) -> None:
     """Run the launcher.  `descriptor`: its end of a socket pair with the daemon; `run`: names this daemon's actors."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the daemon
-        signal.signal(number, signal.SIG_IGN)
     die_with_parent(daemon_pid)
     setproctitle("melld: launcher")
     daemon = socket.socket(fileno=descriptor)

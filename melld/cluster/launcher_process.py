@@ -56,6 +56,7 @@ async def run_launcher(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
+                start_new_session=True,  # what a terminal, or `timeout`, sends to the daemon's group is the daemon's
             )
         finally:
             os.close(printed)

@@ -40,9 +40,13 @@ class Nobody:
             "raise ImportError('libray.so is broken')",
             "the launcher, which speaks with Ray, ended with exit code 1: ImportError: libray.so is broken",
         ),
+        (
+            "import os; raise SystemExit(os.getpgrp() == os.getpid())",  # signals for the daemon's group spare it
+            "the launcher, which speaks with Ray, ended with exit code 1",
+        ),
         ("import time; time.sleep(60)", "0 of 1 machines joined within 5 s: Ray has let none in, and given no reason"),
     ],
-    ids=["killed", "broken", "hangs"],
+    ids=["killed", "broken", "in a group of its own", "hangs"],
 )
 async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
     monkeypatch: pytest.MonkeyPatch, code: str, told: str
