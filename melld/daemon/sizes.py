@@ -71,8 +71,9 @@ def _downloaded(model: ModelConfig, files: Sequence[str], cache: str | None) -> 
 
     if Path(model.path).exists():
         return None
+    revision = model.vllm_option("revision")
     try:
-        found = (try_to_load_from_cache(model.path, file, cache_dir=cache) for file in files)
+        found = (try_to_load_from_cache(model.path, file, cache_dir=cache, revision=revision) for file in files)
         return next((Path(file).parent for file in found if isinstance(file, str)), None)
     except HFValidationError:
         return None

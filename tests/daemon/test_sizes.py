@@ -77,12 +77,15 @@ def test_weights_are_found_where_vllm_downloads_them(tmp_path: Path) -> None:
     """Else a model too large for one device would be put on one."""
     kept = tmp_path / "models--us--ours"
     (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("abc")
-    (kept / "snapshots" / "abc").mkdir(parents=True)
-    with (kept / "snapshots" / "abc" / "model.safetensors").open("wb") as file:
-        file.truncate(7 << 20)
+    for revision, commit, mebibytes in (("main", "abc", 7), ("other", "def", 9)):
+        (kept / "refs" / revision).write_text(commit)
+        (kept / "snapshots" / commit).mkdir(parents=True)
+        with (kept / "snapshots" / commit / "model.safetensors").open("wb") as file:
+            file.truncate(mebibytes << 20)
     for option in ("download_dir", "download-dir"):
         assert weights_bytes(ModelConfig(path="us/ours", vllm={option: str(tmp_path)}), "auto") == 7 << 20
+        other = {option: str(tmp_path), "revision": "other"}
+        assert weights_bytes(ModelConfig(path="us/ours", vllm=other), "auto") == 9 << 20
     assert weights_bytes(ModelConfig(path="us/ours"), "auto") == 0
 
 
