@@ -240,6 +240,9 @@ def test_a_stream_that_cannot_begin_is_an_error_status(strict: DaemonProcess, ro
     assert answer.json()["error"]["param"] == row.param, answer.body
 
 
+SHOWN = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": None}]}
+
+
 @pytest.mark.parametrize(
     ("name", "body"),
     [
@@ -247,6 +250,7 @@ def test_a_stream_that_cannot_begin_is_an_error_status(strict: DaemonProcess, ro
         ("temperature", chat(temperature=-1)),
         ("too-long", messages({"role": "user", "content": "word " * 40_000}) | {"stream": True}),
         ("unknown-role", messages({"role": "wizard", "content": "x"})),
+        ("an-image-without-its-source", messages({"role": "user", "content": [SHOWN]})),
     ],
 )
 def test_anthropic_clients_get_anthropic_errors(strict: DaemonProcess, name: str, body: dict[str, Any]) -> None:

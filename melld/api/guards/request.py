@@ -112,6 +112,10 @@ def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: 
             raise bad(f"messages.{index}.role", f"role must be one of {', '.join(sorted(roles))}")
         if not isinstance(message.get("content"), str | list | None):
             raise bad(f"messages.{index}.content", "content must be a string or a list of parts")
+        shown = [one for part in _listed(message.get("content")) for one in _listed(_inside(part, "content"))]
+        budget.spend(len(shown), "messages")
+        if any(_inside(one, "type") == "image" and not isinstance(one.get("source", {}), dict) for one in shown):
+            raise bad(f"messages.{index}.content", "the source of a tool's image must be an object")
 
 
 def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
