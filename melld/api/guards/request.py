@@ -53,7 +53,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     _check_refused(body, trust)
     _check_ids(body)
     if "messages" in body:
-        _check_messages(body["messages"], ROLES | set(limits.extra_roles), budget)
+        _check_messages(body["messages"], limits, budget)
     if not trust.local_media:
         for name in ("messages", "input", *TEXTS):
             _check_media(body.get(name), name, budget)
@@ -98,12 +98,14 @@ def _check_ids(body: dict[str, Any]) -> None:
         check_request_id(body.get(name), name)
 
 
-def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: Budget) -> None:
+def _check_messages(messages: object, limits: ServerConfig, budget: Budget) -> None:
+    roles = ROLES | set(limits.extra_roles)
     if not isinstance(messages, list):
         raise bad("messages", "messages must be a list")
     if not messages:
         raise bad("messages", "messages is empty")
     budget.spend(len(messages), "messages")
+    count = 0
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise bad(f"messages.{index}", "each message must be an object")
@@ -112,7 +114,10 @@ def _check_messages(messages: object, roles: frozenset[str] | set[str], budget: 
             raise bad(f"messages.{index}.role", f"role must be one of {', '.join(sorted(roles))}")
         if not isinstance(message.get("content"), str | list | None):
             raise bad(f"messages.{index}.content", "content must be a string or a list of parts")
-        shown = [one for part in _listed(message.get("content")) for one in _listed(_inside(part, "content"))]
+        parts = _listed(message.get("content"))
+        count += 1 + len(parts)
+        _check_count(count, "messages", limits)
+        shown = [one for part in parts for one in _listed(_inside(part, "content"))]
         budget.spend(len(shown), "messages")
         if any(_inside(one, "type") == "image" and not isinstance(one.get("source", {}), dict) for one in shown):
             raise bad(f"messages.{index}.content", "the source of a tool's image must be an object")
@@ -125,12 +130,16 @@ def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
     objects = [one for one in entries if isinstance(one, dict)]
     calls = [call for one in objects for call in _listed(one.get("tool_calls"))]
     count = len(objects) + len(calls) + sum(len(_listed(one.get("content"))) for one in objects)
-    if count > limits.max_message_parts:
-        raise bad(name, f"{name} holds at most {limits.max_message_parts} messages, parts and tool calls, not {count}")
+    _check_count(count, name, limits)
     arguments = [_inside(call, "arguments") for call in (*objects, *(_inside(call, "function") for call in calls))]
     characters = sum(len(one) for one in arguments if isinstance(one, str))
     if characters > limits.max_tool_arguments:
         raise bad(name, f"the arguments of tool calls have at most {limits.max_tool_arguments} characters together")
+
+
+def _check_count(count: int, name: str, limits: ServerConfig) -> None:
+    if count > limits.max_message_parts:
+        raise bad(name, f"{name} holds at most {limits.max_message_parts} messages, parts and tool calls, not {count}")
 
 
 def _listed(value: object) -> list[Any]:

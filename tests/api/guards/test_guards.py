@@ -167,6 +167,7 @@ WORST: dict[str, Callable[[], dict[str, Any]]] = {
     "choice": lambda: {"structured_outputs": {"choice": ["option"] * MANY}},
     "messages": lambda: {"messages": [{"role": "user", "content": ""}] * MANY},
     "parts": lambda: {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * MANY}]},
+    "shown": lambda: {"messages": [{"role": "tool", "content": [{"content": [NODE] * MANY}]}]},
     "part-names": lambda: {"messages": [{"role": "user", "content": [{f"{i}url": "" for i in range(MANY)}]}]},
     "input": lambda: {"input": [{"role": "user", "content": [NODE] * MANY}]},
     "tokens": lambda: {"input": [5] * 4_000_000},
