@@ -189,7 +189,10 @@ class BoundaryKeeper:
             self._busy = False
 
     async def _prefill(self, worker: WorkerId, workers: int, notes: list[str]) -> PrefillTable:
-        """Measure one worker's table; empty if not even one request leaves room: the defaults are more careful."""
+        """Measure one worker's table; empty if not even one request leaves room: the defaults are more careful.
+
+        A busier worker computes no more for moves: where it seems to, a figure was disturbed, and the lower one stands.
+        """
         seconds = min(MOST_PREFILL_S, PREFILL_S / (workers * len(BATCHES)))
         table: list[tuple[int, int]] = []
         for batch in BATCHES:
@@ -204,7 +207,8 @@ class BoundaryKeeper:
             if measured is None:
                 break
             found = msgspec.convert(measured, wire.PrefillMeasured)
-            table.append((batch, max(int(found.tokens / found.seconds * self._settings.epoch_s), 1)))
+            tokens = max(int(found.tokens / found.seconds * self._settings.epoch_s), 1)
+            table.append((batch, min(tokens, table[-1][1]) if table else tokens))
         return tuple(table) if len(table) > 1 else ()
 
     async def _link(self, pair: Pair, seconds: float, notes: list[str]) -> int | None:
