@@ -158,9 +158,10 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
     rate = len(blocks) * pair.there("block_bytes") / 0.3
     pair.there("pull_begin", name, pair.here("handle"), blocks, into, rate)
     said = [len(one.answer.tokens) for one in (running, near, far)]
-    while pair.there("pull_runs"):
-        pair.step()
+    pair.step(3)
     assert all(len(one.answer.tokens) > before for one, before in zip((running, near, far), said, strict=True))
+    while pair.there("pull_runs"):
+        pass
     assert pair.there("pull_end", name).blocks == len(blocks) == 21
     plan.copied(places, facts.block_epoch)
     pair.complete(running, plan)
