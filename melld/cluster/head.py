@@ -4,6 +4,7 @@ Ray's own errors come late and are long.  Owns the question.  Loads nothing of R
 to find the address or certificates.
 """
 
+import functools
 import os
 import socket
 import sys
@@ -42,7 +43,7 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
     tell(daemon, HeadFound())
     from melld.cluster.launcher import launch
 
-    launch(daemon, found, run, kind)
+    launch(daemon, functools.partial(tell, daemon), found, run, kind)
 
 
 def tell(daemon: socket.socket, message: msgspec.Struct) -> None:

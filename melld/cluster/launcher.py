@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -18,28 +18,28 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from melld.cluster.actor import AgentActor
 from melld.cluster.envelopes import AgentEnded, Joined, Launch, LauncherFailed, Node, Nodes
-from melld.cluster.head import tell
 from melld.engine.wire.frames import FrameDecoder
 
 LOOK_S = 0.5
 """Period of looking at nodes and agents."""
 
 
-def launch(daemon: socket.socket, address: str, run: str, kind: str) -> None:
-    """Launch agents until the daemon closes its end; `head.main` has begun the process."""
+def launch(daemon: socket.socket, tell: Callable[[msgspec.Struct], None], address: str, run: str, kind: str) -> None:
+    """Launch agents until the daemon closes its end; `head.main` has begun the process.  `tell` sends to the daemon."""
     os.environ.pop("RAY_ADDRESS", None)  # Ray would take it in place of ours
     try:
-        Launcher(daemon, run, kind).run(address)
+        Launcher(daemon, tell, run, kind).run(address)
     except Exception as error:  # noqa: BLE001  Ray's many: a successor tries again
-        tell(daemon, LauncherFailed(f"Ray: {type(error).__name__}: {told_by(error)}"))
+        tell(LauncherFailed(f"Ray: {type(error).__name__}: {told_by(error)}"))
     os._exit(0)  # Ray's own threads would wait for a head that may be gone
 
 
 class Launcher:
     """A driver of the cluster."""
 
-    def __init__(self, daemon: socket.socket, run: str, kind: str) -> None:
+    def __init__(self, daemon: socket.socket, tell: Callable[[msgspec.Struct], None], run: str, kind: str) -> None:
         self._daemon = daemon
+        self._tell = tell
         self._run = run
         self._resource = "GPU" if kind == "cuda" else "melld_device"
         self._running: dict[Any, str] = {}  # the result of an agent's actor: its node
@@ -48,7 +48,7 @@ class Launcher:
     def run(self, address: str) -> None:
         """Work until the daemon closes its end."""
         ray.init(address=address, namespace="melld", log_to_driver=False, logging_level="ERROR")
-        tell(self._daemon, Joined(ray.util.get_node_ip_address()))
+        self._tell(Joined(ray.util.get_node_ip_address()))
         decoder = FrameDecoder(Launch)
         self._daemon.settimeout(LOOK_S)
         while True:
@@ -66,14 +66,14 @@ class Launcher:
         nodes = Nodes(tuple(self._nodes()))
         if nodes != self._told:
             self._told = nodes
-            tell(self._daemon, nodes)
+            self._tell(nodes)
         ended, _ = ray.wait(list(self._running), timeout=0) if self._running else ([], [])
         for one in ended:
             try:
                 reason = str(ray.get(one))
             except ray.exceptions.RayError as error:
                 reason = f"its actor died: {told_by(error)}"
-            tell(self._daemon, AgentEnded(self._running.pop(one), reason))
+            self._tell(AgentEnded(self._running.pop(one), reason))
 
     def _nodes(self) -> Iterator[Node]:
         for node in ray.nodes():
