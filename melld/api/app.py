@@ -133,13 +133,11 @@ class Api:
                 raise
             task.uncancel()
             response = await self._fail(exchange, shutting_down())
-        except ConnectionError:
-            # The client left during the answer; aiohttp ends the connection.
-            self._counts.disconnects.inc()
-            raise
-        except Exception as error:  # noqa: BLE001 - the API's error middleware
-            if request.transport is None:
+        except Exception as error:  # the API's error middleware
+            if request.transport is None or request.transport.is_closing():
                 self._counts.disconnects.inc()
+                if isinstance(error, ConnectionError):  # of this connection, which aiohttp ends, and not of a fetch
+                    raise
             # vLLM's serving classes turn a cancellation into an error of their own.
             response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
         self._counts.answered(exchange.route, response.status)

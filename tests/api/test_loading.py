@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import urllib.error
 import urllib.request
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import ClientConnectionResetError
 
 from melld.api import app
 from melld.daemon.model import ModelNotLoaded
@@ -21,9 +23,10 @@ class Absent:
     names = ("slow",)
     serving: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, failure: Exception | None = None) -> None:
         self.asked = asyncio.Event()
         self.known = asyncio.Event()
+        self._failure = failure or ModelNotLoaded("slow could not be loaded: no weights", 7.0)
 
     def called(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -31,7 +34,7 @@ class Absent:
     async def until_loaded(self) -> None:
         self.asked.set()
         await self.known.wait()
-        raise ModelNotLoaded("slow could not be loaded: no weights", 7.0)
+        raise self._failure
 
     def check_queue(self, _client: str, _priority: int) -> None:
         """There is always room."""
@@ -84,3 +87,15 @@ async def test_a_call_is_told_why_its_model_is_not_there() -> None:
     with refused.value as error:
         assert (error.code, error.headers["Retry-After"]) == (503, "7")
         assert b"model_not_loaded" in error.read()
+
+
+async def test_a_lost_connection_of_the_daemons_own_is_not_its_clients() -> None:
+    """A server of images that closes as it is asked ends in an answer, and nobody is said to have left."""
+    model = Absent(ClientConnectionResetError("Cannot write to closing transport"))
+    model.known.set()
+    async with served(model) as url:
+        calling = asyncio.to_thread(urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=20)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await calling
+    with refused.value as error:
+        assert (error.code, json.load(error)["error"]["code"]) == (502, "media_not_fetched")
