@@ -172,6 +172,8 @@ def available_bytes(root: Path = Path("/")) -> int:
     for group in (own, *own.parents):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
             left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+            held = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            left += int(held["active_file"]) + int(held["inactive_file"])  # cached files, such as weights once read
             available = min(available, max(left, 0))
     return available
 

@@ -49,14 +49,15 @@ def test_seventy_billion_parameters_take_two_large_cards_or_eight_small_ones() -
 def test_memory_that_a_service_may_not_take_is_not_counted_on(
     tmp_path: Path, group: str, limit: str, available: int
 ) -> None:
-    """`MemoryMax=` of the unit, or of what is around it, ends a daemon that takes more."""
+    """`MemoryMax=` of the unit, or of what is around it, ends a daemon that takes more than the files cached there."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  4 kB\n")
     (tmp_path / "proc" / "self" / "cgroup").write_text("1:name=systemd:/x\n0::/system.slice/melld.service\n")
     directory = tmp_path / "sys" / "fs" / "cgroup" / group
     directory.mkdir(parents=True)
     (directory / "memory.max").write_text(f"{limit}\n")
-    (directory / "memory.current").write_text("1000\n")
+    (directory / "memory.current").write_text("1800\n")
+    (directory / "memory.stat").write_text("anon 1000\nfile 800\ninactive_file 500\nactive_file 300\n")
     assert sizes.available_bytes(tmp_path) == available
 
 
