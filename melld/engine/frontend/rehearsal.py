@@ -48,7 +48,8 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
                 "[model] path",
                 "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
             )
-        if vllm_config.model_config.attn_type in ("encoder_only", "attention_free"):
+        keeps_no_kv = vllm_config.model_config.attn_type in ("encoder_only", "attention_free")
+        if keeps_no_kv and not vllm_config.model_config.is_multimodal_model:  # vLLM says so of ColPali, too
             raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)

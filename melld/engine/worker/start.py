@@ -108,6 +108,8 @@ def build_engine(
         executor = arena.hold_kv_of(executor)
     tell("loading the model")
     engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
+    if not engine.scheduler.kv_cache_config.kv_cache_groups:
+        raise ValueError("an encoder alone, as BERT is, keeps no KV: melld serves models that do")
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
     engine.engine_index = 0
