@@ -178,7 +178,7 @@ _FINER = (
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
     (re.compile("media of the request cannot be decoded"), "media_not_decoded", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
-    (re.compile("at least one prompt|prompt cannot be empty"), None, ("prompt", "input")),
+    (re.compile("at least one prompt|prompt cannot be empty|empty conversation"), None, ("prompt", "input")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),
     (re.compile(r"(?i)grammar|json.schema|structural.tag|regex"), "invalid_grammar", _CONSTRAINTS),
 )

@@ -85,6 +85,7 @@ MESSAGES = [
     Row("unknown-role", CHAT, messages({"role": "wizard", "content": "x"}), "messages.0.role"),
     Row("content-an-integer", CHAT, messages({"role": "user", "content": 5}), "messages.0.content"),
     Row("message-a-string", CHAT, messages("Hello"), "messages.0"),
+    Row("no-message-in-an-input", "/v1/responses", {"input": []}, "input"),
     Row("prompt-missing", COMPLETIONS, {"model": MODEL}, "prompt"),
 ]
 PARAMETERS = [
