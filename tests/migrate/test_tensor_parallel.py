@@ -36,7 +36,8 @@ class Group:
 
     def ranks(self, worker: str) -> list[int]:
         """The processes of the worker's ranks."""
-        return [child for child in with_children(self.pid(worker))[1:] if os.getsid(child) == child]
+        children = with_children(self.pid(worker))[1:]
+        return [child for child in children if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text()]
 
     def worker_of(self, stream: Stream) -> str:
         """Where the stream's request runs."""

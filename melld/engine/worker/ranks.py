@@ -79,18 +79,13 @@ _begun = False
 
 
 def begin(worker_pid: int, not_ours: Sequence[int] = ()) -> None:
-    """Tie this rank to its worker, and keep Ctrl-C in a terminal, which is for the daemon, from it.
-
-    What a rank forks is left alone.
-    """
+    """Tie this rank to its worker; leave alone what a rank forks."""
     global _begun  # noqa: PLW0603  a rank is a process
     if _begun:
         return
     _begun = True
     for file in not_ours:
         os.close(file)
-    if os.getsid(0) != os.getpid():
-        os.setsid()
     die_with_parent(worker_pid)
 
 
