@@ -1,13 +1,17 @@
-"""How parts of an arena are freed: KV memory of a device, in a file that the daemon makes and workers map.
+"""How parts of an arena are freed, or not shared: KV memory of a device, in the daemon's file that workers map.
 
 What nobody has written to takes no memory, and reads as zeros.
 """
 
 import ctypes
+import mmap
 import os
 
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_size_t
+_libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
 def punch(file: int, offset: int, nbytes: int) -> None:
@@ -20,3 +24,15 @@ def punch(file: int, offset: int, nbytes: int) -> None:
     if _libc.fallocate(file, _PUNCH_HOLE_KEEP_SIZE, start, length):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot free {nbytes} bytes of the arena: {os.strerror(code)}")
+
+
+def keep_to_itself(address: int, nbytes: int) -> None:
+    """Have this process no longer share what it has mapped there: it gets zeros of its own.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")

@@ -5,8 +5,8 @@ Arithmetic alone.  Every engine sees the whole arena as its KV cache, cut into b
     granules   |  0 nobody's  |      1       |      2       |      3       |
     blocks     | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ...            usable: all granules that it touches granted
 
-Block 0 is every engine's null block.  In the rest of granule 0 lie blocks whose content matters to no one (`scratch`):
-engines write there before they are granted anything, each over the others'.
+Block 0 is every engine's null block.  In the rest of granule 0 lie blocks to try an engine out with before it has any
+(`scratch`).  Each engine has a granule 0 of its own: what it computes there must not depend on the others.
 """
 
 import collections

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tests.small_model import HIDDEN, make_small_model
 WIDE = 88_000
 """So wide is the hidden layer of a model whose weights take more than all else of its process: 135 MB."""
 WEIGHTS_BYTES = 3 * 4 * WIDE * HIDDEN
+NOBODYS_BYTES = 2 << 20
+"""Of an arena: its first granule."""
 
 
 @contextlib.contextmanager
@@ -116,6 +119,36 @@ def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: Daemon
     assert running.result().error is None
     wide = Stream(dozy, {**GREEDY, "model": "wide", "max_tokens": 8})
     assert wide.result().error is None
+
+
+@contextlib.contextmanager
+def scribbled(daemon: DaemonProcess) -> Iterator[None]:
+    """The part of its arena that is granted to nobody, as all engines together might use it: written over and over."""
+    files = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
+    (file,) = [os.open(one, os.O_RDWR) for one in files if "melld-arena" in str(one.readlink())]
+    over = threading.Event()
+
+    def scribble() -> None:
+        while not over.is_set():
+            os.pwrite(file, os.urandom(NOBODYS_BYTES // 8), NOBODYS_BYTES // 8)
+
+    scribbler = threading.Thread(target=scribble)
+    scribbler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        scribbler.join()
+        os.close(file)
+
+
+def test_what_other_engines_try_out_ends_no_worker_that_wakes(dozy: DaemonProcess) -> None:
+    """It makes a token before it has any memory to itself, and must make the same one as when it began to doze."""
+    before, process = asked(dozy), worker(dozy)
+    with scribbled(dozy):
+        until(dozy, "dozing")
+        assert asked(dozy) == before
+    assert worker(dozy)["pid"] == process["pid"]
 
 
 def test_a_process_that_is_killed_while_it_dozes_is_replaced(dozy: DaemonProcess) -> None:

@@ -7,6 +7,7 @@ nothing differs.
 
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.arena_file import keep_to_itself
 from melld.engine.wire.spec import ArenaSpec
 from melld.engine.worker.residency.memory import over
 from melld.landlord.blocks import BlockMap
@@ -33,6 +34,7 @@ class ArenaMemory:
         self.spec = spec
         self.file = open_file(spec.path, spec.inode)
         self.storage = map_file(f"/proc/self/fd/{self.file}", spec.nbytes)
+        keep_to_itself(self.storage.data_ptr(), spec.granule_bytes)  # granule 0: each engine tries itself out there
         self.failure = ""
         """Why the engine's KV is not in it."""
 

@@ -69,7 +69,7 @@ class LentBlocks:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Let vLLM use what is nobody's meanwhile, for a request whose answer does not matter."""
+        """Let vLLM use the scratch blocks meanwhile, for a request of the worker's own."""
         assert not self.granted
         self._let_go(self.map.scratch)
         yield
