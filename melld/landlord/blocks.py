@@ -43,6 +43,11 @@ class BlockMap(msgspec.Struct, frozen=True, gc=False):
         """Return the blocks in granule 0 that touch no engine's null block: a granule is at least eight blocks."""
         return range(-(-self.granule_bytes // 8 // self.block_bytes), self.granule_bytes // self.block_bytes)
 
+    @property
+    def trials(self) -> range:
+        """Return the scratch blocks that trials of links may overwrite: a worker's own first token is in the others."""
+        return self.scratch[1:]
+
 
 def choose_granules(
     blocks: BlockMap, granted: Collection[int], count: int, live: Mapping[int, bool], cached: Collection[int]

@@ -49,7 +49,7 @@ class Parts:
         memory = self.shared.memory
         assert arena is None or memory is not None, self.shared.failure
         self.lent = lent = LentBlocks(engine, arena, memory, epochs) if arena and memory else None
-        residency = Residency(engine, epochs, lent.map.scratch if lent is not None else ())
+        residency = Residency(engine, epochs, lent.map.trials if lent is not None else ())
         ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
         self.budget = budget = StepBudget(engine, spec.step_limit, lambda: len(residency.expected), ages)
         self.links = links = Links(self.shared, spec.copy_rules, residency, self.inbox.put, say)

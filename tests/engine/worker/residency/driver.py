@@ -194,7 +194,7 @@ class Worker:
         self.memory, self.handle_bytes = shared.memory, shared.handle
         epochs = BlockEpochs()
         self.lent = lent = LentBlocks(self.engine, arena, self.memory, epochs) if arena else None
-        self.residency = Residency(self.engine, epochs, lent.map.scratch if lent else ())
+        self.residency = Residency(self.engine, epochs, lent.map.trials if lent else ())
         self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
         self.said: list[Any] = []
         self.borrower = Borrower(lent, self.said.append)
@@ -464,6 +464,14 @@ class Worker:
         with self.lent.borrowed():
             self.add(request_id, prompt, {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}, {})
             return [token for output in self.step(20) for token in output["tokens"]]
+
+    def writes_to_trials(self, request_id: str, prompt: list[int]) -> bool:
+        """Whether a request before anything is granted computes where links are tried."""
+        blocks, size = self.residency.borrow_scratch(8), self.memory.layout.block_bytes
+        assert len(blocks) > 1
+        tried = self.memory.region[blocks[0] * size : (blocks[-1] + 1) * size].zero_()
+        self.use_scratch(request_id, prompt)
+        return bool(tried.any())
 
     def blocks_in_tables(self) -> set[int]:
         """Every block that a request has."""

@@ -180,6 +180,12 @@ def test_before_anything_is_granted_a_request_waits_and_the_first_token_needs_no
     assert pair.finish(running) == [expected]
 
 
+def test_a_link_that_is_tried_overwrites_nothing_that_the_engine_makes_a_token_from(house: House) -> None:
+    """A sibling may come up as this worker begins to doze: the token that it notes must be the one that it wakes to."""
+    house.near.settle(house.small, 0)
+    assert not house.small("writes_to_trials", "noted", list(PROMPT[:4]))
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, pair: Pair, seed: int) -> None:
     """Two models, sometimes so short that vLLM pushes requests out: every answer is that of a quiet run."""
