@@ -83,9 +83,10 @@ class Queueing:
             if self._policy.too_late(request):
                 self._shed(request, Reason.TOO_LATE)
                 continue
-            if self.allocate(request, Reason.ROOM):
+            has_hope = self._cluster.could_hold(request.kv_bytes)  # else the policy need not look
+            if has_hope and self.allocate(request, Reason.ROOM):
                 continue
-            if self._cluster.could_hold(request.kv_bytes) and not self.promises.made(request):
+            if has_hope and not self.promises.made(request):
                 if self._suspensions.made(request) and self.allocate(request, Reason.ROOM):
                     continue
                 break

@@ -149,6 +149,20 @@ def test_who_could_be_held_by_nobody_now_does_not_block_the_queue() -> None:
     assert placed(scheduler.handle(e.WorkerResumed(1.0, "large"))) == {"big": "large"}
 
 
+def test_who_could_be_held_by_nobody_costs_the_policy_nothing() -> None:
+    """While a model's only worker is drained a thousand may wait, and each event would ask for each of them."""
+    scheduler = scheduler_with(workers=1)
+    scheduler.handle(e.WorkerDraining(0.0, "w0"))
+    for name in "abc":
+        arrive(scheduler, name, 100)
+    allocate, asked = scheduler.policy.allocate, list[str]()
+    scheduler.policy.allocate = lambda request, reason: asked.append(request.id) or allocate(request, reason)
+    scheduler.handle(e.EpochStarted(1.0))
+    assert asked == []
+    scheduler.handle(e.WorkerResumed(2.0, "w0"))
+    assert asked == ["a", "b", "c"]
+
+
 def test_an_empty_worker_is_retired_after_the_delay() -> None:
     """A worker about to be needed again does not sleep."""
     scheduler = scheduler_with(cluster=ClusterSettings(retire_after_s=10.0))
