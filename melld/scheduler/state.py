@@ -66,8 +66,8 @@ class Request(msgspec.Struct, eq=False):
     """A sequence.  `kv_bytes` never shrinks.  Counts on `worker` and, while it moves, on `destination` too.
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
-    arrived, or lost its last worker.  `suspensions`: how often it was suspended, the last time at `suspended_s`.
-    `promises`: how often room was promised to it.
+    arrived, or lost its last worker.  `placed_s`: when it was last given one.  `suspensions`: how often it
+    was suspended, the last time at `suspended_s`.  `promises`: how often room was promised to it.
     """
 
     id: RequestId
@@ -79,7 +79,7 @@ class Request(msgspec.Struct, eq=False):
     prompt_tokens: int = 0
     cached_tokens: Mapping[WorkerId, int] = {}
     waits_since_s: float = 0.0
-    placed_s: float = 0.0
+    placed_s: float = float("-inf")
     moved_s: float = 0.0
     suspended_s: float = 0.0
     promises: int = 0

@@ -46,7 +46,7 @@ def test_a_new_request_waits_for_any_worker() -> None:
     new = request()
     assert (new.id, new.kv_bytes, new.priority, new.sequence) == ("r0", 100, 1, 5)
     assert (new.state, new.worker, new.destination, new.pinned) == (RequestState.WAITING, None, None, False)
-    assert (new.arrived_s, new.placed_s, new.moved_s) == (0.0, 0.0, 0.0)
+    assert (new.arrived_s, new.placed_s, new.moved_s) == (0.0, float("-inf"), 0.0)
     assert (new.client, new.prompt_tokens, dict(new.cached_tokens)) == ("", 0, {})
     told = Request(RequestId("r1"), 1, 0, 6, 2.5, "key", 30, {WorkerId("w0"): 20})
     assert (told.arrived_s, told.client, told.prompt_tokens, told.cached_tokens) == (2.5, "key", 30, {"w0": 20})

@@ -239,4 +239,4 @@ class Dispatch:
 
 def has_begun(request: Request) -> bool:
     """Return True if the request had a worker before, and may have shown its client tokens."""
-    return request.placed_s > 0.0
+    return request.placed_s > float("-inf")

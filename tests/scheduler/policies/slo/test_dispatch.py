@@ -276,7 +276,7 @@ def test_a_waiting_request_is_too_late_if_no_idle_worker_could_serve_it_in_time(
     assert dispatch.too_late(newcomer(10, 8.89), 0.5)
     assert not dispatch.too_late(newcomer(10, 8.89), 0.48)
     begun = newcomer(10, 0.0)
-    begun.placed_s = 1.0
+    begun.placed_s = 0.0  # the first second of a simulation
     assert not dispatch.too_late(begun, 0.5)
 
 
