@@ -110,9 +110,9 @@ class Suspensions:
         if cluster.sleeping(request.kv_bytes) is not None or not self._policy.suspends(request):
             return False
         may_be_promised = priorities.hole_s and request.promises < MOST_PROMISES
-        if may_be_promised and self._policy.hole(request, priorities.hole_s) is not None:
-            return False
-        fewest = min(self._sufficient(request), key=lambda one: (one[0].kv_bytes, one[0].sequence), default=None)
+        has_hole = may_be_promised and self._policy.hole(request, priorities.hole_s) is not None
+        found = [] if has_hole else self._sufficient(request)
+        fewest = min(found, key=lambda one: (one[0].kv_bytes, one[0].sequence), default=None)
         if fewest is None:
             self._next_look_s = cluster.now_s + LOOK_S
             return False

@@ -131,3 +131,17 @@ def test_a_promise_dies_with_its_worker() -> None:
     scheduler.handle(e.WorkerDown(1.0, WorkerId("w1")))
     scheduler.handle(e.WorkerUp(2.0, WorkerId("w1"), 1000, 100))
     assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
+
+
+def test_while_a_promise_stands_a_hole_for_another_is_looked_for_seldom() -> None:
+    """That takes milliseconds where many run, and events come by the hundred in a second."""
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    hole, asked = scheduler.policy.hole, list[str]()
+    scheduler.policy.hole = lambda request, most_s: asked.append(request.id) or hole(request, most_s)
+    arrive(scheduler, "high", 450, 1.0, priority=-1)
+    for at_s in (1.0, 1.05, 1.09):
+        scheduler.handle(e.EpochStarted(at_s))
+    assert asked == ["high"]
+    scheduler.handle(e.EpochStarted(1.2))
+    assert asked == ["high", "high"]
