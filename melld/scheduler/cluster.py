@@ -182,7 +182,7 @@ class Cluster(Occupancy):
         self.draining.pop(worker.id, None)
         self.active.pop(worker.id, None)
         self._empty.pop(worker.id, None)
-        self.room.note(worker)
+        self.room.note_all()  # a note is by name, which a successor may have before the next look
         return displaced
 
     def _displace(self, request: Request, worker: Worker) -> None:

@@ -159,3 +159,14 @@ def test_a_worker_that_can_run_nothing_is_not_woken_for_an_operator() -> None:
     arrive(scheduler, "a", 10)
     scheduler.handle(e.WorkerUp(0.0, WorkerId("w1"), CAPACITY, 0))
     assert scheduler.handle(e.MoveAsked(1.0, RequestId("a"), WorkerId("w1"))) == []
+
+
+def test_room_of_a_worker_that_died_is_not_its_successor_s() -> None:
+    """Else requests are counted on the dead one's record, and the living one's memory is given out twice."""
+    cluster = Cluster()
+    for number in range(6):
+        cluster.activate(cluster.add_worker(e.WorkerUp(0.0, WorkerId(f"w{number}"), CAPACITY)), Reason.SERVICE)
+    assert list(cluster.room.tightest(0)) == list(cluster.active.values())
+    cluster.remove_worker(cluster.workers[WorkerId("w5")])
+    cluster.activate(cluster.add_worker(e.WorkerUp(1.0, WorkerId("w5"), CAPACITY)), Reason.SERVICE)
+    assert list(cluster.room.tightest(0)) == list(cluster.active.values())
