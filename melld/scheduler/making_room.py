@@ -71,11 +71,13 @@ class Promises:
         request, worker = self._request, self._worker
         if request is None or worker is None:
             return None
-        if self._cluster.workers.get(worker.id) is worker:
+        is_alive = self._cluster.workers.get(worker.id) is worker
+        if is_alive:
             self._cluster.promise(worker, 0)
         waits = request.state is RequestState.WAITING and self._cluster.requests.get(request.id) is request
         lasts = self._cluster.now_s <= self._until_s and self._aborted < MOST_ABORTED
-        if waits and lasts and worker.state is Duty.ACTIVE and request.kv_bytes <= worker.capacity_bytes:
+        has_room = is_alive and worker.state is Duty.ACTIVE and request.kv_bytes <= worker.capacity_bytes
+        if waits and lasts and has_room:
             return request
         self._request = self._worker = None
         return None

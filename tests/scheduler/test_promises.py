@@ -8,6 +8,7 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.making_room import MOST_ABORTED, MOST_S
 from melld.scheduler.priorities import Priorities
+from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
 
@@ -145,3 +146,16 @@ def test_while_a_promise_stands_a_hole_for_another_is_looked_for_seldom() -> Non
     assert asked == ["high"]
     scheduler.handle(e.EpochStarted(1.2))
     assert asked == ["high", "high"]
+
+
+def test_the_promise_of_a_dead_worker_ends_whatever_its_successor_is() -> None:
+    """Else others pass the large one for seconds, for room that will never be, and the dead worker is counted on."""
+    scheduler = fragmented()
+    queue(scheduler, "large", 700)
+    dead = scheduler.cluster.workers[WorkerId("w1")]
+    scheduler.handle(e.WorkerDown(0.1, dead.id))
+    scheduler.handle(e.WorkerUp(0.2, dead.id, 0))
+    scheduler.cluster.activate(scheduler.cluster.workers[dead.id], Reason.SERVICE)
+    scheduler.handle(e.EpochStarted(0.3))
+    assert scheduler._queueing.promises._request is None
+    assert dead not in scheduler.cluster.room.tightest(0)
