@@ -5,11 +5,13 @@ daemon to talk to, 130 interrupted).  A sub-command is a module with `add_argume
 """
 
 import argparse
+import errno
 import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from melld import __version__
@@ -50,6 +52,8 @@ HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "models", 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sub-command that `argv` (without the program's name) asks for, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # `melld status >&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open to the end
     name = ""
     try:
         name = _command(words[:1])
@@ -63,12 +67,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `melld check-config | head -n 1`: the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE if name != "serve" else FAILED
+    except OSError as error:
+        if error.errno != errno.ENOSPC or name == "serve":
+            raise
+        _drop_output()
+        print(f"melld {name}: cannot write the output: {error.strerror}", file=sys.stderr)
+        return FAILED
     except SystemExit as exited:  # argparse has printed the reason
         return exited.code if isinstance(exited.code, int) else BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere, so that the interpreter does not try to write it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(words: Sequence[str]) -> str:

@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.remove:
             return _remove(directory, act, user=arguments.user)
         return _install(directory, arguments.root, act, user=arguments.user)
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if error.filename is None:  # the output's, which `main` tells of
+            raise
         print(f"melld install-service: {error.filename}: {error.strerror}", file=sys.stderr)
         return FAILED
 
