@@ -21,6 +21,8 @@ from melld.errors import ConfigError
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_TOKENS = 10**9
+LONGEST_S = 10**9
+"""Times of day in seconds since 1970 are longer, and a simulation would first go through all of them."""
 TEXT = "utf-8-sig"
 """As spreadsheets write it, too: with a mark at the beginning."""
 
@@ -180,6 +182,8 @@ def read_trace(path: pathlib.Path) -> Workload:
             raise ConfigError(f"{path}:{line}", f"not a request: {error}") from error
         if not last_s <= at_s < math.inf:
             raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} is earlier than the line above, or not a time")
+        if at_s >= LONGEST_S:
+            raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} must count from the trace's beginning: a date?")
         last_s = at_s
         columns.arrival_s.append(at_s)
         columns.prompt_tokens.append(lengths.prompt_tokens)

@@ -52,6 +52,7 @@ def test_a_trace_is_read_as_it_is(tmp_path: pathlib.Path) -> None:
         (HEADER + "nan,1,1\n", ":2: arrival_s nan"),
         (HEADER + "inf,1,1\n", ":2: arrival_s inf"),
         (HEADER + "2,1,1\n1,1,1\n", ":3: arrival_s 1 is earlier"),
+        (HEADER + "1795517876,1,1\n", ":2: arrival_s 1795517876 must count from the trace's beginning: a date?"),
         (HEADER + "0,1," + "9" * 5000 + "\n", ":2: not a request"),
     ],
 )
