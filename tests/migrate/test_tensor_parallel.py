@@ -81,6 +81,14 @@ def group(demo_model: Path) -> Iterator[Group]:
         yield group
 
 
+def test_ranks_leave_no_memory_behind(group: Group) -> None:
+    """Workers that come and go for weeks, or are killed, do not fill /dev/shm: 64 MiB in many containers."""
+    maps = [Path(f"/proc/{rank}/maps").read_text() for worker in ("w0", "w1") for rank in group.ranks(worker)]
+    shared = [line for text in maps for line in text.splitlines() if "/dev/shm/vllm_dist_" in line]  # noqa: S108
+    assert shared
+    assert [line for line in shared if not line.endswith(" (deleted)")] == []
+
+
 @pytest.fixture(scope="module")
 def told(daemon: DaemonProcess) -> dict[str, str]:
     """What one device says."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from melld.engine.worker.residency.arena import ArenaMemory
 
 PR_SET_PDEATHSIG = 1
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where `shm_open` makes its files
 
 
 def open_no_ports() -> None:
@@ -138,10 +139,12 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
 
 
 def _remove_rendezvous(engine: "EngineCore") -> None:
-    """Remove the file by which an engine's processes have found each other: vLLM leaves it."""
+    """Remove the files by which an engine's processes have found each other and their memory: vLLM leaves them."""
     for place in set(engine.model_executor.collective_rpc(_rendezvous)):
         if place.startswith("file://"):
-            Path(place.removeprefix("file://")).unlink(missing_ok=True)
+            met = Path(place.removeprefix("file://"))
+            for file in (met, *SHARED_MEMORY.glob(f"{met.name}-*")):  # what is mapped stays until the processes end
+                file.unlink(missing_ok=True)
 
 
 def _rendezvous(rank: Any) -> str:
