@@ -92,7 +92,7 @@ class CpuDevices(Table, frozen=True, kw_only=True):
 
     short_form: ClassVar[str] = "count"
 
-    count: Positive = 2
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 2
     """How many workers."""
     kv_bytes: int | str = "128MiB"
     """The KV cache of each, with one model."""

@@ -19,6 +19,7 @@ from melld.nearest import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
 LONGEST_VALUE = 60
+LARGEST_WHOLE = 1 << 63
 
 
 def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
@@ -29,7 +30,10 @@ def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
     """
     known = _known(kind)
     try:
-        return msgspec.convert(_in_full(tables, known), kind)
+        read = msgspec.convert(_in_full(tables, known), kind)
+        if (odd := _odd(tables, known)) is not None:
+            raise ConfigError(where, _wanted(list(odd), tables, known))
+        return read
     except msgspec.ValidationError as error:
         raise ConfigError(where, _in_plain_words(str(error), tables, known)) from error
 
@@ -38,6 +42,19 @@ def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
 def _known(kind: type) -> inspect.Type:
     """Return what may stand in such a table: found out once, in ten milliseconds for the whole configuration."""
     return inspect.type_info(kind)
+
+
+def _odd(value: Any, kind: inspect.Type, path: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    """Return the key of a value that no system call takes: a number of more than 64 bits, a text with a NUL."""
+    if isinstance(value, dict):
+        kinds = {field.encode_name: field.type for part in _structs(kind) for field in part.fields}
+        found = (_odd(one, kinds[key], (*path, key)) for key, one in value.items() if key in kinds)
+    elif isinstance(value, list | tuple):
+        found = (_odd(one, kind, path) for one in value)
+    else:
+        odd = abs(value) >= LARGEST_WHOLE if isinstance(value, int) else isinstance(value, str) and "\0" in value
+        return path if odd else None
+    return next((one for one in found if one is not None), None)
 
 
 # -- short forms -----------------------------------------------------------------------------------------------------
@@ -80,6 +97,11 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
         return (
             "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
         )
+    return _wanted(path, tables, known)
+
+
+def _wanted(path: list[str], tables: dict[str, Any], known: inspect.Type) -> str:
+    """Say what the key at `path` takes, and what is there."""
     kind, value = known, tables
     for name in path:
         kind = _field(kind, name).type
@@ -190,11 +212,15 @@ def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return tuple(part for part in parts if not isinstance(part, inspect.NoneType))
 
 
-def _struct(kind: inspect.Type) -> inspect.StructType:
-    """Return the Struct of a table, or of each table in a list of them."""
+def _structs(kind: inspect.Type) -> list[inspect.StructType]:
+    """Return the Struct of a table, or of each table in a list of them; none for other values."""
     plain = [_bare(part) for part in _alternatives(kind)]
     items = [_bare(one.item_type) if isinstance(one, inspect.VarTupleType) else one for one in plain]
-    return next(one for one in items if isinstance(one, inspect.StructType))
+    return [one for one in items if isinstance(one, inspect.StructType)]
+
+
+def _struct(kind: inspect.Type) -> inspect.StructType:
+    return _structs(kind)[0]
 
 
 def _field(kind: inspect.Type, name: str) -> inspect.Field:

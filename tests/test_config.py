@@ -33,6 +33,9 @@ def client(text: str) -> str:
         ('port=1\n[model]\npath="m"', "unknown key `port`; it belongs to [server]"),
         ('[model]\npath="m"\nmax_model_len=1', "options of vLLM stand in [model.vllm]"),
         ('[model]\npath="m"\n[server]\nqqq=1', "there are: host, port, "),
+        (f'[model]\npath="m"\n[server]\nmax_headers={1 << 63}', "[server.max_headers] wants a whole number"),
+        ('[model]\npath="m"\n[server]\nruntime_directory="\\u0000"', "[server.runtime_directory] wants text"),
+        ('[model]\npath="m"\n[devices]\ncpu=134217728', "[devices.cpu.count] wants a whole number from 1 to 1024"),
         ("[model]\npath=/m", "text in quotes"),
         ('[model]\npath="m"\n[server]\nport=70000', "[server.port]"),
         (
