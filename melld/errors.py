@@ -185,6 +185,15 @@ class ConstraintRefused(MelldError):
         self.code = code  # type: ignore[misc]
 
 
+class UnusableToolCall(MelldError):
+    """The model has called a tool in a way that its API cannot tell: no fault of the request's, nor of melld's."""
+
+    code = "unusable_tool_call"
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"the model has called {tool} with something other than a JSON object: try again")
+
+
 class NoJudge(MelldError):
     """No process could check a constraint."""
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import json
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from melld.api.long_answers import LongAnswer
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
 from melld.control.status import Tier
+from melld.errors import UnusableToolCall
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
 # clients.
@@ -112,9 +114,10 @@ def trust_of(serving: State) -> Trust:
 
 
 def make_messages_honest(serving: State) -> None:
-    """Replace the Anthropic handler by one that raises errors.
+    """Replace the Anthropic handler by one that raises errors, each as what it is.
 
-    vLLM's converter reads the chat stream and turns an error there into the text of a validation failure.
+    vLLM's converters turn an error in the chat stream into the text of a validation failure, and what the model has
+    called a tool with into one of the request.
     """
     messages = getattr(serving, "anthropic_serving_messages", None)
     if messages is None:
@@ -127,8 +130,22 @@ def make_messages_honest(serving: State) -> None:
             return result
         return await begun(result, Dialect.OPENAI)
 
+    def messages_full_converter(answer: Any) -> Any:
+        for call in answer.choices[0].message.tool_calls:
+            if not _is_object(call.function.arguments):
+                raise UnusableToolCall(call.function.name)
+        return messages.messages_full_converter(answer)
+
     honest.create_chat_completion = create_chat_completion
+    honest.messages_full_converter = messages_full_converter
     serving.anthropic_serving_messages = honest
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def cut_texts_off_loop(serving: State) -> None:

@@ -99,6 +99,15 @@ def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: s
     assert answer.status == 200, answer.body
 
 
+def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: DaemonProcess) -> None:
+    """Anthropic's API has no word for it: who asked is told that the model did it, and may ask again."""
+    tool = {"name": "look", "input_schema": {"type": "array", "maxItems": 0}, "strict": True}
+    asked = _anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}, max_tokens=1000)
+    answer = request(strict.url, "POST", MESSAGES, asked)
+    assert answer.status == 500, answer.body
+    assert answer.json()["error"]["message"].startswith("the model has called look with something other")
+
+
 @pytest.mark.parametrize(
     ("constraint", "status"),
     [
