@@ -7,6 +7,7 @@ daemon to talk to, 130 interrupted).  A sub-command is a module with `add_argume
 import argparse
 import errno
 import importlib
+import io
 import os
 import re
 import sys
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(words[1:])
         if unknown:
             parser.error(f"unknown: {' '.join(unknown)}{_flag_near(unknown[0], parser)}")
+        _encode_output(json=getattr(arguments, "json", False))
         code = int(module.run(arguments))
         sys.stdout.flush()
         return code
@@ -79,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exited.code if isinstance(exited.code, int) else BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _encode_output(*, json: bool) -> None:
+    """Have JSON written as UTF-8, and replace letters of a model's name that a terminal lacks by their numbers."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(encoding="utf-8" if json else None, errors="backslashreplace")
 
 
 def _drop_output() -> None:

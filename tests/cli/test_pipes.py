@@ -1,14 +1,20 @@
-"""Every command's output can be cut short by whoever reads it, and need not arrive."""
+"""Every command's output can be cut short by its reader, need not arrive, and may lack letters."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import pytest
+
+from tests.cli.plausible import STATUS
+from tests.control.control_daemon import ControlDaemon, Operated
 
 COMMANDS = {
     "check-config": ("check-config", "--quick", "--model", "MODEL"),
@@ -53,3 +59,24 @@ def test_a_command_needs_no_output(words: tuple[str, ...], demo_model: Path) -> 
     """`melld ... >&-`, as some service managers start it, does what it is for."""
     done = run(("sh", "-c", 'exec "$@" >&-', "sh", *MELLD), words, demo_model, None)
     assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+ASCII = os.environ | {"PYTHONIOENCODING": "ascii"}
+
+
+def test_a_terminal_that_lacks_letters_gets_their_numbers(demo_model: Path) -> None:
+    """The name of a model is not ASCII, where a minimal container's terminal is."""
+    words = (*MELLD, "check-config", "--quick", "--model", str(demo_model), "--name", "модель")
+    done = subprocess.run(words, env=ASCII, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert rb'name = "\u043c\u043e' in done.stdout
+
+
+def test_json_is_utf_8_whatever_the_terminal_is() -> None:
+    """A script that reads it needs no locale."""
+    named = msgspec.structs.replace(STATUS, warnings=("modèle ☃",))
+    with tempfile.TemporaryDirectory(prefix="melld-") as parent, ControlDaemon(Path(parent) / "run", Operated(named)):
+        words = (*MELLD, "status", "--json", "--runtime-directory", f"{parent}/run")
+        done = subprocess.run(words, env=ASCII, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert json.loads(done.stdout)["warnings"] == ["modèle ☃"]
