@@ -183,6 +183,8 @@ NOT_LET_THROUGH = [
     Row("session_id-7kB", CHAT, chat(session_id="a" * 7000), "session_id"),
     Row("best_of", COMPLETIONS, completion(best_of=3), "best_of"),
     Row("guided_json", CHAT, chat(guided_json={}), "guided_json"),
+    Row("functions", CHAT, chat(functions=[{"name": "look", "parameters": {}}]), "functions"),
+    Row("conversation", "/v1/responses", {"input": "x", "conversation": "conv_1"}, "conversation"),
     Row("guided_regex", CHAT, chat(guided_regex="a+"), "guided_regex"),
     Row("mm_processor_kwargs", CHAT, chat(mm_processor_kwargs={"a": 1}), "mm_processor_kwargs"),
     Row("prompt_embeds", COMPLETIONS, {"model": MODEL, "prompt_embeds": "AAAA"}, "prompt_embeds"),

@@ -27,6 +27,8 @@ REFUSED = {
     "guided_regex": "guided_regex was removed: use structured_outputs",
     "guided_choice": "guided_choice was removed: use structured_outputs",
     "guided_grammar": "guided_grammar was removed: use structured_outputs",
+    "functions": "functions was replaced: use tools",
+    "conversation": "conversations are not kept here: use previous_response_id",
 }
 TOOLS_FACTOR = 8
 TOOL_VALUES = 20
