@@ -38,7 +38,7 @@ class GranuleCourier:
             tenant.fleet.grant(command.worker, command.granules, command.cause)
 
     async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
-        """Take granules from the worker, and report its answer."""
+        """Take granules from the worker; report it if there is no answer."""
         worker = command.worker
         self.takes[tenant.name] += 1
         if not tenant.lends:
@@ -46,12 +46,10 @@ class GranuleCourier:
             self.returned(tenant, worker, wire.GranulesReturned(take=0, granules=granules))
             return
         try:
-            returned = await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
+            await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
         except TakeFailed as failed:
             log.info("%s", failed)
             self._hear(e.TakeTimedOut(self._clock(), worker))
-        else:
-            self.returned(tenant, worker, returned)
 
     def returned(self, tenant: Tenant, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Report granules that the worker has given back, late or not."""

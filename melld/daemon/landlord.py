@@ -198,7 +198,7 @@ class LandlordShell:
             self._scrubbed.add(worker)
             self._do(self._scrub(worker))
 
-    def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """See `WorkerOwner`."""
         self.courier.returned(self._by_worker[worker], worker, returned)
 

@@ -2,7 +2,7 @@
 
 Owns the siblings that may still copy from a worker that has ended.
 
-    take ──TakeGranules──► worker ──GranulesReturned──► the caller, or the owner if it has given up
+    take ──TakeGranules──► worker ──GranulesReturned──► the owner, whether or not the caller has given up
     worker ends ──CloseLink──► siblings ──LinkClosed──► the owner: nobody reads its memory any longer
 """
 
@@ -40,10 +40,8 @@ class Lending:
         """Grant the worker these granules, which are free and zero."""
         self._send(worker, wire.GrantGranules(tuple(granules), cause))
 
-    async def take(
-        self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT
-    ) -> wire.GranulesReturned:
-        """Take so many granules from the worker; return those that it gives, which may be fewer.
+    async def take(self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT) -> None:
+        """Take so many granules from the worker; return when it has answered: the owner has heard what it gives.
 
         Raises:
             TakeFailed: the worker has ended, or does not answer.
@@ -53,17 +51,17 @@ class Lending:
             return wire.TakeGranules(number, granules, deadline_s, cause)
 
         try:
-            returned: wire.GranulesReturned = await self._takes.ask(worker, make, deadline_s + ANSWER_S)
+            await self._takes.ask(worker, make, deadline_s + ANSWER_S)
         except TimeoutError as error:
             raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
         except RuntimeError as error:
             raise TakeFailed(worker, str(error)) from error
-        return returned
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """Pass a worker's answer on."""
-        if not self._takes.answered(returned.take, returned) and self._owner is not None:
-            self._owner.returned_late(worker, returned)
+        """Pass a worker's answer on at once: when the caller runs again, the worker may have ended."""
+        self._takes.answered(returned.take, None)
+        if self._owner is not None:
+            self._owner.returned(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
         """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""

@@ -65,8 +65,8 @@ class WorkerOwner(Protocol):
     def worker_gone(self, worker: WorkerId) -> None:
         """Note that the worker has ended or dozes, and that no other copies from its memory any longer."""
 
-    def returned_late(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """Note granules that a worker gave back when nobody waited for them any longer."""
+    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """Note granules that a worker gave back, in time or late."""
 
 
 class WorkerListener(Protocol):
