@@ -52,7 +52,7 @@ class Recorder:
                     return []
             case events.WorkerUp():
                 self._capacity_bytes[event.worker] = event.capacity_bytes
-            case events.WorkerSharingChanged():
+            case events.WorkerSharingChanged() | events.WorkerSteadied():
                 return fact_records(event) if event.worker in self._capacity_bytes else []
             case events.WorkerCapacityChanged() | events.WorkerSlotsChanged():
                 return self._worker_changed(event)

@@ -80,6 +80,7 @@ def test_what_the_scheduler_does_not_hear_of_is_not_told() -> None:
     arrived = e.RequestArrived(1.0, "r1", 100)
     late = [e.MoveCommitted(2.0, "r1", "w1"), e.RequestFinished(3.0, "r1"), e.RequestFinished(3.0, "r1")]
     gone = [e.WorkerDown(4.0, "w7"), e.WorkerCapacityChanged(4.0, "w7", 5), e.WorkerSlotsChanged(4.0, "w7", 5)]
+    gone.append(e.WorkerSteadied(4.0, "w7"))
     kinds = [record["kind"] for record in history(*UP, arrived, *late, *gone)]
     assert kinds == ["scheduler", "worker", "worker", "arrive", "activate", "place", "finish"]
     partly = history(*UP, e.WorkerDown(4.0, "w7", ("w1", "w8")))
