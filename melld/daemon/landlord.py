@@ -110,10 +110,11 @@ class LandlordShell:
         event = msgspec.structs.replace(event, at_s=self._heard_s, id=self._told)
         log.debug("%s", event)
         for command in self.landlord.handle(event):
-            if isinstance(command, e.OfferCapacity):
-                self._offers[command.worker] = self._last_offers[command.worker] = command
-            else:
+            last = self._last_offers.get(command.worker)
+            if not isinstance(command, e.OfferCapacity):
                 self._carry_out(command)
+            elif last is None or last.cause <= command.cause:  # else a command before it has led to a newer one
+                self._offers[command.worker] = self._last_offers[command.worker] = command
         self.tell_offers()
 
     def _heard(self, tenant: Tenant, event: events.AnyEvent, *_: object) -> None:

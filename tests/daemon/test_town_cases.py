@@ -56,6 +56,32 @@ def test_a_worker_that_dies_as_its_memory_is_freed_is_freed_once() -> None:
     run_virtually(history)
 
 
+def test_a_load_that_fails_at_once_takes_back_what_was_offered_with_it() -> None:
+    """Else its scheduler places requests where nothing loads the model, and nobody has promised them memory."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=14).start()
+        town.spawn(town.shell.unload(town.models[B], now=False))
+        for _ in range(3):
+            await town.rest()
+            await asyncio.sleep(0.1)
+        town.call(A, 3, 9)
+        town.call(A, 3, 9)
+        await town.rest()
+        await answered(town)
+        town.call(B, 1, 2)
+        await town.settle()
+        b0 = WorkerId("b0")
+        assert town.states()[b0] is InstanceState.CLEARING
+        town.daemons[B].fleet.stop_worker(b0, stay_out=True)
+        worker_of(town, "a0").die()
+        await asyncio.sleep(0.1)
+        town.check()
+        await town.close()
+
+    run_virtually(history)
+
+
 def test_a_model_that_is_kept_for_no_time_serves_its_first_call() -> None:
     """It is not unloaded again while the call that it was loaded for becomes a request."""
 

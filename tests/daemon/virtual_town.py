@@ -249,6 +249,9 @@ class Town:
                     found.append(f"{name} is {place.state}, the Landlord believes {state}")
                 if state is InstanceState.LOADING and place.state.value not in ("starting", "waking"):
                     found.append(f"{name} is {place.state}, the Landlord waits for its load")
+                told, offered = self.shell._last_offers.get(name), self.shell.landlord.instances[name].offered
+                if told is not None and (told.capacity_bytes, told.wake_s) != offered:
+                    found.append(f"{name} is offered {offered}, its scheduler hears {told}")
                 if place.process is not None and state not in ON_DEVICE | {InstanceState.DOZING}:
                     found.append(f"{name} has a process, the Landlord believes {state}")
         return found
