@@ -130,6 +130,7 @@ class Tenant:
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
         """Have its scheduler place nothing more there, or again, if it knows the worker and no operator drains it."""
+        self.fleet.places[worker].is_left = not is_reopened
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))

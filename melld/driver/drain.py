@@ -159,7 +159,7 @@ class Drains:
                 await drain.stopping
         if worker in self.by_worker:  # drained again meanwhile
             return Resumed(worker=worker, was_drained=True, started=False)
-        if worker in self._cluster.workers:
+        if worker in self._cluster.workers and not place.is_left:
             self._tell(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
         self._fleet.start_worker(worker)

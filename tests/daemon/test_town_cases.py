@@ -171,3 +171,25 @@ def test_what_an_operator_unloads_while_it_begins_to_doze_ends(has_dozed: bool) 
         await town.close()
 
     run_virtually(history)
+
+
+def test_an_operators_resume_does_not_fill_what_the_landlord_empties() -> None:
+    """Else an unload, or a model that waits for the place, waits for as long as new requests come."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1).start()
+        b, b0 = town.daemons[B], WorkerId("b0")
+        town.call(B, 1, 3)
+        await town.rest()
+        unloading = asyncio.ensure_future(town.shell.unload(town.models[B], now=False))
+        await town.settle()
+        await b.drains.resume(b0)
+        town.call(B, 1, 2)
+        await town.settle()
+        assert [one.worker for one in b.fleet.live.values()] == [b0, None]
+        await town.finish()
+        assert unloading.done()
+        assert town.shell.loads[B] == 2, "at the start, and for what came meanwhile"
+        await town.close()
+
+    run_virtually(history)

@@ -120,6 +120,8 @@ class Place:
         self.unanswered = 0
         self.is_owned = False
         """Somebody else decides when it starts and what it offers; it is never given up."""
+        self.is_left = False
+        """Its owner has its requests leave: an operator's resume does not undo that."""
         self.unloaded_because = ""
         """Why its owner last had it end or doze."""
         self.rested_s = 0.0
