@@ -67,8 +67,10 @@ class Housing:
         return others or now_s - instance.idle_since_s >= QUIET_TIMES * instance.return_s
 
     def may_leave(self, instance: Instance, now_s: float) -> bool:
-        """Return True unless the instance is pinned or was just loaded."""
-        return not instance.model.declared.pinned and now_s - instance.since_s >= STAY_TIMES * instance.took_s
+        """Return True unless the instance is all that serves a pinned model, or was just loaded."""
+        others = any(one.state is S.READY for one in instance.model.instances if one is not instance)
+        is_spare = others or not instance.model.declared.pinned
+        return is_spare and now_s - instance.since_s >= STAY_TIMES * instance.took_s
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:
         house = choice.instance.house

@@ -140,7 +140,7 @@ class Landlord:
         if self.is_alone:
             return
         if event.requests and instance.state in ABSENT:
-            self.tenure.want(instance, self._now_s)
+            self._wanted(events.ModelWanted(event.at_s, event.worker))
         elif not event.requests and instance.state is S.DRAINING:
             self.tenure.leave(instance, instance.drained_for or Why.IDLE, self._now_s)
         self._settle(instance.house)

@@ -59,7 +59,8 @@ class Tenure:
         choice = instance.model.choice
         if choice is not None and choice.instance is instance:
             for victim in choice.victims:
-                if victim.state is S.READY and not victim.requests:
+                is_idle = victim.state is S.READY and not victim.requests
+                if is_idle and self._housing.may_leave(victim, now_s):  # the twin of a pinned one may have left since
                     self.leave(victim, Why.EVICTED, now_s)
         instance.become("want", now_s)
 

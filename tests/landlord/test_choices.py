@@ -8,9 +8,11 @@ from melld.ids import ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.estimate import Estimate
 from melld.landlord.granules import GRANULE_UNIT_BYTES, granule_bytes_for
-from tests.landlord.estate import MIB, Town, estate, of
+from melld.landlord.landlord import Landlord
+from tests.landlord.estate import MIB, Town, declare, estate, of
 
 BUSY = e.ModelLoad(arrivals=40, ended=40, output_tokens=40 * 300, held_bytes=40 * MIB, prompts=40, prefill_s=0.4)
+LARGE = e.ModelLoad(waiting=1, first_bytes=45 * MIB)
 CHAT, CODE = ModelName("chat"), ModelName("code")
 
 
@@ -79,6 +81,40 @@ def test_a_model_that_was_loaded_only_now_stays() -> None:
     town.pass_time(30.0)
     assert town.offers["code@d0"] > 0
     assert of(e.DozeModel, town.want("code@d0", 30.0)) == ["chat@d0"]
+
+
+def two_pinned() -> Town:
+    """A pinned model on both devices, and one that will doze on the second, and so would rather come back there."""
+    landlord = Landlord()
+    declare(landlord, {"embed": {"pinned": True}, "code": {}, "draw": {"keep_alive_s": 5.0}}, devices=2)
+    town = Town(landlord)
+    for worker in ("draw@d1", "embed@d0", "embed@d1"):
+        town.want(worker)
+    return town
+
+
+def test_a_pinned_model_keeps_the_last_of_its_instances_and_no_other() -> None:
+    """What fits beside none of two would wait for ever.  Once one has left, nobody is offered the other's memory."""
+    town = two_pinned()
+    town.pass_time(6.0)
+    town.pass_time(7.0, code=LARGE, draw=LARGE)
+    assert min(town.offers["code@d0"], town.offers["draw@d1"]) >= 45
+    commands = town.landlord.handle(e.KvNeeded(7.0, WorkerId("code@d0"), 45 * MIB, 0, 1))
+    assert of(e.DozeModel, commands) == ["embed@d0"]
+    offers = {one.worker: one.capacity_bytes for one in commands if isinstance(one, e.OfferCapacity)}
+    assert offers[WorkerId("draw@d1")] == 0
+
+
+def test_two_models_that_are_loaded_at_once_do_not_both_take_a_pinned_ones_place() -> None:
+    """One of them waits, and the pinned model goes on."""
+    town = two_pinned()
+    town.landlord.handle(e.ModelsMeasured(6.0, {}))
+    town.landlord.handle(e.KvNeeded(6.0, WorkerId("draw@d1"), 45 * MIB, 0, 1))  # it comes while `draw` leaves
+    town.pass_time(7.0, code=LARGE)
+    town.pass_time(16.9, code=LARGE, draw=LARGE)
+    town.landlord.handle(e.ModelDozed(16.9, WorkerId("draw@d1")))
+    commands = town.landlord.handle(e.ModelsMeasured(17.0, {CODE: LARGE, ModelName("draw"): LARGE}))
+    assert of(e.DozeModel, commands) == ["embed@d0"]
 
 
 @given(st.lists(st.integers(1, 2**26), min_size=1))
