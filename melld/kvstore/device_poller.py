@@ -63,8 +63,7 @@ class _Lane:
                 self._start()
                 self._questions.put(self._open)
             except RuntimeError as error:  # no thread is to be had now
-                state = DeviceState.UNAVAILABLE
-                self._open.set_result(DeviceReading(device=self.device, state=state, reason=str(error)))
+                self._open.set_result(DeviceReading(state=DeviceState.UNAVAILABLE, reason=str(error)))
         return self._open
 
     def _start(self) -> None:
@@ -76,14 +75,11 @@ class _Lane:
     def answer(self, question: Question, deadline_s: float) -> DeviceReading:
         """Return the reading that answered `question`, or one that says why there is none."""
         if not question.done():
-            reason = f"no answer within {deadline_s:g} s"
-            return DeviceReading(device=self.device, state=DeviceState.LATE, reason=reason)
+            return DeviceReading(state=DeviceState.LATE, reason=f"no answer within {deadline_s:g} s")
         if self._open is question:
             self._open = None
             self._has_thread &= question.result() is not None
-        failed = DeviceReading(
-            device=self.device, state=DeviceState.UNAVAILABLE, reason="the reading failed, see the log"
-        )
+        failed = DeviceReading(state=DeviceState.UNAVAILABLE, reason="the reading failed, see the log")
         return question.result() or failed
 
 

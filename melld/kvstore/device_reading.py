@@ -22,12 +22,9 @@ class DeviceState(enum.StrEnum):
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """A reading of one device.  `reason` says in words why something is unknown, or is empty."""
 
-    device: str
-    """melld's name for it: `cuda:0`, `cpu:1`."""
     state: DeviceState
     reason: str = ""
     name: str | None = None
-    uuid: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
     used_by_others_bytes: int | None = None

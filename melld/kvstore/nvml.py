@@ -67,9 +67,7 @@ class Nvml:
         devices = tuple(device for device in found if isinstance(device, Device))
         return Discovery(devices, "; ".join(line for line in found if isinstance(line, str)))
 
-    def read(
-        self, device: str, uuid: str, own_pids: Collection[int] = (), guest_pids: Collection[int] = ()
-    ) -> DeviceReading:
+    def read(self, uuid: str, own_pids: Collection[int] = (), guest_pids: Collection[int] = ()) -> DeviceReading:
         """Read one GPU.
 
         `own_pids`: melld's processes on it; their memory does not count as used by others.  `guest_pids`: melld's
@@ -77,13 +75,12 @@ class Nvml:
         """
         try:
             self._start()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            return _read_handle(device, uuid, handle, own_pids, guest_pids)
+            return _read_handle(pynvml.nvmlDeviceGetHandleByUUID(uuid), own_pids, guest_pids)
         except pynvml.NVMLError as error:
             if error.value not in LOST_CODES:
                 self._started = False
             state = DeviceState.LOST if error.value in LOST_CODES else DeviceState.UNAVAILABLE
-            return DeviceReading(device=device, uuid=uuid, state=state, reason=str(error))
+            return DeviceReading(state=state, reason=str(error))
 
     def link(self, first_uuid: str, second_uuid: str) -> GpuLink:
         """Return how two GPUs are connected, as far as the driver tells."""
@@ -144,9 +141,7 @@ class _Asked:
             return None
 
 
-def _read_handle(
-    device: str, uuid: str, handle: object, own_pids: Collection[int], guest_pids: Collection[int]
-) -> DeviceReading:
+def _read_handle(handle: object, own_pids: Collection[int], guest_pids: Collection[int]) -> DeviceReading:
     asked = _Asked()
     memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     power_mw = asked.value("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
@@ -156,8 +151,6 @@ def _read_handle(
     if memory is not None and (own_bytes := _bytes_of(processes, own_pids, guest_pids)) is not None:
         others_bytes = max(0, memory.used - own_bytes)
     return DeviceReading(
-        device=device,
-        uuid=uuid,
         state=DeviceState.OK,
         name=asked.value("name", lambda: pynvml.nvmlDeviceGetName(handle)),
         total_bytes=memory.total if memory is not None else None,

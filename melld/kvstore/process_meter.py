@@ -21,8 +21,7 @@ def with_children(pid: int, proc: Path = Path("/proc")) -> list[int]:
 class ProcessMeter:
     """Meter of one worker, its ranks included.  Each reading gives the utilisation since the one before, in cores."""
 
-    def __init__(self, device: str, pid: int, proc: Path = Path("/proc")) -> None:
-        self._device = device
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self._proc, self._pid = proc, pid
         self._last: tuple[float, float] | None = None  # (monotonic seconds, CPU seconds)
 
@@ -36,16 +35,15 @@ class ProcessMeter:
             stats = [(one / "stat").read_text().rpartition(")")[2].split() for one in each]
         except (OSError, IndexError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "unreadable"
-            return DeviceReading(device=self._device, state=DeviceState.LOST, name="CPU", reason=f"process: {reason}")
+            return DeviceReading(state=DeviceState.LOST, name="CPU", reason=f"process: {reason}")
         if stats[0][0] in "ZX":
-            return DeviceReading(device=self._device, state=DeviceState.LOST, name="CPU", reason="process: has ended")
+            return DeviceReading(state=DeviceState.LOST, name="CPU", reason="process: has ended")
         cpu_s = sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
         before, self._last = self._last, (now_s, cpu_s)
         utilisation = None
         if before is not None and now_s > before[0]:
             utilisation = min(1.0, max(0.0, (cpu_s - before[1]) / (now_s - before[0]) / len(each)))
         return DeviceReading(
-            device=self._device,
             state=DeviceState.OK,
             name="CPU",
             used_bytes=resident_pages * os.sysconf("SC_PAGE_SIZE"),

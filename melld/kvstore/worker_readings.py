@@ -50,8 +50,8 @@ class WorkerReadings:
     def _reader(self, one: WorkerDevices) -> Callable[[], DeviceReading]:
         nvml = self._nvml
         if not one.uuids or nvml is None:
-            return ProcessMeter(one.worker, one.pid).read
-        return lambda: worst_of([nvml.read(one.worker, uuid, *self._pids(uuid)) for uuid in one.uuids])
+            return ProcessMeter(one.pid).read
+        return lambda: worst_of([nvml.read(uuid, *self._pids(uuid)) for uuid in one.uuids])
 
     def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
         """Return the pids of the workers on that device, and of all others, ranks included: none counts as foreign."""

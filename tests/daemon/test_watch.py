@@ -231,7 +231,7 @@ async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> 
 
     async def read(pid: int, others_bytes: int) -> int:
         """What the scheduler counts on after this reading."""
-        reading = DeviceReading(device="w0", state=DeviceState.OK, used_bytes=5, used_by_others_bytes=others_bytes)
+        reading = DeviceReading(state=DeviceState.OK, used_bytes=5, used_by_others_bytes=others_bytes)
         machine._received(Readings({"w0": WorkerReading(pid, reading)}), [])
         await watched.watch.look()
         return watched.daemon.scheduler.cluster.workers[W0].capacity_bytes

@@ -15,7 +15,7 @@ OWN, BLOCK = 64_000, 1_000
 
 
 def reading(others_bytes: int | None, state: DeviceState = DeviceState.OK) -> DeviceReading:
-    return DeviceReading(device="cuda:0", state=state, used_by_others_bytes=others_bytes)
+    return DeviceReading(state=state, used_by_others_bytes=others_bytes)
 
 
 def test_what_was_there_before_is_not_taken_off() -> None:

@@ -9,7 +9,7 @@ import pytest
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 
-OK = DeviceReading(device="cpu:0", state=DeviceState.OK)
+OK = DeviceReading(state=DeviceState.OK)
 
 
 async def test_two_callers_share_one_question() -> None:

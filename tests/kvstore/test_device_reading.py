@@ -5,9 +5,9 @@ import pytest
 from melld.kvstore.device_reading import DeviceReading, DeviceState, worst_of
 
 
-def reading(uuid: str, others: int, state: DeviceState = DeviceState.OK) -> DeviceReading:
+def reading(name: str, others: int, state: DeviceState = DeviceState.OK) -> DeviceReading:
     """Return the reading of one GPU of a worker."""
-    return DeviceReading(device="cuda:0+1", uuid=uuid, state=state, used_by_others_bytes=others, power_w=100.0)
+    return DeviceReading(name=name, state=state, used_by_others_bytes=others, power_w=100.0)
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def reading(uuid: str, others: int, state: DeviceState = DeviceState.OK) -> Devi
 def test_a_worker_has_the_room_of_its_fullest_gpu(readings: list[DeviceReading], worst: str) -> None:
     """Each rank needs the same blocks, so the one with the least room decides; all of them draw power."""
     found = worst_of(readings)
-    assert (found.uuid, found.power_w) == (worst, 200.0)
+    assert (found.name, found.power_w) == (worst, 200.0)

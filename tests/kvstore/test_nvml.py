@@ -123,11 +123,9 @@ def test_gpus_are_found_with_their_uuids(machine: Machine) -> None:
 def test_a_reading_has_every_value_in_its_unit(machine: Machine) -> None:
     """Status and metrics show watts, bytes, degrees and a share, not NVML's milliwatts and percents."""
     assert machine.ask("read", FIRST, []) == {
-        "device": "cuda:0",
         "state": "ok",
         "reason": "",
         "name": "NVIDIA Pretend 80GB",
-        "uuid": FIRST,
         "total_bytes": 80_000,
         "used_bytes": 30_000,
         "used_by_others_bytes": 30_000,
@@ -200,7 +198,7 @@ def test_a_gpu_lost_while_running_is_told_as_lost_and_the_other_reads_on(machine
     assert machine.ask("read", FIRST, [])["state"] == "ok"
     machine.set(gpu0_error=code)
     lost = machine.ask("read", FIRST, [])
-    assert (lost["state"], lost["used_bytes"], lost["uuid"]) == ("lost", None, FIRST)
+    assert (lost["state"], lost["used_bytes"]) == ("lost", None)
     assert lost["reason"]
     assert machine.ask("read", SECOND, [])["state"] == "ok"
     assert [gpu["uuid"] for gpu in machine.ask("discover")["devices"]] == [SECOND]

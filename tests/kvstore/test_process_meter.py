@@ -11,11 +11,11 @@ from melld.kvstore.process_meter import ProcessMeter, with_children
 
 def test_memory_follows_what_the_process_takes() -> None:
     """`melld status` shows a CPU worker's real memory."""
-    meter = ProcessMeter("cpu:0", os.getpid())
+    meter = ProcessMeter(os.getpid())
     before = meter.read()
     ballast = bytearray(os.urandom(1 << 20) * 64)
     after = meter.read()
-    assert (before.state, before.device, before.power_w) == (DeviceState.OK, "cpu:0", None)
+    assert (before.state, before.power_w) == (DeviceState.OK, None)
     assert before.used_bytes is not None
     assert after.used_bytes is not None
     assert after.used_bytes - before.used_bytes > len(ballast) * 0.8
@@ -23,7 +23,7 @@ def test_memory_follows_what_the_process_takes() -> None:
 
 def test_utilisation_is_the_share_of_a_core_since_the_last_reading() -> None:
     """A busy worker shows as busy; the first reading, with nothing to compare, claims nothing."""
-    meter = ProcessMeter("cpu:0", os.getpid())
+    meter = ProcessMeter(os.getpid())
     assert meter.read().utilisation is None
     ticks_needed = os.times().user + 0.2
     while os.times().user < ticks_needed:
@@ -36,7 +36,7 @@ def test_utilisation_is_the_share_of_a_core_since_the_last_reading() -> None:
 def test_a_process_that_has_ended_is_lost_even_before_it_is_reaped() -> None:
     """A dead worker is never shown with the memory of its last moment."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    meter = ProcessMeter("cpu:1", child.pid)
+    meter = ProcessMeter(child.pid)
     assert meter.read().state is DeviceState.OK
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -51,7 +51,7 @@ def test_a_name_with_brackets_and_spaces_does_not_confuse_it(tmp_path: Path) -> 
     (tmp_path / "7" / "statm").write_text("9 5 1 1 0 1 0\n")
     times = " ".join(["0"] * 10 + ["150", "50"] + ["0"] * 30)
     (tmp_path / "7" / "stat").write_text(f"7 (evil ) Z 1) S {times}\n")
-    reading = ProcessMeter("cpu:0", 7, tmp_path).read()
+    reading = ProcessMeter(7, tmp_path).read()
     assert reading.state is DeviceState.OK
     assert reading.used_bytes == 5 * os.sysconf("SC_PAGE_SIZE")
 
@@ -66,7 +66,7 @@ def test_what_a_workers_ranks_take_counts_as_its_own() -> None:
         assert worker.stdout.readline() == b"\n"
         pids = with_children(worker.pid)
         assert (pids[0], len(pids)) == (worker.pid, 2)
-        used = ProcessMeter("cpu:0+1", worker.pid).read().used_bytes
+        used = ProcessMeter(worker.pid).read().used_bytes
         assert used is not None
         assert used > 1 << 26
         worker.communicate(b"\n")

@@ -28,7 +28,7 @@ class Probe:
         return self._nvml.discover()
 
     async def read(self, uuid: str, own_pids: list[int], guest_pids: list[int] | None = None) -> object:
-        return self._nvml.read("cuda:0", uuid, own_pids, guest_pids or [])
+        return self._nvml.read(uuid, own_pids, guest_pids or [])
 
     async def link(self, first: str, second: str) -> object:
         return self._nvml.link(first, second)
@@ -40,7 +40,7 @@ class Probe:
     async def poll(self, uuids: list[str], deadline_s: float) -> object:
         """The poller lives on from one call to the next, and so do its open questions."""
         if uuids:
-            sources = {uuid: functools.partial(self._nvml.read, uuid, uuid) for uuid in uuids}
+            sources = {uuid: functools.partial(self._nvml.read, uuid) for uuid in uuids}
             self._poller = DevicePoller(sources, deadline_s)
         return await self._poller.read()
 
