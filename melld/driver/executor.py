@@ -82,7 +82,6 @@ class Executor:
         self._max_moves_per_link = max_moves_per_link
         self.links: dict[tuple[WorkerId, WorkerId], KvLink] = {}
         """By (source, destination), of workers that have been ready."""
-        self._by_number: dict[int, Move] = {}
         self._gaps: dict[RequestId, Move] = {}
         self._numbers = 0
 
@@ -125,7 +124,7 @@ class Executor:
             after_first_token=after_first_token,
         )
         move = Move(Migration(wish, self._clock()))
-        self.moves[request] = self._by_number[wish.move] = move
+        self.moves[request] = move
         self._start_queued(move.link)
         return move
 
@@ -166,7 +165,7 @@ class Executor:
     def worker_lost(self, worker: WorkerId) -> None:
         """End or roll back the worker's migrations, and have the other workers close its KV memory."""
         self.links = {ends: link for ends, link in self.links.items() if worker not in ends}
-        for move in list(self._by_number.values()):
+        for move in list(self.moves.values()):
             source, destination = move.link
             if worker == source:
                 self._happened(move, Sign.SOURCE_LOST)
@@ -184,8 +183,8 @@ class Executor:
             what = f"by {message.transport}" if not message.failure else f"cannot be copied: {message.failure}"
             log.info("KV from %s to %s %s", message.peer, worker, what)
             return
-        move = self._by_number.get(message.move)
-        if move is None:
+        move = self.moves.get(RequestId(message.request))
+        if move is None or move.migration.wish.move != message.move:
             return
         if isinstance(message, say.RequestFrozen):
             move.snapshot = payload
@@ -255,7 +254,6 @@ class Executor:
         if move.timer is not None:
             move.timer.cancel()
         move.snapshot = []
-        del self._by_number[wish.move]
         del self.moves[wish.request]
         self._fleet.ledger.release(wish.destination, wish.request)
         if self._gaps.get(wish.request) is not move:
@@ -285,7 +283,7 @@ class Executor:
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
         """Start the link's moves in the order in which they were asked for, as long as it may carry more."""
         while True:
-            moves = [move for move in self._by_number.values() if move.link == link]
+            moves = [move for move in self.moves.values() if move.link == link]
             queued = [move for move in moves if move.migration.state is MoveState.QUEUED]
             if not queued or len(moves) - len(queued) >= self._max_moves_per_link:
                 return

@@ -374,8 +374,6 @@ class VirtualDaemon:
             yield f"the queue has {sorted(self.driver.queue._since_s)}, the scheduler {sorted(waiting)}"
         if executor._gaps.keys() - self.fleet.live.keys():
             yield f"a first token is waited for of {sorted(executor._gaps)}"
-        if {move.migration.wish.request for move in executor._by_number.values()} != executor.moves.keys():
-            yield f"migrations are {executor._by_number}, by request {executor.moves}"
         for kept, known in (
             (wanted._planned.keys(), executor.moves.keys()),
             (wanted._chosen.keys() | wanted._waiters.keys(), wanted.planner.waiting.keys()),
