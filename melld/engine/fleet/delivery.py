@@ -39,11 +39,6 @@ class Probation:
         self._worker_of[request] = worker
         return len(line) == 1
 
-    def waits(self, request: RequestId) -> bool:
-        """Return True while the suspect has not resumed."""
-        worker = self._worker_of.get(request)
-        return worker is not None and self._lines[worker][0] != request
-
     def leave(self, request: RequestId) -> RequestId | None:
         """Drop a request that is acquitted, has ended or has left; return the one that may resume in its place."""
         worker = self._worker_of.pop(request, None)

@@ -203,11 +203,10 @@ class UtilityDone(Message, frozen=True, tag=True):
 
 
 class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of prefill in a number of seconds; `step_s` is a step without them, 0 without decoding requests."""
+    """Tokens of prefill in a number of seconds."""
 
     tokens: float
     seconds: float
-    step_s: float
 
 
 class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):

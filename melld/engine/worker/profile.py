@@ -109,7 +109,7 @@ class Profiler:
         for _ in range(ALONE_TIMES + 1):
             self._add(tokens, 1)
             seconds.append(self._step())
-        return wire.PrefillMeasured(tokens=tokens, seconds=statistics.median(seconds[1:]), step_s=0.0)
+        return wire.PrefillMeasured(tokens=tokens, seconds=statistics.median(seconds[1:]))
 
     def _beside(self, ask: wire.MeasurePrefill, deadline_s: float) -> wire.PrefillMeasured:
         """Return the foreign tokens per step that lengthen the median step by the share, interpolated."""
@@ -125,18 +125,18 @@ class Profiler:
             self._add(DECODER_TOKENS, steps)
         while any(not request.num_output_tokens for request in self._engine.scheduler.requests.values()):
             self._step()
-        fewer, fewer_ratio, step_s = 0, 1.0, 0.0
+        fewer, fewer_ratio, step_s = 0.0, 1.0, 0.0
         most = config.scheduler_config.max_num_batched_tokens - ask.batch
         for tokens in (chunk for chunk in CHUNKS if chunk <= most):
             step_s, ratio = self._compare(tokens)
             if ratio > 1.0 + ask.share:
                 part = max(1.0 + ask.share - fewer_ratio, 0.0) / (ratio - fewer_ratio)
-                reached = fewer + part * (tokens - fewer)
-                return wire.PrefillMeasured(tokens=reached, seconds=step_s * (1.0 + ask.share), step_s=step_s)
+                fewer += part * (tokens - fewer)
+                break
             fewer, fewer_ratio = tokens, max(ratio, 1.0)
             if time.monotonic() > deadline_s:
                 break
-        return wire.PrefillMeasured(tokens=fewer, seconds=step_s * (1.0 + ask.share), step_s=step_s)
+        return wire.PrefillMeasured(tokens=fewer, seconds=step_s * (1.0 + ask.share))
 
     def _compare(self, tokens: int) -> tuple[float, float]:
         """Return the median step without the foreign prompt, and the factor by which the prompt lengthens it."""

@@ -11,7 +11,6 @@ def test_one_suspect_at_a_time_goes_on() -> None:
     """Whoever kills the next worker is known by name."""
     probation = Probation()
     assert [probation.give(name, W0) for name in (A, B, C)] == [True, False, False]
-    assert [probation.waits(name) for name in (A, B, C)] == [False, True, True]
     assert probation.leave(A) == B
     assert probation.leave(B) == C
     assert probation.leave(C) is None

@@ -433,7 +433,8 @@ class VirtualDaemon:
         for request, live in self.fleet.live.items():
             if live.worker is None or not self.fleet.is_ready(live.worker):
                 continue
-            if self.fleet._requests.delivery._probation.waits(request) or self.worker(live.worker).hung:
+            suspects = self.fleet._requests.delivery._probation._lines.get(live.worker, ())
+            if request in list(suspects)[1:] or self.worker(live.worker).hung:
                 continue
             if request not in self.worker(live.worker).copies:
                 wrong.append(f"{request} is not on {live.worker}")
