@@ -4,7 +4,7 @@ Owns the table alone; `migration` executes it and draws it.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class MoveState(enum.StrEnum):
@@ -64,79 +64,49 @@ class Outcome(enum.StrEnum):
 
 
 _S, _E = MoveState, Sign
+_ROWS: Sequence[tuple[Sequence[MoveState], Sequence[Sign], MoveState]] = (
+    ([_S.QUEUED], [_E.STARTED], _S.LOOKING),
+    ([_S.QUEUED], [_E.GONE, _E.SOURCE_LOST, _E.DESTINATION_LOST], _S.ENDED),
+    ([_S.LOOKING], [_E.BY_KV], _S.RESERVING),
+    ([_S.LOOKING], [_E.BY_TOKENS], _S.WARMING),
+    ([_S.LOOKING], [_E.REFUSED, _E.LATE, _E.GONE, _E.SOURCE_LOST, _E.DESTINATION_LOST], _S.ENDED),
+    ([_S.RESERVING], [_E.MORE], _S.COPYING),
+    ([_S.RESERVING], [_E.ENOUGH], _S.FREEZING),
+    ([_S.RESERVING], [_E.AWAITED], _S.FOLLOWING),
+    ([_S.RESERVING], [_E.REFUSED], _S.ENDED),
+    ([_S.WARMING], [_E.WARMED], _S.CHECKING),
+    ([_S.COPYING], [_E.COPIED], _S.CHECKING),
+    ([_S.COPYING], [_E.AWAITED], _S.FOLLOWING),
+    ([_S.COPYING], [_E.COPY_FAILED], _S.CANCELLING),
+    ([_S.CHECKING], [_E.MORE], _S.COPYING),
+    ([_S.CHECKING], [_E.BEHIND], _S.WARMING),
+    ([_S.CHECKING], [_E.ENOUGH], _S.FREEZING),
+    ([_S.WARMING, _S.COPYING, _S.CHECKING], [_E.REFUSED], _S.CANCELLING),
+    ([_S.RESERVING, _S.WARMING, _S.COPYING, _S.CHECKING], [_E.LATE, _E.GONE, _E.SOURCE_LOST], _S.CANCELLING),
+    ([_S.RESERVING, _S.WARMING, _S.COPYING, _S.CHECKING], [_E.DESTINATION_LOST], _S.ENDED),
+    ([_S.FOLLOWING], [_E.MORE], _S.COPYING),
+    ([_S.FOLLOWING], [_E.AWAITED], _S.FOLLOWING),
+    ([_S.FOLLOWING, _S.FREEZING], [_E.FROZEN], _S.ATTACHING),
+    ([_S.FOLLOWING, _S.FREEZING], [_E.REFUSED], _S.CANCELLING),
+    ([_S.ATTACHING], [_E.ATTACHED], _S.RELEASING),
+    ([_S.ATTACHING], [_E.REFUSED, _E.COPY_FAILED], _S.THAWING),
+    ([_S.FOLLOWING, _S.FREEZING, _S.ATTACHING], [_E.LATE], _S.THAWING),
+    ([_S.FOLLOWING, _S.FREEZING, _S.ATTACHING], [_E.GONE, _E.SOURCE_LOST], _S.CANCELLING),
+    ([_S.FOLLOWING, _S.FREEZING, _S.ATTACHING], [_E.DESTINATION_LOST], _S.THAWING_ALONE),
+    ([_S.RELEASING], [_E.RELEASED, _E.REFUSED, _E.SOURCE_LOST], _S.ENDED),
+    ([_S.RELEASING], [_E.LATE, _E.GONE, _E.DESTINATION_LOST], _S.RELEASING),
+    ([_S.THAWING], [_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST], _S.CANCELLING),
+    ([_S.THAWING], [_E.LATE], _S.THAWING),
+    ([_S.THAWING], [_E.DESTINATION_LOST], _S.THAWING_ALONE),
+    ([_S.THAWING_ALONE], [_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST], _S.ENDED),
+    ([_S.THAWING_ALONE], [_E.LATE, _E.DESTINATION_LOST], _S.THAWING_ALONE),
+    ([_S.CANCELLING], [_E.CANCELLED, _E.REFUSED, _E.DESTINATION_LOST], _S.ENDED),
+    ([_S.CANCELLING], [_E.LATE, _E.GONE, _E.SOURCE_LOST], _S.CANCELLING),
+)
 TRANSITIONS: Mapping[tuple[MoveState, Sign], MoveState] = {
-    (_S.QUEUED, _E.STARTED): _S.LOOKING,
-    (_S.QUEUED, _E.GONE): _S.ENDED,
-    (_S.QUEUED, _E.SOURCE_LOST): _S.ENDED,
-    (_S.QUEUED, _E.DESTINATION_LOST): _S.ENDED,
-    (_S.LOOKING, _E.BY_KV): _S.RESERVING,
-    (_S.LOOKING, _E.BY_TOKENS): _S.WARMING,
-    (_S.LOOKING, _E.REFUSED): _S.ENDED,
-    (_S.LOOKING, _E.LATE): _S.ENDED,
-    (_S.LOOKING, _E.GONE): _S.ENDED,
-    (_S.LOOKING, _E.SOURCE_LOST): _S.ENDED,
-    (_S.LOOKING, _E.DESTINATION_LOST): _S.ENDED,
-    (_S.RESERVING, _E.MORE): _S.COPYING,
-    (_S.RESERVING, _E.ENOUGH): _S.FREEZING,
-    (_S.RESERVING, _E.AWAITED): _S.FOLLOWING,
-    (_S.RESERVING, _E.REFUSED): _S.ENDED,
-    (_S.WARMING, _E.WARMED): _S.CHECKING,
-    (_S.WARMING, _E.REFUSED): _S.CANCELLING,
-    (_S.COPYING, _E.COPIED): _S.CHECKING,
-    (_S.COPYING, _E.AWAITED): _S.FOLLOWING,
-    (_S.COPYING, _E.REFUSED): _S.CANCELLING,
-    (_S.COPYING, _E.COPY_FAILED): _S.CANCELLING,
-    (_S.CHECKING, _E.MORE): _S.COPYING,
-    (_S.CHECKING, _E.BEHIND): _S.WARMING,
-    (_S.CHECKING, _E.ENOUGH): _S.FREEZING,
-    (_S.CHECKING, _E.REFUSED): _S.CANCELLING,
-    **{
-        (state, sign): after
-        for state in (_S.RESERVING, _S.WARMING, _S.COPYING, _S.CHECKING)
-        for sign, after in {
-            _E.LATE: _S.CANCELLING,
-            _E.GONE: _S.CANCELLING,
-            _E.SOURCE_LOST: _S.CANCELLING,
-            _E.DESTINATION_LOST: _S.ENDED,
-        }.items()
-    },
-    (_S.FOLLOWING, _E.MORE): _S.COPYING,
-    (_S.FOLLOWING, _E.AWAITED): _S.FOLLOWING,
-    (_S.FOLLOWING, _E.FROZEN): _S.ATTACHING,
-    (_S.FOLLOWING, _E.REFUSED): _S.CANCELLING,
-    (_S.FREEZING, _E.FROZEN): _S.ATTACHING,
-    (_S.FREEZING, _E.REFUSED): _S.CANCELLING,
-    (_S.ATTACHING, _E.ATTACHED): _S.RELEASING,
-    (_S.ATTACHING, _E.REFUSED): _S.THAWING,
-    (_S.ATTACHING, _E.COPY_FAILED): _S.THAWING,
-    **{
-        (state, sign): after
-        for state in (_S.FOLLOWING, _S.FREEZING, _S.ATTACHING)
-        for sign, after in {
-            _E.LATE: _S.THAWING,
-            _E.GONE: _S.CANCELLING,
-            _E.SOURCE_LOST: _S.CANCELLING,
-            _E.DESTINATION_LOST: _S.THAWING_ALONE,
-        }.items()
-    },
-    (_S.RELEASING, _E.RELEASED): _S.ENDED,
-    (_S.RELEASING, _E.REFUSED): _S.ENDED,
-    (_S.RELEASING, _E.LATE): _S.RELEASING,
-    (_S.RELEASING, _E.GONE): _S.RELEASING,
-    (_S.RELEASING, _E.SOURCE_LOST): _S.ENDED,
-    (_S.RELEASING, _E.DESTINATION_LOST): _S.RELEASING,
-    **{(_S.THAWING, sign): _S.CANCELLING for sign in (_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST)},
-    (_S.THAWING, _E.LATE): _S.THAWING,
-    (_S.THAWING, _E.DESTINATION_LOST): _S.THAWING_ALONE,
-    **{(_S.THAWING_ALONE, sign): _S.ENDED for sign in (_E.THAWED, _E.REFUSED, _E.GONE, _E.SOURCE_LOST)},
-    (_S.THAWING_ALONE, _E.LATE): _S.THAWING_ALONE,
-    (_S.THAWING_ALONE, _E.DESTINATION_LOST): _S.THAWING_ALONE,
-    **{(_S.CANCELLING, sign): _S.ENDED for sign in (_E.CANCELLED, _E.REFUSED, _E.DESTINATION_LOST)},
-    (_S.CANCELLING, _E.LATE): _S.CANCELLING,
-    (_S.CANCELLING, _E.GONE): _S.CANCELLING,
-    (_S.CANCELLING, _E.SOURCE_LOST): _S.CANCELLING,
+    (state, sign): after for states, signs, after in _ROWS for state in states for sign in signs
 }
-"""(state, event) -> next state.
+"""(state, event) -> next state: a row leads from each of its states, on each of its signs, to one.
 
 Commands that free resources (thaw, release, cancel) are repeated when late, until they succeed or the worker is gone.
 """
