@@ -9,7 +9,6 @@ import math
 import pathlib
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -234,14 +233,4 @@ def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | No
     from tqdm import tqdm
 
     with tqdm(total=requests, desc=policy, unit="request", file=sys.stderr, miniters=1000) as bar:
-        drawn_s = time.monotonic()
-
-        def advance(arrived: int) -> None:
-            nonlocal drawn_s
-            if arrived % 1000 and arrived != requests:
-                return
-            if arrived == requests or time.monotonic() - drawn_s > 0.1:
-                drawn_s = time.monotonic()
-                bar.update(arrived - bar.n)
-
-        yield advance
+        yield lambda arrived: bar.update(arrived - bar.n)
