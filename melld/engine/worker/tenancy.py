@@ -59,25 +59,14 @@ class Borrower:
         At its deadline, or when nothing runs that could end, a take gets what can be given, whoever must wait for it.
         """
         for take in list(self._takes):
-            is_due = not is_busy or time.monotonic() >= take.due_s
-            emptied = self._empty(take.message.granules, preempts=is_due)
+            asked, is_due = take.message, not is_busy or time.monotonic() >= take.due_s
+            emptied = Emptied() if self._lent is None else self._lent.empty(asked.granules, preempts=is_due)
             if emptied is not None:
                 self._takes.remove(take)
-                self._answer(take.message, emptied)
-
-    def _empty(self, count: int, preempts: bool) -> Emptied | None:
-        if self._lent is None:
-            return Emptied()
-        return self._lent.empty(count, preempts=preempts)
-
-    def _answer(self, take: wire.TakeGranules, emptied: Emptied) -> None:
-        returned = wire.GranulesReturned(
-            take=take.take,
-            granules=emptied.granules,
-            moved_blocks=emptied.moved_blocks,
-            cause=take.cause,
-        )
-        self._say(returned)
+                returned = wire.GranulesReturned(
+                    take=asked.take, granules=emptied.granules, moved_blocks=emptied.moved_blocks, cause=asked.cause
+                )
+                self._say(returned)
 
 
 class Dozer:
