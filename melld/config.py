@@ -121,6 +121,14 @@ class DevicesConfig(Table, frozen=True, kw_only=True):
     """Devices of each worker, which divide every layer among them (tensor parallelism); a divisor of the model's
     attention heads.  Default: as few as hold the weights and leave room for KV."""
 
+    lent_kv_bytes: Annotated[int | str | None, msgspec.Meta(examples=["24GiB"])] = None
+    """KV memory of each GPU that several models lend each other (docs/several-models.md).  Not tried on a GPU yet."""
+
+    @property
+    def lent_bytes(self) -> int:
+        """Return the KV memory of each GPU that is lent, in bytes; 0: none."""
+        return 0 if self.lent_kv_bytes is None else parse_bytes(self.lent_kv_bytes, "devices.lent_kv_bytes")
+
     @property
     def group_size(self) -> int:
         """Return the devices of each worker."""

@@ -12,6 +12,7 @@ from melld.daemon.preflight import check_roles, promised_by
 from melld.engine.arguments import (
     COMMON_ENVIRONMENT,
     CPU_ENVIRONMENT,
+    LENDING_ENVIRONMENT,
     engine_arguments,
     without_expandable_segments,
 )
@@ -24,6 +25,7 @@ from melld.kvstore.nvml import Nvml, choose, restrict
 from melld.scheduler.policies.slo.policy import MellSlo
 
 Each = TypeVar("Each")
+LEAST_UTILIZATION = 0.01
 STEP_OF_MEAN = 2.0
 """How many times the promised mean a single step may take with `mell-slo`."""
 
@@ -66,9 +68,12 @@ def kind_of(gpus: Sequence[Device]) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def worker_environment(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what all workers have in their environment; the user's takes precedence over melld's defaults for vLLM."""
-    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
+def worker_environment(kind: str, environment: Mapping[str, str], *, lends: bool = False) -> dict[str, str]:
+    """Return what all workers have in their environment; the user's takes precedence over melld's defaults for vLLM.
+
+    `lends`: they share GPU memory.
+    """
+    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {}) | (LENDING_ENVIRONMENT if lends else {})
     return {key: environment.get(key, value) for key, value in defaults.items()}
 
 
@@ -91,11 +96,12 @@ def make_slots(
 ) -> list[Slot]:
     """Return one slot per worker of a model, the number `model` of `models` that share the devices."""
     kind = kind_of(gpus)
-    settings = worker_environment(kind, environment)
+    lent_bytes = config.devices.lent_bytes
+    settings = worker_environment(kind, environment, lends=bool(lent_bytes))
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
-    sleeps = {"enable_sleep_mode": True} if gpus and models > 1 and config.idle.cached_bytes else {}
+    sleeps = gpus and models > 1 and config.idle.cached_bytes and not lent_bytes
     each = config.devices.group_size
     suffixes = _suffixes(gpus, shares) or [str(index) for index in range((config.devices.cpu or CpuDevices()).count)]
     names = [f"{kind}:{'+'.join(group)}" for group in _groups(suffixes, each)]
@@ -109,8 +115,8 @@ def make_slots(
             device_kind=kind,
             visible_devices=tuple(dict.fromkeys((*own, *uuids))),
             engine_arguments=arguments
-            | sleeps
-            | (_share(arguments, name, max(shares[one] for one in own) * models) if own else {}),
+            | ({"enable_sleep_mode": True} if sleeps else {})
+            | (_share(arguments, name, max(shares[one] for one in own) * models, lent_bytes) if own else {}),
             environment=settings | (without_expandable_segments(environment) if own else {}),
             copy_rules=CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
@@ -145,8 +151,10 @@ def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
     return suffixes
 
 
-def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str, Any]:
+def _share(arguments: Mapping[str, Any], device: str, workers: int, lent_bytes: int) -> dict[str, Any]:
     """Return the arguments by which `workers` share a GPU.
+
+    With lent memory vLLM need not look for any: the device may be all but full.
 
     vLLM sizes its KV cache by the GPU's free memory, which a second worker starting beside it changes: so the size
     must be configured.
@@ -156,6 +164,8 @@ def _share(arguments: Mapping[str, Any], device: str, workers: int) -> dict[str,
     """
     if workers == 1:
         return {}
+    if lent_bytes:
+        return {"kv_cache_memory_bytes": lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
     if "kv_cache_memory_bytes" not in arguments:
         key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
         raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")

@@ -136,7 +136,7 @@ class Daemon:
         if (landlord := self._parts.landlord) is not None:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
-            let_devices(self._parts, self.config, prepared)
+            await let_devices(self._parts, self.config, prepared)
             await landlord.start(progress.became_ready)
             return prepared
         workers = asyncio.ensure_future(self._start_workers(progress))

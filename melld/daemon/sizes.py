@@ -197,6 +197,35 @@ def check_sizes(config: Config, gpus: Sequence[Device]) -> None:
             )
 
 
+def check_lending(config: Config, gpus: Sequence[Device]) -> None:
+    """Refuse to lend GPU memory where that cannot work: nothing leaves it for weights, all of which must fit beside it.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    key, lent = "[devices] lent_kv_bytes", config.devices.lent_bytes
+    if not lent:
+        return
+    if not gpus:
+        raise ConfigError(key, "there is no GPU to use; CPU devices lend their memory without it")
+    if len(config.served) < 2:
+        raise ConfigError(key, "one model has no other to lend to")
+    if len({gpu.uuid for gpu in gpus}) < len(gpus):
+        raise ConfigError(key, "a GPU is named twice: its workers would have a memory each")
+    memory = min(device_memory_bytes(config, gpus))
+    weights = sum(_first_guess(config, model, "cuda") for model in config.served)
+    if lent + weights > memory:
+        told = ", ".join(f"{size / 2**20:,.0f} MiB" for size in (lent, weights, memory))
+        each = "of KV memory, of weights and what workers take beside them, and on a device"
+        raise ConfigError(key, f"all models must fit beside it, but these do not fit: {told} ({each})")
+
+
+def _first_guess(config: Config, model: ModelConfig, kind: str) -> int:
+    """Return what a worker of the model will probably hold beside KV."""
+    dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
+    return weights_bytes(model, dtype) + BESIDE_WEIGHTS_BYTES[kind]
+
+
 def declarations(
     config: Config,
     gpus: Sequence[Device],
@@ -208,27 +237,29 @@ def declarations(
     """Yield what the Landlord must know of the devices and models before anything is loaded.
 
     `slots`, `block_bytes`, `own_bytes`: by model; its slots are in the order of the devices, and `own_bytes` is KV
-    memory that its workers have beside the arena.
+    memory that its workers have beside the arena.  What is lent of a GPU's memory no weights displace.
     """
+    lent = config.devices.lent_bytes
     kind = "cuda" if gpus else "cpu"
     devices = [DeviceName(slot.device) for slot in next(iter(slots.values()))]
     granule = granule_bytes_for(block_bytes.values())
     for device, memory in zip(devices, device_memory_bytes(config, gpus), strict=True):
-        yield e.DeviceDeclared(now_s, device, memory, granule)
+        yield e.DeviceDeclared(now_s, device, lent or memory, granule)
     for model in config.models:
         name = ModelName(model.names[0])
-        weights = weights_bytes(model, str(engine_arguments(config.alone(model), kind).get("dtype", "")))
+        held = _first_guess(config, model, kind)
+        weights = held - BESIDE_WEIGHTS_BYTES[kind]
         kept_s = (config.idle.sleep_after_s or 0.0) + config.idle.stop_after_s
         yield e.ModelDeclared(
             now_s,
             name,
-            weights + BESIDE_WEIGHTS_BYTES[kind] + own_bytes[name],
+            0 if lent else held + own_bytes[name],
             block_bytes[name],
             load_s=LOAD_S + weights / LOAD_BYTES_PER_S,
             wake_s=WAKE_S + weights / LOAD_BYTES_PER_S,
             weight=model.weight,
             pinned=model.pinned,
-            dozes=config.idle.stop_after_s > 0 and (kind == "cpu" or config.idle.cached_bytes > 0),
+            dozes=config.idle.stop_after_s > 0 and not lent and (kind == "cpu" or config.idle.cached_bytes > 0),
             dozing_bytes=BESIDE_WEIGHTS_BYTES[kind],
             keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
             stop_after_s=config.idle.stop_after_s,

@@ -18,14 +18,19 @@ log = logging.getLogger("melld.landlord")
 
 
 class Tenant:
-    """A model.  `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size."""
+    """A model.
 
-    def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool) -> None:
+    `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size.  `displaces`: its weights
+    take memory that would be lent.
+    """
+
+    def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool, displaces: bool = True) -> None:
         self.model = model
         self.name = ModelName(model.name)
         self.fleet = model.parts.fleet
         self.driver = model.parts.driver
         self.lends = lends
+        self._displaces = displaces
         self.block_bytes = block_bytes
         self._offer: Offer | None = None
         self._told: dict[WorkerId, tuple[int, int, int]] = {}
@@ -97,12 +102,12 @@ class Tenant:
     # -- what its scheduler is told ----------------------------------------------------------------------------------
 
     def measured(self, ready: wire.WorkerReady) -> int:
-        """Return what the worker holds beside the arena; 0: not measured."""
+        """Return what the worker holds beside the arena; 0: not measured, or of no matter."""
         if self.lends and ready.arena_failure:
             log.warning("%s lends no memory: %s", self.name, ready.arena_failure)
             self.lends = False
         own_bytes = 0 if self.lends else ready.total_blocks * ready.block_bytes
-        return ready.resident_bytes + own_bytes if ready.resident_bytes else 0
+        return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
         """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""

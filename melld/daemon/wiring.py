@@ -6,6 +6,7 @@ Owns the wiring.  Starts nothing.
     for all:         devices, template process ─► models ─► watch, metrics
 """
 
+import asyncio
 import logging
 import math
 import os
@@ -30,7 +31,7 @@ from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
-from melld.daemon.sizes import block_bytes_of, check_sizes, declarations, group_devices
+from melld.daemon.sizes import block_bytes_of, check_lending, check_sizes, declarations, group_devices
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
@@ -44,10 +45,11 @@ from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters
 from melld.engine.arguments import async_scheduling_told
-from melld.engine.fleet.arena import Arena
+from melld.engine.fleet.arena import Arena, GpuArena, Lendable
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.frontend.codec import EngineCodec
+from melld.engine.gpu_memory import NoSharedMemory
 from melld.engine.host.local import LocalHost
 from melld.engine.host.ports import Host
 from melld.engine.host.template import TemplateProcess
@@ -104,6 +106,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
     kind, count = kind_of(gpus), len(config.served)
+    check_lending(config, gpus)
     if config.cluster.address is None:
         check_sizes(config, gpus)
         config = group_devices(config, gpus)
@@ -111,7 +114,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         raise ConfigError("[cluster] address", "a cluster serves one model: several are served on one machine")
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)
-    environment = worker_environment(kind, os.environ)
+    environment = worker_environment(kind, os.environ, lends=bool(config.devices.lent_bytes))
     os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
     template = TemplateProcess(kind, environment)
     landlord = None
@@ -146,27 +149,40 @@ def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
     return [prepare(model.parts.config, kind_of(parts.gpus)) for model in parts.models]
 
 
-def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
-    """Give the workers of several models to the Landlord, now that vLLM has read what the models are like."""
+async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
+    """Give the workers of several models to the Landlord, now that vLLM has read what the models are like.
+
+    Raises:
+        ConfigError: a GPU does not have the memory to lend.
+    """
     assert parts.landlord is not None
     slots = {one.name: [place.slot for place in one.parts.fleet.places.values()] for one in parts.models}
     blocks = {one.name: block_bytes_of(pair[0]) for one, pair in zip(parts.models, prepared, strict=True)}
-    lends = not parts.gpus  # GPU memory is not lent yet: each worker there has its own
+    lent = bool(config.devices.lent_bytes)
+    lends = lent or not parts.gpus  # else each worker has KV memory of its own
     own = {
         name: 0 if lends else int(of[0].spec.engine_arguments["kv_cache_memory_bytes"]) for name, of in slots.items()
     }
     declared = list(declarations(config, parts.gpus, slots, blocks, own, time.monotonic()))
-    arenas = {}
-    for one in declared if lends else ():
-        if isinstance(one, DeviceDeclared):
-            arenas[one.device] = Arena(one.device, one.memory_bytes, one.granule_bytes)
+    devices = [one for one in declared if isinstance(one, DeviceDeclared)] if lends else []
+    uuids = {slot.device: slot.uuids for of in slots.values() for slot in of}
+    arenas = {one.device: await _arena(one, uuids[one.device]) for one in devices}
     for model in parts.models:
         for place in model.parts.fleet.places.values():
             if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
                 spec = msgspec.structs.replace(place.slot.spec, arena=arena.spec())
                 place.slot = msgspec.structs.replace(place.slot, spec=spec)
-    tenants = [Tenant(one, blocks[one.name], lends=lends) for one in parts.models]
+    tenants = [Tenant(one, blocks[one.name], lends=lends, displaces=not lent) for one in parts.models]
     parts.landlord.take_over(declared, tenants, arenas)
+
+
+async def _arena(device: DeviceDeclared, uuids: Sequence[str]) -> Lendable:
+    if not uuids:
+        return Arena(device.device, device.memory_bytes, device.granule_bytes)
+    try:
+        return await asyncio.to_thread(GpuArena, uuids[0], device.memory_bytes, device.granule_bytes)
+    except NoSharedMemory as error:
+        raise ConfigError("[devices] lent_kv_bytes", f"{device.device} has no memory to lend: {error}") from error
 
 
 def make_model(

@@ -36,6 +36,8 @@ CPU_ENVIRONMENT = {
     # worker grows by in its first hours.  vLLM's layers keep the 32 that each used last besides.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
+# Where GPU memory is lent: only vLLM's first runner lets blocks be moved (`residency.arena`).
+LENDING_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 # One process per device, and no usage reports.
 COMMON_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -81,7 +83,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
-    elif ASYNC_SCHEDULING_SEEN_EXACT is None:
+    elif ASYNC_SCHEDULING_SEEN_EXACT is None or config.devices.lent_bytes:
         arguments["async_scheduling"] = False  # schedule a step only after the last one has ended
     arguments |= _lora_arguments(config.model.lora, device_kind)
     return arguments | {key: value for key, value in own.items() if key not in frontend_options()}

@@ -6,13 +6,59 @@ Owns the memory, which lives as long as the daemon.  Who has which granule, `lan
 import asyncio
 import os
 from collections.abc import Iterable
+from typing import Protocol
 
 from melld.engine.arena_file import punch
+from melld.engine.gpu_memory import made_by_another
 from melld.engine.wire.spec import ArenaSpec
 
 
+class Lendable(Protocol):
+    """Memory of one device that is lent."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return how much memory it takes now."""
+
+    def spec(self) -> ArenaSpec:
+        """Return the arena for workers of this daemon."""
+
+    async def scrub(self, granules: Iterable[int]) -> None:
+        """Forget what a worker that has ended had in these granules."""
+
+
+class GpuArena:
+    """GPU memory for `nbytes` of KV, all of which it takes at once.  Making it takes seconds.
+
+    Raises:
+        NoSharedMemory: the GPU has not so much, or cannot share it.
+    """
+
+    def __init__(self, uuid: str, nbytes: int, granule_bytes: int) -> None:
+        self.resident_bytes = nbytes
+        self._files, self._chunks = made_by_another(uuid, nbytes)
+        self._granule_bytes = granule_bytes
+
+    def spec(self) -> ArenaSpec:
+        """See `Lendable`."""
+        return ArenaSpec(
+            nbytes=self.resident_bytes,
+            granule_bytes=self._granule_bytes,
+            chunks=self._chunks,
+            files=tuple(self._files),
+        )
+
+    async def scrub(self, granules: Iterable[int]) -> None:
+        """See `Lendable`: whoever is granted them zeroes them, as this process has no CUDA context."""
+
+    def close(self) -> None:
+        """Close the descriptors; workers that have the memory mapped keep it until they end."""
+        for file in self._files:
+            os.close(file)
+
+
 class Arena:
-    """Memory for `nbytes` of KV, in granules, of which none takes memory before it is used."""
+    """Memory of a CPU device for `nbytes` of KV, in granules, of which none takes memory before it is used."""
 
     def __init__(self, device: str, nbytes: int, granule_bytes: int) -> None:
         self.device = device

@@ -89,7 +89,7 @@ class Forks:
         """Return whether the template is not known to be gone."""
         return self._control.fileno() != -1
 
-    def ask(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, int], program: Program) -> None:
+    def ask(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program) -> None:
         """See `TemplateProcess.spawn`."""
         self._numbers += 1
         birth.forks, birth.number = self, self._numbers

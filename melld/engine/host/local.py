@@ -49,11 +49,12 @@ class LocalChild(asyncio.Protocol):
 
     def start(self, spec: WorkerSpec) -> None:
         """Have it forked."""
+        lent = spec.arena.files if spec.arena is not None else ()
         ours, theirs = socket.socketpair()
         with theirs:
             write_end = self._lines.open()
             try:
-                self._template.spawn(self._birth, spec, (theirs.fileno(), write_end))
+                self._template.spawn(self._birth, spec, (theirs.fileno(), write_end, *lent))
             finally:
                 os.close(write_end)
         loop = asyncio.get_running_loop()

@@ -41,8 +41,11 @@ class TemplateProcess:
         """Start the template unless it runs.  Its imports take seconds; it forks workers when they are done."""
         self._run()
 
-    def spawn(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, int], program: Program = "main") -> None:
-        """Have a process forked that runs `program`; `descriptors` (its wire, its log) may be closed afterwards."""
+    def spawn(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program = "main") -> None:
+        """Have a process forked that runs `program`.
+
+        `descriptors` (its wire, its log, those of its arena's chunks) may be closed afterwards.
+        """
         self._run().ask(birth, spec, descriptors, program)
 
     def stop(self) -> None:

@@ -20,12 +20,16 @@ class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
 class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of a device that its workers share, each in the granules that it was granted."""
 
-    path: str
-    """`/proc/PID/fd/N`, of the daemon's memory file."""
-    inode: int
-    """Detects another file of another process with that number."""
     nbytes: int
     granule_bytes: int
+    path: str = ""
+    """CPU: `/proc/PID/fd/N`, of the daemon's memory file."""
+    inode: int = 0
+    """Detects another file of another process with that number."""
+    chunks: tuple[int, ...] = ()
+    """CUDA: the sizes of the chunks that it is made of."""
+    files: tuple[int, ...] = ()
+    """The descriptors of these chunks in the process that has this specification."""
 
 
 class StepLimit(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Messages between daemon and template process, one per packet.
 
-Owns the messages.  `SpawnWorker` travels with two descriptors: the worker's end of its wire, and the pipe for what it
-prints.
+Owns the messages.  `SpawnWorker` travels with descriptors: the worker's end of its wire, the pipe for what it prints,
+and the chunks of its arena (`ArenaSpec.files`).
 """
 
 from typing import Literal
@@ -11,6 +11,8 @@ import msgspec
 from melld.engine.wire.spec import WorkerSpec
 
 MAX_MESSAGE_BYTES = 1 << 17
+MAX_DESCRIPTORS = 253
+"""The kernel's limit for one message."""
 Program = Literal["main", "judge"]
 
 

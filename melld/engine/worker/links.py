@@ -76,6 +76,8 @@ def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
                 handle=lines.serve(engine.model_executor, engine.scheduler.kv_cache_config.num_blocks), lines=lines
             )
         memory = kv_memory_of(engine)
+        if arena is not None and arena.chunks:
+            return Shared(memory, failure="lent GPU memory cannot be read by siblings")
         if arena is not None:
             return Shared(memory, shared_memory.export_arena(arena.path, arena.inode, memory.layout))
         return Shared(memory, choose.export(memory.tensors, memory.layout))

@@ -3,7 +3,7 @@
 Owns the imports and its children.  It makes no CUDA context and no thread: either would be broken in a child.  It reads
 no model and holds no request.
 
-    daemon ──SpawnWorker + 2 descriptors──► template ──fork──► worker.main
+    daemon ──SpawnWorker + descriptors────► template ──fork──► worker.main
            ◄──WorkerForked, WorkerExited──┘
 
 The kernel kills the template when the daemon ends, and the workers when the template ends, whatever the cause.
@@ -24,7 +24,15 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.wire.template import (
+    MAX_DESCRIPTORS,
+    MAX_MESSAGE_BYTES,
+    FromTemplate,
+    Program,
+    SpawnWorker,
+    WorkerExited,
+    WorkerForked,
+)
 from melld.engine.worker.start import die_with_parent, vital
 
 # For a child that has to import everything itself.
@@ -120,6 +128,13 @@ def may_use_gpu() -> bool:
     return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
 
 
+def _with_files(spec: WorkerSpec, lent: list[int]) -> WorkerSpec:
+    """Return the specification with the numbers that the descriptors of its arena have here."""
+    if spec.arena is None or not lent:
+        return spec
+    return msgspec.structs.replace(spec, arena=msgspec.structs.replace(spec.arena, files=tuple(lent)))
+
+
 def begin(program: Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
@@ -141,7 +156,7 @@ class Template:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
-                    packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+                    packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
                     if not packet:
                         return
                     self._fork(msgspec.msgpack.decode(packet, type=SpawnWorker), descriptors)
@@ -173,16 +188,17 @@ class Template:
     def _become(self, asked: SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
         """Become the program, in the child."""
         die_with_parent(template_pid)
-        connection, log = descriptors
+        connection, log, *lent = descriptors
         os.dup2(log, 1)
         os.dup2(log, 2)
         self._selector.close()
         self._control.close()
         for descriptor in (log, *self._children):
             os.close(descriptor)
-        told = msgspec.msgpack.encode(asked.spec)
+        told = msgspec.msgpack.encode(_with_files(asked.spec, lent))
         if not is_whole or not may_use_gpu():  # an import made a thread or a context: start afresh, slower but safe
-            os.set_inheritable(connection, True)
+            for descriptor in (connection, *lent):
+                os.set_inheritable(descriptor, True)
             code = ANEW.format(path=sys.path, program=asked.program)
             os.execv(sys.executable, [sys.executable, "-c", code, told.hex(), str(connection)])  # noqa: S606
         begin(asked.program, told, connection)

@@ -2,18 +2,18 @@
 
 The arena's memory is neither allocated nor zeroed here.  Blocks are outermost (`BLHNC`), so that a block's bytes lie
 together.  vLLM's CPU attention does not name that layout among its own, and reads it all the same: within a block
-nothing differs.
+nothing differs.  On a GPU the attention must name a layout with blocks outermost.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from melld.engine.arena_file import keep_to_itself
 from melld.engine.wire.spec import ArenaSpec
+from melld.engine.worker.residency.lent_memory import lent_memory
 from melld.engine.worker.residency.memory import over
+from melld.errors import MelldError
 from melld.landlord.blocks import BlockMap
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.migrate.transports.layout import KvLayout
-from melld.migrate.transports.shared_memory import map_file, open_file
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,19 +22,24 @@ if TYPE_CHECKING:
 LAYOUT = "BLHNC"
 
 
+class NotLent(MelldError):
+    """The engine's KV cannot be in an arena of GPU memory, which leaves it no memory of its own."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"with [devices] lent_kv_bytes its KV must be in lent memory, and cannot be: {why}")
+
+
 class ArenaMemory:
-    """The arena, mapped into this process."""
+    """The arena of this worker's device."""
 
     def __init__(self, spec: ArenaSpec) -> None:
-        """Map the arena.
+        """Find the arena.
 
         Raises:
             OSError: it is not there.
         """
         self.spec = spec
-        self.file = open_file(spec.path, spec.inode)
-        self.storage = map_file(f"/proc/self/fd/{self.file}", spec.nbytes)
-        keep_to_itself(self.storage.data_ptr(), spec.granule_bytes)  # granule 0: each engine tries itself out there
+        self.memory = lent_memory(spec)
         self.failure = ""
         """Why the engine's KV is not in it."""
 
@@ -46,11 +51,18 @@ class ArenaMemory:
             def get_kv_cache_specs(self) -> Any:
                 specs = super().get_kv_cache_specs()
                 each_layer = [spec for layers in specs for spec in layers.values()]
-                arena.failure = _refusal(self.vllm_config, each_layer, arena.spec.granule_bytes)
+                arena.refuse(_refusal(self.vllm_config, each_layer, arena.spec.granule_bytes))
                 return specs
 
             def get_supported_kv_cache_layouts(self) -> Any:
-                return super().get_supported_kv_cache_layouts() if arena.failure else [[LAYOUT]]
+                own = super().get_supported_kv_cache_layouts()
+                if arena.failure:
+                    return own
+                if self.vllm_config.device_config.device_type == "cpu":
+                    return [[LAYOUT]]
+                outermost = [name for name in own[0] if name.startswith("B")]
+                arena.refuse("" if outermost else f"its attention wants blocks to lie as {', '.join(own[0])}")
+                return [outermost]
 
             def determine_available_memory(self) -> Any:
                 own = super().determine_available_memory()
@@ -61,13 +73,23 @@ class ArenaMemory:
 
                 allocate = runner.allocate_kv_cache
                 if not arena.failure:
-                    runner.allocate_kv_cache = over(lambda _: arena.storage, allocate)
+                    runner.allocate_kv_cache = over(arena.memory.storage, allocate)
                 try:
                     super().initialize_from_config(kv_cache_configs)
                 finally:
                     runner.allocate_kv_cache = allocate
 
         return InArena
+
+    def refuse(self, why: str) -> None:
+        """Note why the engine's KV cannot be here, if it cannot.
+
+        Raises:
+            NotLent: it can be nowhere else.
+        """
+        self.failure = why
+        if why and self.spec.chunks:
+            raise NotLent(why)
 
     def blocks(self, layout: KvLayout) -> BlockMap:
         """Return where the blocks of this layout lie."""
@@ -76,7 +98,7 @@ class ArenaMemory:
 
 
 def _refusal(config: "VllmConfig", specs: list[Any], granule_bytes: int) -> str:
-    """Return why the KV of this engine with one CPU device cannot be in an arena; empty if it can."""
+    """Return why the KV of this engine with one device cannot be in an arena; empty if it can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
     plain = all(type(spec) in (FullAttentionSpec, MLAAttentionSpec) for spec in specs)

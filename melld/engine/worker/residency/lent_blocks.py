@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.arena_file import punch
 from melld.engine.worker.residency.arena import ArenaMemory
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.memory import KvMemory
@@ -27,12 +26,14 @@ from melld.landlord.blocks import BlockMap, choose_granules
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
+NOBODYS = 0
+"""The granule that is lent to none."""
 Places = dict[int, list[tuple[str, int, int]]]
 """Places in tables of running requests by block: request, group, place."""
 
 
 class Emptied(msgspec.Struct, frozen=True):
-    """Granules that are no longer used and read as zeros."""
+    """Granules that are no longer used."""
 
     granules: tuple[int, ...] = ()
     moved_blocks: int = 0
@@ -52,8 +53,8 @@ class LentBlocks:
         runner = runner_of(engine)
         assert isinstance(runner, RunnerV1), "other engines have no arena (`arena`)"
         self._runner = runner
-        self._file = arena.file
-        self._bytes = memory.region.numpy()
+        self._lent = arena.memory
+        self._bytes = memory.region
         self._usable: set[int] = set()
         self._hold(range(1, self.map.blocks))
 
@@ -63,7 +64,8 @@ class LentBlocks:
         return self.map.blocks - 1 - len(self._usable)
 
     def grant(self, granules: Collection[int]) -> None:
-        """Let vLLM use these granules, whose bytes are all zero."""
+        """Let vLLM use these granules, which nobody else does."""
+        self._lent.begin(granules)
         self.granted.update(granules)
         self._let_go(self.map.usable(granules, self.granted) - self._usable)
 
@@ -71,6 +73,7 @@ class LentBlocks:
     def borrowed(self) -> Iterator[None]:
         """Let vLLM use the scratch blocks meanwhile, for a request of the worker's own."""
         assert not self.granted
+        self._lent.begin((NOBODYS,))
         self._let_go(self.map.scratch)
         yield
         self._hold(self.map.scratch)
@@ -97,8 +100,7 @@ class LentBlocks:
         if len(granules) < count and not preempts:
             return None
         moving = self._withdraw(granules, live, places)
-        for granule in granules:
-            punch(self._file, granule * self.map.granule_bytes, self.map.granule_bytes)
+        self._lent.end(granules)
         return Emptied(tuple(granules), moving)
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class LentBlocks:
     def _move(self, old: Any, new: Any, places: list[tuple[str, int, int]]) -> None:
         size = self.map.block_bytes
         there, here = new.block_id * size, old.block_id * size
-        self._bytes[there : there + size] = self._bytes[here : here + size]
+        self._bytes[there : there + size].copy_(self._bytes[here : here + size])
         self._pool.move_block_hashes(old, new)
         for request_id, group, place in places:
             self._groups[group].req_to_blocks[request_id][place] = new

@@ -56,25 +56,25 @@ def hold_kv_in_shared_memory() -> None:
     """
     from vllm.v1.worker import gpu_model_runner as runner
 
-    runner.allocate_kv_cache = over(shared_memory.allocate, runner.allocate_kv_cache)
+    runner.allocate_kv_cache = over(lambda nbytes, _: shared_memory.allocate(nbytes), runner.allocate_kv_cache)
 
 
-def over(memory: Callable[[int], torch.UntypedStorage], allocate: Any) -> Any:
-    """Return vLLM's `allocate_kv_cache` with the tensors that it would make on the CPU, over `memory` of so many bytes.
+def over(memory: Callable[[int, torch.device], torch.UntypedStorage], allocate: Any) -> Any:
+    """Return vLLM's `allocate_kv_cache` with its tensors over `memory` of so many bytes, on that device.
 
-    The memory must be zeros.  vLLM makes its views as always; only what lies under them is ours.
+    The memory must be zeros where it is used.  vLLM makes its views as always; only what lies under them is ours.
     """
 
     def place(kv_cache_config: Any, device: torch.device, *rest: Any) -> dict[str, torch.Tensor]:
-        if device.type != "cpu":
+        if device.type == "meta":  # asked by another of these
             return dict(allocate(kv_cache_config, device, *rest))
         made: dict[str, torch.Tensor] = allocate(kv_cache_config, torch.device("meta"), *rest)
         if not made:
             return made
         [nbytes] = {tensor.untyped_storage().nbytes() for tensor in made.values()}
-        storage = memory(nbytes)
+        storage = memory(nbytes, device)
         return {
-            name: torch.empty(0, dtype=tensor.dtype).set_(
+            name: torch.empty(0, dtype=tensor.dtype, device=device).set_(
                 storage, tensor.storage_offset(), tensor.size(), tensor.stride()
             )
             for name, tensor in made.items()

@@ -1,6 +1,7 @@
 """Two real vLLM workers for tests, each in a process of its own and stepped by hand."""
 
 import contextlib
+import ctypes
 import json
 import multiprocessing.connection
 import os
@@ -12,6 +13,8 @@ import traceback
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import msgspec
 
 from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
 from tests.forked import ROOT, ForkedPython
@@ -70,7 +73,7 @@ class WorkerProxy:
             [sys.executable, "-c", BEGIN, str(theirs.fileno()), model, json.dumps(options)],
             cwd=ROOT,
             env=os.environ | ENVIRONMENT,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *(options.get("arena") or {}).get("files", ())),
         )
         theirs.close()
         self._lock = threading.Lock()
@@ -156,8 +159,10 @@ class Worker:
         from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
 
         options = dict(options)
+        if (library := options.pop("libcuda", None)) is not None:
+            ctypes.CDLL(library)  # is found by its name from now on
         spec = options.pop("arena", None)
-        arena = ArenaMemory(ArenaSpec(**spec)) if spec else None
+        arena = ArenaMemory(msgspec.convert(spec, ArenaSpec)) if spec else None
         arguments = {
             "model": model,
             "dtype": "float32",
@@ -175,7 +180,8 @@ class Worker:
         self.config = EngineArgs(**arguments).create_engine_config()
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
-        hold_kv_in_shared_memory()
+        if self.config.device_config.device_type == "cpu":
+            hold_kv_in_shared_memory()
         executor = Executor.get_class(self.config)
         self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
         self.arena_failure = arena.failure if arena else ""
@@ -504,13 +510,11 @@ class Worker:
         """Have the process killed at this step of the next take."""
         import signal
 
-        import melld.engine.worker.residency.lent_blocks as module
-
         def die(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         assert self.lent is not None
-        lent, punch = self.lent, module.punch
+        lent, memory = self.lent, self.lent._lent
         if point == "asked":
             lent.empty = die  # type: ignore[method-assign,assignment]
         elif point == "withheld":
@@ -519,9 +523,10 @@ class Worker:
             move, times = lent._move, iter(range(2))
             lent._move = lambda *given: move(*given) if next(times, None) == 0 else die()  # type: ignore[method-assign]
         elif point == "moved":
-            module.punch = die
+            memory.end = die  # type: ignore[method-assign]
         elif point == "half scrubbed":
-            module.punch = lambda *given: (punch(*given), die())  # type: ignore[assignment]
+            end = memory.end
+            memory.end = lambda granules: (end(granules[:1]), die())  # type: ignore[method-assign,assignment]
         else:
             assert point == "scrubbed", point
             self.borrower._say = die
