@@ -9,6 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from melld.engine import gpu_memory
 from melld.kvstore import nvml
 from melld.migrate.transports import cuda_runtime
 
@@ -28,6 +29,24 @@ CALLS = {
     "cudaGetLastError": "cudaError_t (*)(void)",
     "cudaGetErrorString": "const char *(*)(cudaError_t)",
     "cuMemGetAddressRange_v2": "CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr)",
+    "cuInit": "CUresult (*)(unsigned int)",
+    "cuGetErrorString": "CUresult (*)(CUresult, const char **)",
+    "cuMemGetAllocationGranularity": (
+        "CUresult (*)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)"
+    ),
+    "cuMemCreate": (
+        "CUresult (*)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)"
+    ),
+    "cuMemExportToShareableHandle": (
+        "CUresult (*)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)"
+    ),
+    "cuMemImportFromShareableHandle": (
+        "CUresult (*)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType)"
+    ),
+    "cuMemAddressReserve": "CUresult (*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)",
+    "cuMemMap": "CUresult (*)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)",
+    "cuMemRelease": "CUresult (*)(CUmemGenericAllocationHandle)",
+    "cuMemSetAccess": "CUresult (*)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)",
 }
 NUMBERS = {
     "cudaSuccess": 0,
@@ -35,6 +54,21 @@ NUMBERS = {
     "cudaIpcMemLazyEnablePeerAccess": cuda_runtime._LAZY_ENABLE_PEER_ACCESS,
     "cudaMemcpySrcAccessOrderStream": cuda_runtime._SOURCE_ACCESS_IN_STREAM_ORDER,
     "cudaMemcpyFlagPreferOverlapWithCompute": cuda_runtime._PREFER_OVERLAP_WITH_COMPUTE,
+    "CU_MEM_ALLOCATION_TYPE_PINNED": gpu_memory._PINNED,
+    "CU_MEM_LOCATION_TYPE_DEVICE": gpu_memory._DEVICE,
+    "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": gpu_memory._FILE_DESCRIPTOR,
+    "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": gpu_memory._READ_WRITE,
+    "CU_MEM_ALLOC_GRANULARITY_RECOMMENDED": gpu_memory._RECOMMENDED,
+    "sizeof(CUmemGenericAllocationHandle)": ctypes.sizeof(ctypes.c_uint64),
+    "sizeof(CUmemLocation)": ctypes.sizeof(gpu_memory.Location),
+    "sizeof(CUmemAllocationProp)": ctypes.sizeof(gpu_memory.Properties),
+    "sizeof(CUmemAccessDesc)": ctypes.sizeof(gpu_memory.Access),
+    "offsetof(CUmemLocation, id)": gpu_memory.Location.id.offset,
+    "offsetof(CUmemAllocationProp, type)": gpu_memory.Properties.type.offset,
+    "offsetof(CUmemAllocationProp, requestedHandleTypes)": gpu_memory.Properties.handle_types.offset,
+    "offsetof(CUmemAllocationProp, location)": gpu_memory.Properties.location.offset,
+    "offsetof(CUmemAllocationProp, win32HandleMetaData)": gpu_memory.Properties.rest.offset,
+    "offsetof(CUmemAccessDesc, flags)": gpu_memory.Access.flags.offset,
     "sizeof(cudaIpcMemHandle_t)": ctypes.sizeof(cuda_runtime.IpcHandle),
     "sizeof(struct cudaMemLocation)": ctypes.sizeof(cuda_runtime._Location),
     "sizeof(struct cudaMemcpyAttributes)": ctypes.sizeof(cuda_runtime._CopyAttributes),
@@ -91,6 +125,8 @@ def test_each_struct_number_and_prototype_is_cudas() -> None:
         ),
         ("driver_types.h", r"(cudaMemcpySrcAccessOrderStream\s*= )0x1", r"\g<1>0x4", "cudaMemcpySrcAccessOrderStream"),
         ("driver_types.h", r"(struct cudaMemLocation srcLocHint;)", r"int more; \1", "srcLocHint"),
+        ("cuda.h", r"(CU_MEM_ACCESS_FLAGS_PROT_READWRITE\s*= )0x3", r"\g<1>0x5", "PROT_READWRITE"),
+        ("cuda.h", r"(CUmemAllocationHandleType requestedHandleTypes;)", r"int more; \1", "requestedHandleTypes"),
         ("driver_types.h", r"(#define cudaIpcMemLazyEnablePeerAccess\s+)0x01", r"\g<1>0x02", "LazyEnablePeerAccess"),
         # The form before 13.0, with a place for the index of a copy that failed.
         (

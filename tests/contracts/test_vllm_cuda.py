@@ -197,7 +197,41 @@ PROCESS = [
         if name.startswith("VLLM_")
     ),
 ]
-FACTS = [*MEMORY, *SLEEP, *ASYNC, *RUNNERS, *PROCESS]
+LENT = [
+    Fact("the V1 runner is there for who asks", CONFIG, "VllmConfig.use_v2_model_runner", "return use_v2_model_runner"),
+    Fact("its KV comes from the function that is replaced", V1, "GPUModelRunner", "kv_caches = allocate_kv_cache("),
+    Fact(
+        "it copies its block tables to the device for every step",
+        V1,
+        "GPUModelRunner._prepare_inputs",
+        "self.input_batch.block_table.commit_block_table(num_reqs)",
+    ),
+    Fact(
+        "a row without blocks names the null block alone",
+        "vllm/v1/worker/block_table.py",
+        "BlockTable.clear_row",
+        "self.block_table.np[row_idx, :num_blocks] = 0",
+    ),
+    Fact(
+        "a backend that names no layout reads those with blocks outermost",
+        "vllm/v1/attention/backends/utils.py",
+        "",
+        "_DEFAULT_LAYOUT_PREFERENCE = ( ... KVCacheLayout.BLNHC, KVCacheLayout.BLHNC,",
+    ),
+    Fact(
+        "a configured size of KV is taken without looking for memory",
+        WORKER,
+        "Worker.determine_available_memory",
+        "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes: ... return",
+    ),
+    Fact(
+        "before, the share must be free",
+        UTILS,
+        "request_memory",
+        "if init_snapshot.free_memory < requested_memory: raise ValueError(",
+    ),
+]
+FACTS = [*MEMORY, *LENT, *SLEEP, *ASYNC, *RUNNERS, *PROCESS]
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)

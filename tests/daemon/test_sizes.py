@@ -11,7 +11,12 @@ from melld.config import ModelConfig
 from melld.config_text import parse_config
 from melld.daemon import sizes
 from melld.daemon.sizes import WEIGHTS_PART, device_memory_bytes, fewest_devices, group_devices, weights_bytes
+from melld.engine.fleet.place import Slot
+from melld.engine.wire.spec import WorkerSpec
+from melld.errors import ConfigError
+from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
+from melld.landlord.events import DeviceDeclared, ModelDeclared
 
 GIB = 1 << 30
 
@@ -131,3 +136,78 @@ def test_cpu_devices_leave_memory_for_the_process_that_workers_are_forked_from(m
     assert device_memory_bytes(config, []) == [int(0.9 * (10 * GIB - sizes.TEMPLATE_BYTES)) // 2] * 2
     config = parse_config('[model]\npath = "m"\n[devices]\ncpu = {count = 2, memory_bytes = "6GiB"}', "test", {})
     assert device_memory_bytes(config, []) == [6 * GIB] * 2
+
+
+LENDING = """
+[devices]
+cuda = [{gpus}]
+lent_kv_bytes = "{lent}"
+[[models]]
+path = "{model}"
+name = "one"
+[[models]]
+path = "{model}"
+name = "two"
+"""
+
+
+def check_lending(text: str, gpus: int, gib: int = 8) -> None:
+    found = [Device(index=number, uuid=f"GPU-{number}", name="card", memory_bytes=gib * GIB) for number in range(gpus)]
+    sizes.check_lending(parse_config(text, "melld.toml"), found)
+
+
+def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
+    """No weights displace it, so models that do not fit beside it would only fail while they are loaded."""
+    text = LENDING.format(gpus="0", lent="5GiB", model=demo_model)
+    check_lending(text, 1)
+    check_lending(text, 2)
+    with pytest.raises(
+        ConfigError, match=r"lent_kv_bytes: all models must fit beside it.*5,120 MiB, 2,0\d\d MiB, 6,451"
+    ):
+        check_lending(text, 1, gib=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "why"),
+    [
+        (LENDING, 0, "there is no GPU to use"),
+        (LENDING.partition('[[models]]\npath = "{model}"\nname = "two"')[0], 1, "no other to lend to"),
+    ],
+)
+def test_gpu_memory_that_nobody_could_lend_is_refused(demo_model: Path, text: str, gpus: int, why: str) -> None:
+    """An operator who asks for it does not get something else."""
+    with pytest.raises(ConfigError, match=why):
+        check_lending(text.format(gpus="0", lent="1GiB", model=demo_model), gpus)
+
+
+def test_a_gpu_with_two_workers_of_a_model_does_not_lend(demo_model: Path) -> None:
+    """Each worker's device would have a memory of its own."""
+    config = parse_config(LENDING.format(gpus="0, 0", lent="1GiB", model=demo_model), "melld.toml")
+    gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=80 * GIB)
+    with pytest.raises(ConfigError, match="named twice"):
+        sizes.check_lending(config, [gpu, gpu])
+
+
+@pytest.mark.parametrize(("lent", "expected"), [("1GiB", (GIB, 0, False)), ("", (int(0.9 * 8 * GIB), None, True))])
+def test_the_landlord_of_lent_gpu_memory_counts_no_weights(
+    demo_model: Path, lent: str, expected: tuple[int, int | None, bool]
+) -> None:
+    """They lie beside it; without lending all of a GPU is for weights and KV."""
+    text = LENDING.format(gpus="0", lent=lent or "1GiB", model=demo_model) + "[idle]\nhost_cache_bytes = '4GiB'\n"
+    config = parse_config(text if lent else text.replace('lent_kv_bytes = "1GiB"', ""), "melld.toml")
+    gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 * GIB)
+    spec = WorkerSpec(worker="w0", model_path="", device_kind="cuda")
+    slots = {
+        name: [Slot(worker=WorkerId(name), device="cuda:0", uuids=("GPU-0",), spec=spec)] for name in ("one", "two")
+    }
+    each = dict.fromkeys(slots, 1 << 18)
+    told = list(sizes.declarations(config, [gpu], slots, each, dict.fromkeys(slots, GIB), 0.0))
+    [device] = [one.memory_bytes for one in told if isinstance(one, DeviceDeclared)]
+    models = [one for one in told if isinstance(one, ModelDeclared)]
+    memory, resident, dozes = expected
+    assert device == memory
+    assert {one.resident_bytes for one in models} == (
+        {resident} if resident is not None else {models[0].resident_bytes}
+    )
+    assert (models[0].resident_bytes > 2 * GIB) is (resident is None)
+    assert all(one.dozes is dozes for one in models)

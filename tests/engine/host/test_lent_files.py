@@ -1,0 +1,69 @@
+"""GPU memory on its way to a worker: from its maker by the daemon and the template, over a library of the tests."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ARGUMENTS, CPU_ENVIRONMENT
+from melld.engine.fleet.arena import GpuArena
+from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.host.local import LocalHost
+from melld.engine.host.template import TemplateProcess
+from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import WorkerSpec
+from tests.engine.fake_cuda import build
+
+GRANULE_BYTES, NBYTES = 2 << 20, 258 << 20
+
+
+class Tenant:
+    """A worker whose KV is lent, and what it says."""
+
+    def __init__(self, model: Path, template: TemplateProcess, arena: GpuArena) -> None:
+        spec = WorkerSpec(
+            worker="w0",
+            model_path=str(model),
+            device_kind="cpu",
+            engine_arguments={**CPU_ARGUMENTS, "distributed_executor_backend": "uni", "kv_cache_memory_bytes": NBYTES},
+            environment=dict(CPU_ENVIRONMENT),
+            arena=arena.spec(),
+        )
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.process = WorkerProcess(
+            spec, LocalHost(template), lambda said, _: self.heard.put_nowait(said), self.heard.put_nowait
+        )
+        self.process.start()
+
+    async def hear(self, kind: type) -> Any:
+        """The next word of this kind; its end, unasked, is none."""
+        while not isinstance(said := await asyncio.wait_for(self.heard.get(), 120), kind):
+            assert not isinstance(said, wire.WorkerFailed | WorkerEnded), said
+        return said
+
+
+async def test_a_worker_gets_its_devices_memory_at_birth_and_so_does_the_next(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon keeps what it passes on: one that is killed is followed by another in the same memory."""
+    environment = {"LD_LIBRARY_PATH": str(build(tmp_path).parent)}
+    monkeypatch.setenv("LD_LIBRARY_PATH", environment["LD_LIBRARY_PATH"])
+    arena = GpuArena("GPU-1", NBYTES, GRANULE_BYTES)
+    assert len(arena.spec().files) == 2
+    template = TemplateProcess("cpu", COMMON_ENVIRONMENT | CPU_ENVIRONMENT | environment)
+    try:
+        for _ in range(2):
+            tenant = Tenant(demo_model, template, arena)
+            ready = await tenant.hear(wire.WorkerReady)
+            assert (ready.arena_failure, ready.kv_handle) == ("", b"")
+            assert ready.kv_failure == "lent GPU memory cannot be read by siblings"
+            tenant.process.send(wire.GrantGranules((5, 6)))
+            tenant.process.send(wire.TakeGranules(1, 2, 0.0))
+            returned = await tenant.hear(wire.GranulesReturned)
+            assert sorted(returned.granules) == [5, 6]
+            tenant.process.kill("the test is over")
+            await tenant.hear(WorkerEnded)
+    finally:
+        template.stop()
+        arena.close()
