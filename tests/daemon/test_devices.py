@@ -81,7 +81,7 @@ def test_devices_that_make_no_whole_worker_are_refused(devices: str, why: str) -
 
 
 def test_workers_that_lend_gpu_memory_are_made_for_it() -> None:
-    """Blocks can be moved in vLLM's first runner alone, between steps; what it measures of the device would be chance."""
+    """Blocks can be moved in vLLM's first runner alone, between steps; and a device all but full must do."""
     each = '[[models]]\npath = "m"\nname = "{0}"\n'
     text = f'[devices]\nlent_kv_bytes = "1GiB"\n{each.format("a")}{each.format("b")}[idle]\nhost_cache_bytes = "1GiB"\n'
     config = parse_config(text, "test")
