@@ -1,0 +1,56 @@
+"""GPUs whose memory several models lend each other, as the daemon sees them, over a library that the tests build."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.daemon.tenant import Tenant
+from melld.daemon.wiring import _arena
+from melld.engine.fleet.arena import Arena, GpuArena
+from melld.engine.wire import messages as wire
+from melld.errors import ConfigError
+from melld.ids import DeviceName
+from melld.landlord.events import DeviceDeclared
+from tests.daemon.virtual_town import BLOCK_BYTES, Town
+from tests.engine.fake_cuda import build
+from tests.engine.fleet.virtual_loop import VirtualLoop
+
+READY: dict[str, Any] = {
+    "total_blocks": 40, "block_tokens": 16, "block_bytes": BLOCK_BYTES, "max_requests": 4,
+    "supported_tasks": ["generate"], "load_s": 0.0, "ready_response": b"", "resident_bytes": 7 << 20,
+}  # fmt: skip
+
+
+def declared(memory_bytes: int = 64 << 20) -> DeviceDeclared:
+    return DeviceDeclared(0.0, DeviceName("cuda:0"), memory_bytes, 2 << 20)
+
+
+async def test_a_gpus_memory_is_all_there_before_a_worker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model finds out later that another program has taken it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path).parent))
+    arena = await _arena(declared(), ["GPU-1"])
+    assert isinstance(arena, GpuArena)
+    assert (arena.resident_bytes, arena.spec().chunks) == (64 << 20, (64 << 20,))
+    await arena.scrub([3])
+    arena.close()
+    monkeypatch.setenv("FAKE_CUDA_BYTES", "1000")
+    with pytest.raises(ConfigError, match=r"lent_kv_bytes: cuda:0 has no memory to lend: cuMemCreate: out of memory"):
+        await _arena(declared(), ["GPU-1"])
+
+
+async def test_a_cpu_devices_memory_is_a_file() -> None:
+    """It takes what is used, and needs no GPU."""
+    arena = await _arena(declared(1 << 40), ())
+    assert isinstance(arena, Arena)
+    assert arena.resident_bytes == 0
+    arena.close()
+
+
+def test_weights_beside_lent_memory_take_none_of_it() -> None:
+    """Otherwise the Landlord would close granules for them, and models would have less than was set aside."""
+    town = Town(VirtualLoop(), 2, 1)
+    model = town.models[town.names[0]]
+    ready = wire.WorkerReady(**READY)
+    assert Tenant(model, BLOCK_BYTES, lends=True).measured(ready) == 7 << 20
+    assert Tenant(model, BLOCK_BYTES, lends=True, displaces=False).measured(ready) == 0
