@@ -14,6 +14,7 @@ from melld.cluster import machine as machines
 from melld.config import HealthConfig
 from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.place import Place, Slot
+from melld.engine.host.fate import is_stopped
 from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
@@ -112,6 +113,8 @@ async def test_a_stopped_worker_is_seen_through_its_agent(demo_model: Path) -> N
             return worker.look(reach)
 
         os.kill(worker.pid, signal.SIGSTOP)
+        while not is_stopped(worker.pid):  # it stops when it has the processor next
+            pass
         seen = await looked("ranks", 6)
         assert min(seen.stopped_looks, seen.idle_looks) >= 4
         await at.until("m1 has looked", len(at.told))

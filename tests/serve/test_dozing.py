@@ -124,8 +124,11 @@ def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: Daemon
 @contextlib.contextmanager
 def scribbled(daemon: DaemonProcess) -> Iterator[None]:
     """The part of its arena that is granted to nobody, as all engines together might use it: written over and over."""
-    files = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
-    (file,) = [os.open(one, os.O_RDWR) for one in files if "melld-arena" in str(one.readlink())]
+    files = []
+    for one in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files += [os.open(one, os.O_RDWR)] if "melld-arena" in str(one.readlink()) else []
+    (file,) = files
     over = threading.Event()
 
     def scribble() -> None:
