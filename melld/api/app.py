@@ -85,7 +85,7 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):
-            log.warning("ending %d calls, which the shutdown does not wait for", api.admission.abort())
+            log.warning("aborting %d calls that have not ended at shutdown", api.admission.abort())
             await api.admission.wait_idle(SETTLE_S)
         for acceptor in acceptors:
             acceptor.stop()
@@ -270,7 +270,7 @@ class Api:
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
-                log.warning("request %s: its client reads nothing, ending it", exchange.request_id)
+                log.warning("request %s: its client has stopped reading, ending it", exchange.request_id)
             await give_up(performing)
         return response
 

@@ -40,7 +40,7 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     each, count = devices.group_size, len(gpus) or (devices.cpu or CpuDevices()).count
     if count % each:
         whole = f"make it {each} devices, or a multiple of {each}"
-        raise ConfigError("[devices] per_worker", f"{count} devices cannot be shared out {each} a worker: {whole}")
+        raise ConfigError("[devices] per_worker", f"{count} devices do not divide into workers of {each}: {whole}")
     for group in _groups(gpus, each):
         if len({gpu.uuid for gpu in group}) < len(group):
             names = ", ".join(str(gpu.index) for gpu in group)

@@ -224,7 +224,7 @@ class LandlordShell:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a command of the Landlord failed", exc_info=error)
+            log.error("dividing memory among the models failed", exc_info=error)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) ->
     async def unload(asked: Unload) -> ModelStatus:
         model = model_called(models, asked.model)
         if landlord is None:
-            raise NotUnloaded("one model is served alone, and stays: stop the daemon, or drain its workers")
+            raise NotUnloaded("the only model stays loaded: to free memory, stop the daemon or drain workers")
         await landlord.unload(model, asked.now)
         return model.status()
 

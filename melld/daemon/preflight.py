@@ -89,7 +89,7 @@ def check_roles(config: Config, workers: Collection[str]) -> None:
     """Raise `ConfigError` for the role of an unknown worker."""
     for worker in config.scheduler.fixed_roles:
         if worker not in workers:
-            raise ConfigError("[scheduler] fixed_roles", f"{worker!r} is none of the workers {', '.join(workers)}")
+            raise ConfigError("[scheduler] fixed_roles", f"{worker!r} is not one of the workers {', '.join(workers)}")
 
 
 def check_model(path: str) -> None:
@@ -158,7 +158,7 @@ def check_policy(policy: str) -> None:
     """Raise `ConfigError` for an unknown scheduling policy."""
     if policy not in POLICIES:
         hint = did_you_mean(policy, POLICIES)
-        raise ConfigError("[scheduler] policy", f"{policy!r} is none of {', '.join(POLICIES)}{hint}")
+        raise ConfigError("[scheduler] policy", f"{policy!r} is not one of {', '.join(POLICIES)}{hint}")
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -104,7 +104,7 @@ class Tenant:
     def measured(self, ready: wire.WorkerReady) -> int:
         """Return what the worker holds beside the arena; 0: not measured, or of no matter."""
         if self.lends and ready.arena_failure:
-            log.warning("%s lends no memory: %s", self.name, ready.arena_failure)
+            log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
             self.lends = False
         own_bytes = 0 if self.lends else ready.total_blocks * ready.block_bytes
         return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0

@@ -250,7 +250,7 @@ class Drains:
         too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
-            log.warning("%s is not empty at its deadline, the drain goes on: %s", drain.worker, drain.stuck)
+            log.warning("drain of %s: not empty at its deadline, going on: %s", drain.worker, drain.stuck)
             drain.answer.set()
         else:
             self._stop(drain)

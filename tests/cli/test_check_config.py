@@ -57,7 +57,7 @@ def test_a_role_is_one_of_a_worker_that_there_will_be(place: Path) -> None:
     """The daemon would not start with another."""
     done = check(place, "--device", "cpu:2", "--role", "w2=prefill")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "'w2' is none of the workers w0, w1" in done.stderr
+    assert "'w2' is not one of the workers w0, w1" in done.stderr
     assert check(place, "--device", "cpu:2", "--role", "w1=prefill").returncode == 0
     several = '[[models]]\npath = "model"\nname = "a"\n[[models]]\npath = "model"\nname = "b"\n'
     (place / "several.toml").write_text(several)
@@ -86,7 +86,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
         (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: [devices] per_worker"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
-        (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is none of "),
+        (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is not one of "),
         (["--device", "cuda:0"], "[devices] cuda: no GPU found"),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],

@@ -24,5 +24,5 @@ def test_the_configured_roles_reach_the_scheduler(table: str, expected: RoleSett
 def test_a_role_of_a_worker_that_there_is_not_is_refused() -> None:
     config = parse_config('[model]\npath = "m"\n[scheduler]\nfixed_roles = {w7 = "prefill"}', "test", {})
     check_roles(config, ["w0", "w7"])
-    with pytest.raises(ConfigError, match="'w7' is none of the workers w0, w1"):
+    with pytest.raises(ConfigError, match="'w7' is not one of the workers w0, w1"):
         check_roles(config, ["w0", "w1"])
