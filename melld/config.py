@@ -150,7 +150,7 @@ class SchedulerConfig(Table, frozen=True, kw_only=True):
     """`auto`: some workers only compute prompts, while that keeps a tight `itl_ms` better (`mell-slo`)."""
     fixed_roles: dict[str, Literal["mixed", "prefill", "decode"]] = {}  # noqa: RUF012  a Struct copies it
     """Roles by worker instead, `--role w0=prefill` each; the others are mixed."""
-    decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/log/melld/decisions.jsonl"])] = None
+    decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/lib/melld/decisions.jsonl"])] = None
     """A file for all decisions: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """How many ended requests `melld why` remembers, some KiB each."""
