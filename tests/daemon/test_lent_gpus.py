@@ -1,5 +1,6 @@
 """GPUs whose memory several models lend each other, as the daemon sees them, over a library that the tests build."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ async def test_a_cpu_devices_memory_is_a_file() -> None:
 
 def test_weights_beside_lent_memory_take_none_of_it() -> None:
     """Otherwise the Landlord would close granules for them, and models would have less than was set aside."""
-    town = Town(VirtualLoop(), 2, 1)
-    model = town.models[town.names[0]]
     ready = wire.WorkerReady(**READY)
+    with contextlib.closing(VirtualLoop()) as loop:
+        model = next(iter(Town(loop, 2, 1).models.values()))
     assert Tenant(model, BLOCK_BYTES, lends=True).measured(ready) == 7 << 20
     assert Tenant(model, BLOCK_BYTES, lends=True, displaces=False).measured(ready) == 0
