@@ -84,7 +84,7 @@ def test_a_home_that_no_shell_has_filled_in_is_named(tmp_path: Path, monkeypatch
 
 def test_an_unknown_policy_is_told_with_the_nearest() -> None:
     """`mell_plus` is one character off."""
-    with pytest.raises(ConfigError, match=r"none of best-fit, .*did you mean 'mell-plus'\?"):
+    with pytest.raises(ConfigError, match=r"not one of best-fit, .*did you mean 'mell-plus'\?"):
         check_policy("mell_plus")
     check_policy("mell-plus")
 
