@@ -133,7 +133,11 @@ class DaemonProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        ended = self.process.poll()
         self.stop()
         self._reader.join()
         self._directory.cleanup()
+        if failed is not None:  # else nobody asks what it said
+            said = [*self.lines, *(self._new.get() or "" for _ in range(self._new.qsize()))]
+            print(f"the daemon {'ran' if ended is None else f'had ended with {ended}'}:", *said, sep="\n")  # noqa: T201
