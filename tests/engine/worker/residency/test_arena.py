@@ -362,6 +362,24 @@ STEPS = ["withheld", "half moved", "half scrubbed"]
 STEPS += [pytest.param(one, marks=pytest.mark.long) for one in ("asked", "moved", "scrubbed")]
 
 
+def killed_while_taking(house: House, pair: Pair, victim: Any, point: str) -> tuple[list[Any], list[Any]]:
+    """What runs beside a worker that is killed at this point of a take, and what it must say."""
+    house.near.grant(victim, 8)
+    cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:500], SEEDED)]
+    expected = [house.in_quiet(pair, case) for case in cases]
+    running = [pair.start(case, house.large) for case in cases]
+    for number in range(6):
+        victim("add", f"lost-{number}", list(LONG_PROMPT[:200]), SEEDED, {"cache_salt": str(number)})
+    victim("step", 8)
+    pair.step(6)
+    victim("abort", ["lost-0", "lost-1"])
+    victim("die_at", point)
+    victim("take", 7, 60.0)
+    with pytest.raises(WorkerFailed, match="the process ended with -9"):
+        victim("step", 2)
+    return running, expected
+
+
 @pytest.mark.parametrize("point", STEPS)
 def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
     house: House, pair: Pair, point: str
@@ -370,19 +388,7 @@ def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
     house.near.settle(house.small, 0)
     victim = house.start()
     try:
-        house.near.grant(victim, 8)
-        cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:500], SEEDED)]
-        expected = [house.in_quiet(pair, case) for case in cases]
-        running = [pair.start(case, house.large) for case in cases]
-        for number in range(6):
-            victim("add", f"lost-{number}", list(LONG_PROMPT[:200]), SEEDED, {"cache_salt": str(number)})
-        victim("step", 8)
-        pair.step(6)
-        victim("abort", ["lost-0", "lost-1"])
-        victim("die_at", point)
-        victim("take", 7, 60.0)
-        with pytest.raises(WorkerFailed, match="the process ended with -9"):
-            victim("step", 2)
+        running, expected = killed_while_taking(house, pair, victim, point)
         house.near.ledger.give_back_all(_name(victim))
         _scrub(house.near, house.near.ledger)
         house.near.grant(house.large, 8)

@@ -12,9 +12,9 @@ from melld.engine.fleet.arena import GpuArena
 from tests.engine.fake_cuda import build
 from tests.engine.worker.residency import test_arena as on_cpu
 from tests.engine.worker.residency.driver import WorkerFailed, WorkerProxy
-from tests.engine.worker.residency.pair import Case, Pair
+from tests.engine.worker.residency.pair import Pair
 from tests.engine.worker.residency.test_arena import ARENA_BYTES, GRANULE_BYTES, Device, House
-from tests.engine.worker.residency.test_residency import CASES, GREEDY, LONG_PROMPT, SAMPLED, SEEDED
+from tests.engine.worker.residency.test_residency import CASES, GREEDY
 
 POISON = b"\xff" * GRANULE_BYTES
 """Not a number, as float32."""
@@ -105,19 +105,7 @@ def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
     victim = begin(library, house.model, arena)
     try:
         victim.receive()
-        house.near.grant(victim, 8)
-        cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:500], SEEDED)]
-        expected = [house.in_quiet(pair, case) for case in cases]
-        running = [pair.start(case, house.large) for case in cases]
-        for number in range(6):
-            victim("add", f"lost-{number}", list(LONG_PROMPT[:200]), SEEDED, {"cache_salt": str(number)})
-        victim("step", 8)
-        pair.step(6)
-        victim("abort", ["lost-0", "lost-1"])
-        victim("die_at", point)
-        victim("take", 7, 60.0)
-        with pytest.raises(WorkerFailed, match="the process ended with -9"):
-            victim("step", 2)
+        running, expected = on_cpu.killed_while_taking(house, pair, victim, point)
         house.near.ledger.give_back_all(on_cpu._name(victim))
         house.near.grant(house.large, 8)
         assert pair.finish(*running) == expected
