@@ -46,7 +46,7 @@ def test_openai_s_apis_name_it_in_the_answer_and_in_every_chunk(
     for path, body in ((CHAT, chat(**asked)), (COMPLETIONS, completion(**asked))):
         assert answered(strict, path, body)["service_tier"] == tier
         chunks = list(events(strict, path, body | {"stream_options": {"include_usage": True}}))
-        assert len(chunks) > 2
+        assert len(chunks) >= 2, "text, in one chunk where the stream was read late, and usage"
         assert {chunk["service_tier"] for chunk in chunks} == {tier}
     assert answered(strict, "/v1/responses", RESPONSE | asked)["service_tier"] == tier
     told = [event["response"] for event in events(strict, "/v1/responses", RESPONSE | asked) if "response" in event]
