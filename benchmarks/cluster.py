@@ -4,17 +4,15 @@ Two nodes on one machine, at two of its addresses: ratios travel, absolute figur
 
     figures   one daemon with two local workers, one with a worker on each of two nodes, asked in turns
     chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, a machine
-              freezes, the daemon is held up; every answer is held against an unharmed run
+              freezes, its cable is cut, the daemon is held up; every answer is held against an unharmed run
     moves     moves between the machines, by KV (NIXL over TCP) and by tokens in turns, by the length of the request,
               also over a link made slow; and which way the daemon takes by its own profile
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
-import random
 import signal
 import statistics
 import sys
@@ -25,126 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.cluster_chaos import NIXL, SPREAD, chaos, flags_of
 from melld.control.client import ControlClient
 from melld.control.messages import Profile
 from melld.demo_model import CONTEXT_TOKENS, make_demo_model
-from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, ancestors
-from tests.migrate.chaos import History, orphans, pause_after
-from tests.migrate.live import CALM, GREEDY, Operator, Stream
+from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
+from tests.migrate.chaos import pause_after
+from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
-SILENCE_S = 3.0
-SPREAD = (
-    "--set",
-    'scheduler.policy="most-free"',
-    "--set",
-    "idle.sleep_after_s=inf",
-    "--set",
-    "health.steady_after_s=0",
-)
 SLOW_LINK = "512KiB"
 """Per second."""
-NIXL = ("--set", 'cluster.kv="nixl"', "--set", 'cluster.kv_interface="lo"')
 TOKENS = 400
 BODY = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
-
-
-def flags_of(nodes: RayNodes) -> tuple[str, ...]:
-    """Return the flags of a daemon on both nodes."""
-    silence = f"cluster.silence_s={SILENCE_S}"
-    return ("--device", "cpu", "--cluster", nodes.address, "--set", "cluster.min_machines=2", "--set", silence)
-
-
-# -- chaos -----------------------------------------------------------------------------------------------------------
-
-
-class ClusterHistory(History):
-    """A history whose harms are a cluster's."""
-
-    def __init__(self, daemon: DaemonProcess, nodes: RayNodes, seed: int, harm_every_s: float) -> None:
-        super().__init__(daemon, daemon.faults, seed, harm_every_s)
-        self.rounding = 1e-4  # between machines all is computed again
-        self._nodes = nodes
-        self._harms: dict[str, Callable[[random.Random], None]] = {
-            "worker killed": self._kill_worker,
-            "agent killed": lambda chance: os.kill(self._agent(chance), signal.SIGKILL),
-            "machine frozen": self._freeze_machine,
-            "daemon held up": self._hold_up,
-            "node killed": self._kill_node,
-            "launcher killed": lambda _: os.kill(nodes.processes("melld: launcher")[0], signal.SIGKILL),
-        }
-
-    def _harmer(self) -> None:
-        """Now and then, when all workers are well."""
-        chance = random.Random(self._chance.random())
-        turns = itertools.cycle(self._harms)
-        while not self._over.wait(self._harm_every_s):
-            if any(worker["state"] not in CALM for worker in self._look()):
-                continue
-            name = next(turns)
-            try:
-                self._harms[name](chance)
-                self.tally[name] += 1
-            except (ProcessLookupError, AssertionError, IndexError) as missed:  # it has just been started anew
-                self.tally[f"missed ({name}: {type(missed).__name__})"] += 1
-
-    def _agent(self, chance: random.Random) -> int:
-        return self._nodes.of_node(chance.choice([HEAD, OTHER]), "melld: agent")
-
-    def _kill_worker(self, chance: random.Random) -> None:
-        victim = chance.choice([worker for worker in self._look() if worker["pid"]])
-        self._noted(victim["worker"], "KILL", "anywhere")
-        os.kill(victim["pid"], signal.SIGKILL)
-
-    def _freeze_machine(self, chance: random.Random) -> None:
-        """Until it is given up, and its actor killed; one that thaws before counts for nothing either."""
-        agent = self._agent(chance)
-        self._stop([pid for pid in self._nodes.processes("melld: ") if agent in (pid, *ancestors(pid))])
-
-    def _hold_up(self, _: random.Random) -> None:
-        """For longer than would make a machine lost: none is."""
-        self._stop([self._daemon.process.pid])
-
-    def _stop(self, pids: list[int]) -> None:
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            self._over.wait(2 * SILENCE_S if number is signal.SIGSTOP else 0.0)
-
-    def _kill_node(self, _: random.Random) -> None:
-        """Kill the node without Ray's head, and start another in its place."""
-        os.kill(self._nodes.of_node(OTHER, "raylet/raylet"), signal.SIGKILL)
-        self._nodes.start(OTHER, devices=2)
-
-
-def chaos(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
-    """Play; return 0 when nothing went wrong."""
-    flags = (*flags_of(nodes), *SPREAD, *(NIXL if asked.nixl else ()))
-    with DaemonProcess(model, *flags, "--kv-bytes", "64MiB") as daemon:
-        daemon.wait_ready()
-        Operator(daemon).wait_ready()
-        began_s = time.monotonic()
-        played = ClusterHistory(daemon, nodes, asked.seed, asked.harm_every_s)
-        played.play(asked.requests, asked.clients, asked.seconds)
-        took_s = time.monotonic() - began_s
-        pids = [
-            *nodes.processes("melld: worker"),
-            *nodes.processes("melld: template"),
-            *nodes.processes("melld: agent"),
-        ]
-        ended = daemon.stop()
-    left = orphans(pids)
-    tally = ", ".join(f"{name} {count}" for name, count in sorted(played.tally.items()))
-    print(f"{tally}\n{took_s:.0f} s; exit code {ended}; orphans {left}; wrong: {len(played.wrong)}")
-    print(*played.wrong[:20], sep="\n")
-    if asked.write:
-        rows = "".join(f"\n| {name} | {count} |" for name, count in sorted(played.tally.items()))
-        table = f"| what | times |\n|---|---|{rows}\n| answers lost, altered, hung | {len(played.wrong)} |"
-        tables.record(
-            tables.RESULTS, "cluster-chaos" + "-nixl" * asked.nixl, table, "two CPU cores, two Ray nodes on them"
-        )
-    return int(bool(played.wrong) or ended != 0 or bool(left))
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -177,17 +178,17 @@ async def site(model: Path | None = None, silence_s: float = 30.0) -> AsyncItera
 class Proxy:
     """Forwards to a gate, until it is told to forward nothing more and to close nothing: a cable that was pulled."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._tasks: list[asyncio.Future[None]] = []
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._host, self._port = host, port
+        self._cables: list[tuple[asyncio.Future[None], ...]] = []
         self._writers: list[asyncio.StreamWriter] = []
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, port: int) -> AsyncIterator[tuple[Self, int]]:
+    async def open(cls, port: int, host: str = "127.0.0.1") -> AsyncIterator[tuple[Self, int]]:
         """A proxy, and where it listens."""
-        proxy = cls(port)
-        async with await asyncio.start_server(proxy._connected, "127.0.0.1", 0) as server:
+        proxy = cls(port, host)
+        async with await asyncio.start_server(proxy._connected, host, 0) as server:
             try:
                 yield proxy, int(server.sockets[0].getsockname()[1])
             finally:
@@ -196,18 +197,21 @@ class Proxy:
                     writer.close()
                 await asyncio.gather(*(writer.wait_closed() for writer in proxy._writers), return_exceptions=True)
 
-    def cut(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    def cut(self, most: int | None = None) -> int:
+        """Cut so many cables, or all, the oldest first; return how many.  Who connects anew gets a whole one."""
+        whole = [cable for cable in self._cables if not any(way.done() for way in cable)][:most]
+        for way in itertools.chain(*whole):
+            way.cancel()
+        return len(whole)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        there, back = await asyncio.open_connection(self._host, self._port)
         self._writers += [writer, back]
-        for one, other in ((reader, back), (there, writer)):
-            self._tasks.append(asyncio.ensure_future(self._forward(one, other)))
+        ways = ((reader, back), (there, writer))
+        self._cables.append(tuple(asyncio.ensure_future(self._forward(*way)) for way in ways))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
+        while (data := await reader.read(1 << 16)) and not writer.is_closing():
             writer.write(data)
         writer.close()
 
