@@ -211,8 +211,9 @@ class Proxy:
         self._cables.append(tuple(asyncio.ensure_future(self._forward(*way)) for way in ways))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (data := await reader.read(1 << 16)) and not writer.is_closing():
-            writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            while (data := await reader.read(1 << 16)) and not writer.is_closing():
+                writer.write(data)
         writer.close()
 
 
