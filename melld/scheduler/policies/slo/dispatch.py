@@ -35,8 +35,8 @@ BESIDE_URGENT = 0.6
 their likes, unless their first tokens come later there."""
 SPILL = 0.3
 """Slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
-CROWDING = 8.0
-"""A miss that crowds urgent ones counts as so many where no worker is able: others share what cannot be helped."""
+MISSED_BY_URGENT = 6.0
+"""Where no worker is able and all its requests are urgent, a miss that others bring counts as so many more."""
 MOST_BUSY = 0.9
 SOON_S, SOON_PART = 0.05, 0.1
 """A first token is about as soon as the soonest if it comes later by no more than these seconds, or this part."""
@@ -124,7 +124,7 @@ class Dispatch:
         takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
         best: tuple[float, int, float, Worker | None] = min(
             (
-                (missed * (CROWDING if self._crowds(request, worker, prompt) else 1.0), worker.order, missed, worker)
+                (missed * self._weight(request, worker), worker.order, missed, worker)
                 for worker in takers
                 for missed in [self._missed(request, worker, prompt)]
             ),
@@ -198,6 +198,14 @@ class Dispatch:
             return True
         itl_s, left = self.pace_s(), 1.0 - self._cluster.settings.priorities.headroom
         return itl_s is not None and self._itl_s(worker, request.kv_bytes, prompt.left_s(worker)) > left * itl_s
+
+    @staticmethod
+    def _weight(request: Request, worker: Worker) -> float:
+        """Return how much a miss on the worker counts, by the part of its requests that are urgent.
+
+        Were it all the same how many these are, the others would crowd together so as to spare the only one.
+        """
+        return 1.0 if request.urgent else 1.0 + MISSED_BY_URGENT * worker.urgent / max(worker.count, 1)
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""

@@ -312,11 +312,13 @@ def test_an_urgent_request_joins_urgent_ones_unless_it_waits_for_their_prompts()
         assert able(scheduler, urgent) == chosen
 
 
-@pytest.mark.parametrize(("others", "chosen"), [(14, "w1"), (24, "w0")])
-def test_where_nobody_is_able_others_spare_the_urgent_up_to_a_point(others: int, chosen: str) -> None:
-    """Beyond it they would wait for each other more than the urgent gain."""
+@pytest.mark.parametrize(
+    ("urgent", "others", "chosen"), [("a", 10, "w1"), ("a", 14, "w0"), ("ab", 14, "w1"), ("ab", 24, "w0")]
+)
+def test_where_nobody_is_able_others_spare_the_urgent_up_to_a_point(urgent: str, others: int, chosen: str) -> None:
+    """Beyond it, the later the more of a worker's requests are urgent, others would lose more than the urgent gain."""
     scheduler = laid_out({"a": 100, "b": 100}, {f"n{number}": 20 for number in range(others)})
-    make_urgent(scheduler, "a")
+    make_urgent(scheduler, *urgent)
     learn(scheduler, 0.02, 0.0, 0.001)
     missed, worker = scheduler.policy.dispatch.least_missed(newcomer(), SMALL)
     assert (missed, worker.id) == (others + 1 if chosen == "w1" else 3, chosen)
