@@ -14,8 +14,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks import tables
 from tests.cluster.plain_agent import Proxy
@@ -59,15 +60,21 @@ def proxy_before(port: int) -> Iterator[tuple[Callable[[], int], int]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
+
+    def there(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
     opened = Proxy.open(port, HEAD)
     try:
-        proxy, called = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
+        proxy, called = there(opened.__aenter__())
 
         async def cut() -> int:
             return proxy.cut(1)
 
-        yield lambda: asyncio.run_coroutine_threadsafe(cut(), loop).result(), called
-        asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
+        try:
+            yield lambda: there(cut()), called
+        finally:
+            there(opened.__aexit__(None, None, None))
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
