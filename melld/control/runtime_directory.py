@@ -61,13 +61,34 @@ class ControlSocket:
     def __init__(self, path: Path, lock: int, listener: socket.socket) -> None:
         self.path = path
         self.listener = listener
-        self._lock = lock
+        self.lock = lock
+        self._file = _file_at(path)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this socket: it may be removed, and be another daemon's then."""
+        return _file_at(self.path) == self._file
+
+    def put_back(self) -> None:
+        """Bind another socket in place of a removed one, in another directory if that is removed too.
+
+        Raises:
+            ConfigError, DaemonRunning: see `open_control_socket`; this socket stays as it is.
+        """
+        if _file_at(self.path.parent) == _identity(os.fstat(self.lock)):
+            self.listener = _bind(self.path)
+        else:
+            fresh = open_control_socket(self.path.parent)
+            os.close(self.lock)
+            self.listener, self.lock = fresh.listener, fresh.lock
+        self._file = _file_at(self.path)
 
     def close(self) -> None:
-        """Remove the socket, then unlock the directory."""
+        """Remove the socket, unless it is not this one any more; then unlock the directory."""
+        if self.is_in_place:
+            self.path.unlink(missing_ok=True)
         self.listener.close()
-        self.path.unlink(missing_ok=True)  # the service manager may have removed the directory
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def open_control_socket(directory: Path) -> ControlSocket:
@@ -127,6 +148,17 @@ def _bind(path: Path) -> socket.socket:
         listener.close()
         raise ConfigError("runtime directory", f"{path}: {error.strerror}") from error
     return listener
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        return _identity(path.lstat())
+    except OSError:
+        return None
+
+
+def _identity(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
 
 
 def _listening_pid(path: Path) -> int | None:

@@ -7,7 +7,9 @@ and its directory alone decide who may connect (`melld.control.runtime_directory
     POST /<operation>    the operation's Struct as JSON (an empty body for one without fields) -> its answer's Struct
 """
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +21,9 @@ from melld.control.runtime_directory import ControlSocket
 from melld.control.status import DaemonStatus
 from melld.errors import ConfigError, MelldError
 
+log = logging.getLogger("melld.control")
 MAX_BODY_BYTES = 64 << 10
+LOOK_S = 5.0
 
 
 class Operation(NamedTuple):
@@ -64,19 +68,61 @@ def create_control_app(
     return app
 
 
+class ControlServer:
+    """Answers on the control socket, and puts it back in its place when somebody has removed it.
+
+    A login session's directory goes with the user's last session, while a daemon in tmux runs on.
+    """
+
+    def __init__(self, runner: web.AppRunner, control: ControlSocket) -> None:
+        self._runner = runner
+        self._control = control
+        self._site: web.SockSite | None = None
+        self._is_told = False
+
+    async def listen(self) -> None:
+        """Answer at the socket that is in place now, and no longer at an earlier one."""
+        if self._site is not None:
+            await self._site.stop()
+        self._site = web.SockSite(self._runner, self._control.listener)
+        await self._site.start()
+
+    async def stay(self) -> None:
+        """Look every `LOOK_S` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Put the socket back if it is gone; warn once if that cannot be done, and try again at the next look."""
+        if self._control.is_in_place:
+            return
+        try:
+            self._control.put_back()
+        except (MelldError, OSError) as error:
+            if not self._is_told:
+                log.warning("the control socket was removed, and cannot be put back: %s", error)
+            self._is_told = True
+            return
+        self._is_told = False
+        await self.listen()
+        log.warning("the control socket was removed, and is back: %s", self._control.path)
+
+
 @contextlib.asynccontextmanager
 async def serve_control(
     operations: Mapping[str, Operation], status: Callable[[], DaemonStatus], control: ControlSocket
-) -> AsyncIterator[None]:
+) -> AsyncIterator[ControlServer]:
     """Answer on the control socket while the block runs.  The socket's owner closes it.
 
     Connections of the last moment are closed with the rest by uvloop; asyncio would keep some (python/cpython#109564).
     """
     runner = web.AppRunner(create_control_app(operations, status), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
+    server = ControlServer(runner, control)
     try:
-        await web.SockSite(runner, control.listener).start()
-        yield
+        await server.listen()
+        yield server
     finally:
         await runner.cleanup()
 

@@ -72,7 +72,8 @@ class Daemon:
             self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
             operations = operations_of(self._models, self._parts.landlord, self._parts.machines)
             operations["reload"] = Operation(Reload, self._on_reload)
-            await stack.enter_async_context(serve_control(operations, self.watch.status, control))
+            answering = await stack.enter_async_context(serve_control(operations, self.watch.status, control))
+            self._watch_over(answering.stay(), "control socket")
             for model in self._models:
                 self._watch_over(model.parts.fleet.supervisor.watch(), f"hung workers of {model.name}")
             if not await self._start():

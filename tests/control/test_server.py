@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -280,6 +281,66 @@ def test_the_place_is_free_after_the_end(directory: Path) -> None:
     open_control_socket(directory).close()
     assert list(directory.iterdir()) == []
     open_control_socket(directory).close()
+
+
+def remove(path: Path) -> None:
+    """Remove a socket, or a directory with all that is in it."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_a_control_socket_that_was_removed_comes_back(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The last logout takes a session's directory along; a daemon in tmux can be asked again after the next login."""
+    client = ControlClient([directory])
+    with contextlib.closing(open_control_socket(directory)) as control:
+        async with serve_control({}, lambda: STATUS, control) as server:
+            for removed in (control.path, directory):
+                remove(removed)
+                with pytest.raises(NoDaemon, match="no such socket"):
+                    await asyncio.to_thread(client.status)
+                await server.look()
+                assert await asyncio.to_thread(client.status)
+                assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
+                with pytest.raises(DaemonRunning):
+                    await asyncio.to_thread(open_control_socket, directory)
+            await server.look()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the control socket was removed, and is back: {control.path}"
+    ] * 2
+    assert names_in(directory) == []
+
+
+async def test_a_control_socket_that_cannot_come_back_is_said_once(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until the next login there is no place for it: the daemon serves on and tries again."""
+    with contextlib.closing(open_control_socket(directory)) as control:
+        async with serve_control({}, lambda: STATUS, control) as server:
+            remove(directory)
+            await asyncio.to_thread(directory.symlink_to, "nowhere")
+            for _ in range(3):
+                await server.look()
+            [said] = [record.getMessage() for record in caplog.records]
+            assert said.startswith("the control socket was removed, and cannot be put back: ")
+            await asyncio.to_thread(directory.unlink)
+            await server.look()
+            assert await asyncio.to_thread(ControlClient([directory]).status)
+
+
+async def test_the_socket_of_the_next_daemon_is_left_to_it(directory: Path) -> None:
+    """Where the directory was removed, another daemon may have the place: the first takes nothing from it."""
+    first = open_control_socket(directory)
+    async with contextlib.AsyncExitStack() as second:
+        async with serve_control({}, lambda: STATUS, first) as server:
+            remove(directory)
+            bound = second.enter_context(contextlib.closing(open_control_socket(directory)))
+            await second.enter_async_context(serve_control({}, lambda: STATUS, bound))
+            await server.look()
+        first.close()
+        assert await asyncio.to_thread(ControlClient([directory]).status)
 
 
 def test_a_directory_open_to_others_is_refused(directory: Path) -> None:
