@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ import uvloop
 from aiohttp import web
 
 from melld.api.answers import Refusal
-from melld.api.connections.acceptor import Acceptor
+from melld.api.connections.acceptor import SPARE_DESCRIPTORS, Acceptor
 from melld.api.connections.connection import ConnectionServer
 from melld.api.connections.half_closed import OLD_CLIENTS_S
 from melld.api.guards.body import read_body
@@ -320,6 +321,35 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
         await asyncio.wait_for(joined, 20)
     acceptor.stop()
     assert faults == []
+
+
+async def test_a_lack_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Under load each connection that ends lets another one in: a line for each would fill the journal."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    joined: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
+
+    class Joined(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            joined.put_nowait(transport)
+
+    acceptor = Acceptor(listener, Joined)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as clients:
+        for _ in range(5):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        with socket.socket() as lowest:
+            room = lowest.fileno() + SPARE_DESCRIPTORS + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, before[1]))
+        try:
+            acceptor.start()
+            for _ in range(5):  # there is a descriptor for one at a time
+                (await asyncio.wait_for(joined.get(), 20)).abort()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            acceptor.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the daemon is out of file descriptors: new connections wait"
+    ]
 
 
 def hold_up(meanwhile: Callable[[], None]) -> None:

@@ -19,6 +19,8 @@ AT_ONCE = 64
 SPARE_DESCRIPTORS = 64
 """Kept for what the daemon opens itself: the wires of a restarted worker, `melld status`, its files."""
 LOOK_AGAIN_S = 0.1
+SAY_AGAIN_S = 60.0
+"""How long all must have been well before the next shortage is told: in one, each connection that ends lets one in."""
 
 
 class Acceptor:
@@ -30,6 +32,8 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._joining: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._short_s = -SAY_AGAIN_S
+        """When connections last had to wait."""
 
     def start(self) -> None:
         """Start to listen."""
@@ -47,7 +51,8 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             if not has_descriptors_to_spare():
-                log.warning("the daemon is out of file descriptors: new connections wait")
+                if self._is_news():
+                    log.warning("the daemon is out of file descriptors: new connections wait")
                 self._loop.remove_reader(self._listener)
                 self._look_again()
                 return
@@ -56,7 +61,8 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # of memory, say: the connection waits, and must not be tried in every turn
-                log.warning("new connections wait: %s", error)
+                if self._is_news():
+                    log.warning("new connections wait: %s", error)
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
                 return
@@ -72,11 +78,17 @@ class Acceptor:
             log.debug("a connection was lost as it was made: %s", error)
             connection.close()
 
+    def _is_news(self) -> bool:
+        """Note that connections have to wait; return True unless they had to a short while ago."""
+        before_s, self._short_s = self._short_s, self._loop.time()
+        return self._short_s - before_s >= SAY_AGAIN_S
+
     def _look_again(self) -> None:
         if has_descriptors_to_spare():
             self._pause = None
             self._loop.add_reader(self._listener, self._accept)
         else:
+            self._short_s = self._loop.time()
             self._pause = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
 
 
