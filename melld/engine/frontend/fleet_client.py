@@ -5,6 +5,7 @@ above it see one engine.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -56,6 +57,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         request.priority = called.priority
+        request.arrival_time = time.monotonic()  # a worker's line goes by it: vLLM's wall clock may be set meanwhile
         self._fleet.admit(request, called.client)
         called.admitted.set()
 

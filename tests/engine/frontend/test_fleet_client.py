@@ -1,0 +1,38 @@
+"""What vLLM's front end hands to the fleet."""
+
+from vllm.v1.engine import EngineCoreRequest
+
+from melld.engine.frontend.caller import Caller, LogprobAccount, called_by
+from melld.engine.frontend.fleet_client import FleetClient
+from melld.engine.frontend.prompt_logprobs import PromptLogprobs
+from melld.engine.frontend.turns import Turns
+from melld.ids import RequestId
+from tests.serve.offline_daemon import OfflineDaemon
+
+
+def request_stamped(name: str, wall_clock_s: float) -> EngineCoreRequest:
+    """A request as vLLM makes it at this time of day."""
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1, 2, 3],
+        mm_features=None,
+        sampling_params=None,
+        pooling_params=None,
+        arrival_time=wall_clock_s,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+async def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
+    """Workers begin who came first, and preempt who came last: an hour set back would turn that round for an hour."""
+    daemon, turns = OfflineDaemon(), Turns()
+    answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, turns)
+    before, after = request_stamped("before", 1_800_003_600.0), request_stamped("after", 1_800_000_000.0)
+    for request in (before, after):
+        with called_by(Caller("", LogprobAccount(), 0)):
+            await client.add_request_async(request)
+    assert [RequestId("before"), RequestId("after")] == list(daemon.fleet.live)
+    assert before.arrival_time < after.arrival_time
