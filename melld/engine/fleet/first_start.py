@@ -1,4 +1,4 @@
-"""The start of all workers with the daemon: over once each is ready or has failed, and one is ready.
+"""The start of all workers with the daemon: over once each is ready, has failed or is kept out, and one is ready.
 
 Owns when it is over, and its first failure.  Starts nothing: the supervisor does.
 """
@@ -60,8 +60,10 @@ class FirstStart:
         self._failure = self._failure or failure
 
     def check(self) -> None:
-        """End the start if no worker is still loading for the first time."""
-        is_over = bool(self._places) and all(place.has_been_ready or place.setbacks for place in self._places)
+        """End the start if no worker is still loading for the first time; nobody waits for one that is kept out."""
+        is_over = bool(self._places) and all(
+            place.has_been_ready or place.setbacks or place.stays_out for place in self._places
+        )
         if self._over is None or self._over.done() or not is_over:
             return
         if any(place.is_ready for place in self._places):

@@ -133,6 +133,25 @@ def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
     run_virtually(told)
 
 
+def test_a_worker_that_is_taken_out_while_it_loads_holds_up_no_start() -> None:
+    """An operator drains it as its load takes too long, or its device is wanted: the others serve without it."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = VirtualDaemon(loop, workers=2)
+        supervisor = daemon.fleet.supervisor
+        starting = asyncio.ensure_future(supervisor.start())
+        await daemon.settle()
+        daemon.workers()[1].become_ready()
+        await daemon.flush()
+        assert not starting.done()
+        daemon.fleet.stop_worker(W0, stay_out=True)
+        await asyncio.wait_for(starting, 60)
+        assert [place.state for place in supervisor.places.values()] == [WorkerState.STOPPED, WorkerState.READY]
+        await daemon.close()
+
+    run_virtually(told)
+
+
 def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
     """It waits for all of them, and tells what went wrong first."""
 
