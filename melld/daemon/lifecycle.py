@@ -174,7 +174,7 @@ class Daemon:
             model.loaded()
 
         for model in self._models:
-            if model.is_warm:
+            if model.has_been_warm:
                 await open_model(model)
         if (landlord := self._parts.landlord) is not None:
             landlord.serve(open_model)

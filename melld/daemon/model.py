@@ -146,6 +146,11 @@ class ServedModel:
         """Return True if a worker has the model loaded."""
         return any(place.is_ready for place in self.parts.fleet.places.values())
 
+    @property
+    def has_been_warm(self) -> bool:
+        """Return True if a worker has had the model loaded: it can be served, at once or once a worker is back."""
+        return self.parts.fleet.last_ready is not None
+
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
         """Count a call that comes before the model's first load: until it is a request, nothing else tells of it."""

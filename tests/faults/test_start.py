@@ -56,3 +56,40 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
         assert daemon.wait_end(150.0) == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
     assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
+
+
+LATE = """
+import os, sys, time
+from melld.cli import main
+from melld.daemon import lifecycle
+
+def prepare_frontends(parts, prepare=lifecycle.prepare_frontends):
+    while not os.path.exists(os.environ["MELLD_PREPARED"]):
+        time.sleep(0.01)
+    return prepare(parts)
+
+lifecycle.prepare_frontends = prepare_frontends
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_model: Path, tmp_path: Path) -> None:
+    """It has been ready, so the model can be served: calls are let in, and answered once the worker is back."""
+    prepared, faults = tmp_path / "prepared", tmp_path / "faults"
+    faults.mkdir()
+    environment = {"MELLD_PREPARED": str(prepared), "MELLD_FAULTS": str(faults)}
+    flags = ["--device", "cpu:1", "--kv-bytes", "8MiB", "--set", "health.ping_timeout_s=120"]
+    with DaemonProcess(demo_model, *flags, program=("-c", LATE), environment=environment) as daemon:
+        daemon.wait_for("w0 is ready")
+        (faults / "w0.starting.STOP").touch()  # the next one begins to load, and goes on when it is told to
+        os.kill(daemon.status()["workers"][0]["pid"], signal.SIGABRT)
+        daemon.wait_for("w0 on cpu:0 is gone")
+        prepared.touch()
+        daemon.wait_ready()
+        operator = Operator(daemon)
+        operator.wait(lambda status: status["workers"][0]["pid"] and not list(faults.iterdir()), 60)
+        assert "no worker can serve" in reason_of(daemon)
+        waiting = Stream(daemon, {**GREEDY, "max_tokens": 4})
+        operator.wait(lambda status: status["requests"], 60)
+        os.kill(operator.status()["workers"][0]["pid"], signal.SIGCONT)
+        assert waiting.result().error is None

@@ -66,6 +66,8 @@ class Fleet:
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
+        self.last_ready: wire.WorkerReady | None = None
+        """What the worker that was ready last has said of its engine; it may have ended since."""
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
@@ -225,7 +227,7 @@ class Fleet:
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:
         worker = slot.worker
-        self.ready[worker] = ready
+        self.ready[worker] = self.last_ready = ready
         self.reports.worker_ready(worker, ready)
         if ready.caches_prefixes and self._is_prefix_aware:
             self._requests.prefixes.open_worker(worker, ready.block_tokens, ready.total_blocks)

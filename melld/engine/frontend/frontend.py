@@ -156,15 +156,13 @@ def _look_only(sampling_params: SamplingParams) -> None:
 def make_frontend(
     fleet: Fleet, template: TemplateProcess, vllm_config: VllmConfig, constraint_cpu_s: float
 ) -> Frontend:
-    """Make the engine client for vLLM's serving classes.  Needs ready workers and a running event loop."""
+    """Make the engine client for vLLM's serving classes, on the running event loop.  A worker has been ready."""
     spec = next(iter(fleet.places.values())).slot.spec
     judges = Judges(template, spec, constraint_cpu_s)
-    ready = next(iter(fleet.ready.values()))
-    _sync(
-        vllm_config,
-        [msgspec.msgpack.decode(r.ready_response, type=EngineCoreReadyResponse) for r in fleet.ready.values()],
-    )
-    return frontend_over(fleet, tuple(ready.supported_tasks), judges, vllm_config)
+    assert fleet.last_ready is not None
+    ready = list(fleet.ready.values()) or [fleet.last_ready]
+    _sync(vllm_config, [msgspec.msgpack.decode(one.ready_response, type=EngineCoreReadyResponse) for one in ready])
+    return frontend_over(fleet, tuple(ready[0].supported_tasks), judges, vllm_config)
 
 
 def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_config: VllmConfig) -> Frontend:
