@@ -8,14 +8,9 @@ from pathlib import Path
 from melld.engine.host.fate import is_stopped
 from tests.faults.checker import Subject
 from tests.faults.conftest import SILENCE_S
-from tests.faults.test_workers_harmed import body, two_on
+from tests.faults.test_workers_harmed import body, parent, two_on
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
-
-
-def parent(pid: int) -> int:
-    """Who forked it."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_stopped_template_hides_no_death_and_hinders_no_start(subject: Subject) -> None:

@@ -134,6 +134,27 @@ def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subjec
     assert subject.judge(readers) == []
 
 
+def test_the_workers_that_end_with_their_template_cost_no_token(subject: Subject) -> None:
+    """The kernel ends them all at once: another template makes others, and every stream goes on there."""
+    bodies = [body(seed=1), body(seed=2)]
+    for one in bodies:
+        subject.unharmed(one)
+    with slowed(subject.faults):
+        readers = two_on(subject, *bodies)
+        before = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
+        [template] = {parent(worker["pid"]) for worker in subject.status()["workers"]}
+        os.kill(template, signal.SIGKILL)
+        subject.daemon.wait_for("the template process is gone, and 2 workers with it")
+    assert subject.judge(readers) == []
+    after = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
+    assert after == {name: restarts + 1 for name, restarts in before.items()}
+
+
+def parent(pid: int) -> int:
+    """Who forked it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_file_descriptors_that_run_out_make_newcomers_wait(subject: Subject) -> None:
     """While the daemon cannot open a file its streams go on and newcomers wait; then all is as before."""
     subject.unharmed(body())
