@@ -12,6 +12,13 @@ import msgspec
 from melld.ids import WorkerId
 
 
+class WorkerLost(RuntimeError):
+    """The worker has ended before it answered."""
+
+    def __init__(self, worker: WorkerId) -> None:
+        super().__init__(f"{worker} ended before it answered")
+
+
 class Calls:
     """The calls under way on all workers.  `send` writes to a worker's wire."""
 
@@ -24,7 +31,8 @@ class Calls:
         """Call one worker and return the result; `make` builds the message from the call's number.
 
         Raises:
-            RuntimeError: the call failed (the message is the worker's), or the worker ended first.
+            RuntimeError: the call failed (the message is the worker's).
+            WorkerLost: the worker ended first.
             TimeoutError: the worker did not answer by the deadline.
         """
         return await asyncio.wait_for(self.begin(worker, make), deadline_s)
@@ -44,7 +52,7 @@ class Calls:
         """Fail every call of a worker that has ended."""
         for asked, future in list(self._futures.values()):
             if asked == worker and not future.done():
-                future.set_exception(RuntimeError(f"{worker} ended before it answered"))
+                future.set_exception(WorkerLost(worker))
 
     def begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
         """Call one worker; see `ask`, but for the deadline."""

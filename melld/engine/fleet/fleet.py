@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from melld.config import HealthConfig
-from melld.engine.fleet.calls import Calls
+from melld.engine.fleet.calls import Calls, WorkerLost
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.place import Offer, Place, Slot
@@ -95,12 +95,14 @@ class Fleet:
     async def load_adapter(self, adapter: Any) -> bool:
         """Have every ready worker load this adapter, a `LoRARequest` of vLLM's; return True if all did.
 
+        One that ends meanwhile does not count: its next process loads the adapter before its first request with it.
+
         Raises:
-            RuntimeError: a worker cannot load it, or ended first.
+            RuntimeError: a worker cannot load it.
         """
         ready = filter(self.is_ready, self.workers)
         asked = [self.calls.begin(worker, lambda call: wire.LoadAdapter(call, adapter)) for worker in ready]
-        return all(await asyncio.gather(*asked))
+        return all(await asyncio.gather(*map(_unless_lost, asked)))
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
 
@@ -274,3 +276,9 @@ class Fleet:
         process = self.supervisor.process(worker)
         if turn is Turn.GAP and process is not None:
             process.kill()
+
+
+async def _unless_lost(answer: asyncio.Future[Any]) -> bool:
+    with contextlib.suppress(WorkerLost):
+        return bool(await answer)
+    return True

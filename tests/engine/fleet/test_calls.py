@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from melld.engine.fleet.calls import Calls
+from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
+from tests.serve.offline_daemon import OfflineDaemon
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
@@ -63,3 +65,16 @@ async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> N
             await one
     calls.answered(asked[2].call, W1)
     assert await other == W1
+
+
+async def test_an_adapter_is_loaded_though_a_worker_ends_meanwhile() -> None:
+    """The next process loads it before its first request: a death in the start must not end the start."""
+    fleet = OfflineDaemon().fleet
+    loading = asyncio.ensure_future(fleet.load_adapter(None))
+    await asyncio.sleep(0)
+    asked = {worker: message for worker, message in fleet.sent if isinstance(message, wire.LoadAdapter)}
+    assert set(asked) == set(fleet.slots)
+    fleet.worker_ended(fleet.slots[W0], WorkerEnded(W0, "killed", expected=False))
+    for worker in set(asked) - {W0}:
+        fleet.calls.answered(asked[worker].call, True)
+    assert await loading
