@@ -131,6 +131,13 @@ def test_a_loose_pace_or_none_splits_nothing() -> None:
         assert auto.commands == mixed.commands
 
 
+@pytest.mark.parametrize("rate_per_s", [1.6, 2.5, 3.0])
+def test_answers_of_a_few_tokens_are_not_handed_over_to_learn_what_it_costs(rate_per_s: float) -> None:
+    """The wait for the taker's step, shared by so few tokens, is more than a split gains."""
+    short = poisson(rate_per_s, 90.0, LogNormal(1200.0, 0.5, 4.0, 0.3), random.Random(1))
+    assert not any(isinstance(one, SetRole) for one in simulated(short, AUTO).commands)
+
+
 def test_a_slow_link_splits_nothing_for_long() -> None:
     """What a hand-over costs is learned from the first ones."""
     slow = msgspec.structs.replace(MACHINE, link=LinkSettings(2e6))

@@ -5,8 +5,9 @@
     new       to the prefill worker with the shortest backlog; where its first token would be late, as without roles
     hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
 
-`roles.pressure` has the arithmetic; the pause of a hand-over is learned from those that were made.  One worker changes
-per 5 s, on the machine where most others decode the one with the fewest bytes; what it decodes leaves a few at a time.
+`roles.pressure` has the arithmetic; the pause of a hand-over is learned from those that were made, and a step before
+the first.  One worker changes per 5 s, on the machine where most others decode the one with the fewest bytes; what it
+decodes leaves a few at a time.
 Without another on its machine a worker stays mixed: KV is handed over within one.  Nobody is woken for a role: the
 number in service is `demand`'s, as if all were mixed.  Owns the roles; never assigns a request.
 """
@@ -164,7 +165,8 @@ class Roles:
             return self._steps.step_s(None, decodes / over, used_bytes / over)
 
         mean_bytes = used_bytes / max(sum(worker.count for worker in workers), 1)
-        handing_s = self._pauses.expected_s(mean_bytes) * self._answers.share_of_token()
+        pause_s = self._pauses.expected_s(mean_bytes) or steps(count)  # at least its taker's step
+        handing_s = pause_s * self._answers.share_of_token()
         best = best_split(steps, count, prompts, target_s, handing_s)
         mixed, split = (pressure(steps, count, one, prompts, target_s, handing_s) for one in (0, best))
         pays = split < GAIN * mixed
