@@ -140,6 +140,7 @@ class Api:
                     raise
             # vLLM's serving classes turn a cancellation into an error of their own.
             response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
+        exchange.name(response)
         self._counts.answered(exchange.route, response.status)
         return response
 
@@ -178,9 +179,7 @@ class Api:
             model.check_queue(exchange.client.name, priority)
         counted = self._counts.in_flight.track_inprogress()
         with self._called_by(exchange.client.name, priority), counted, model.called():
-            wanted = request.headers.get("X-Request-Id")
-            check_request_id(wanted, "X-Request-Id")
-            exchange.request_id = wanted or exchange.request_id
+            check_request_id(request.headers.get("X-Request-Id") or None, "X-Request-Id")
             if model.serving is None:
                 await self._until_loaded(exchange, model, is_stream=fields.get("stream") is True)
             assert model.serving is not None
@@ -226,7 +225,7 @@ class Api:
         exchange.parameters = frozenset(fields)
         handler_of(call, serving)
         await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
-        if exchange.response is None and "X-Request-Id" not in exchange.request.headers:
+        if exchange.response is None and not exchange.request.headers.get("X-Request-Id"):
             exchange.request_id = fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:
             fields.setdefault("request_id", f"resp_{exchange.request_id}")

@@ -246,12 +246,26 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
 
 
 def test_the_request_id_of_a_client_is_kept(client: openai.OpenAI) -> None:
-    """One id follows a request through the client's logs, the daemon's and the answer."""
+    """One id follows a request through the client's logs, the daemon's and the answer, an error or a list too."""
+    named = {"X-Request-Id": "mine:1"}
     answer = client.chat.completions.with_raw_response.create(
-        model=MODEL, messages=QUESTION, max_tokens=1, extra_headers={"X-Request-Id": "mine:1"}
+        model=MODEL, messages=QUESTION, max_tokens=1, extra_headers=named
     )
     assert answer.headers["x-request-id"] == "mine:1"
     assert answer.parse().id == "chatcmpl-mine:1"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="other", messages=QUESTION, extra_headers=named)
+    assert missing.value.request_id == "mine:1"
+    assert client.models.with_raw_response.list(extra_headers=named).headers["x-request-id"] == "mine:1"
+    assert client.models.with_raw_response.list().headers["x-request-id"]
+
+
+def test_an_empty_request_id_is_none(client: openai.OpenAI) -> None:
+    """Some proxies pass on a header that they did not get."""
+    answer = client.completions.with_raw_response.create(
+        model=MODEL, prompt="Hi", max_tokens=1, extra_headers={"X-Request-Id": ""}
+    )
+    assert answer.headers["x-request-id"]
 
 
 def test_anthropics_client_whole_and_streamed(daemon: DaemonProcess) -> None:

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from melld.api.answers import JSON, Dialect
+from melld.api.guards.request import is_request_id
 from melld.api.keys import Client
 from melld.api.streams import HEADERS
 
@@ -21,7 +22,8 @@ class Exchange:
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
-        self.request_id = uuid.uuid4().hex
+        wanted = request.headers.get("X-Request-Id")
+        self.request_id = wanted if is_request_id(wanted) else uuid.uuid4().hex
         self.route = "other"
         self.client = Client()
         self.dialect = Dialect.OPENAI
@@ -48,6 +50,11 @@ class Exchange:
         if leaves_body and not self.request.content.is_eof():
             response.force_close()
         return response
+
+    def name(self, answer: web.StreamResponse) -> None:
+        """Give an answer whose head is still to be sent the request's id, if it has none."""
+        if not answer.prepared:
+            answer.headers.setdefault("x-request-id", self.request_id)
 
 
 class HttpMetrics:

@@ -7,7 +7,7 @@ would drop or report unclearly.  `melld.api.guards.work` limits the work of a ca
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -67,9 +67,14 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
         check_schema(schema, "tools", budget)
 
 
+def is_request_id(name: object) -> TypeGuard[str]:
+    """Return True for what may be a request's id."""
+    return isinstance(name, str) and REQUEST_ID.fullmatch(name) is not None
+
+
 def check_request_id(name: object, param: str) -> None:
     """Refuse an id that is not at most 128 plain characters: it goes into logs, decision logs and headers."""
-    if name is not None and not (isinstance(name, str) and REQUEST_ID.fullmatch(name)):
+    if name is not None and not is_request_id(name):
         raise bad(param, f"{param} may have at most 128 characters, of A-Z a-z 0-9 . _ : -")
 
 
