@@ -3,6 +3,8 @@
 Pure.
 """
 
+import re
+
 from melld.api.answers import Refusal
 from melld.api.calls import CALLS
 from melld.api.pages import PAGES
@@ -24,8 +26,16 @@ def route_of(path: str) -> tuple[str, str]:
         rest, slash, verb = route.removeprefix(_RESPONSES).partition("/")
         route = f"{_RESPONSES}{{response_id}}{slash}{verb}"
     if not any(route in table for table in (CALLS, PAGES, ASKED)):
-        raise Refusal(404, "there is nothing at this path", code="unknown_path")
+        raise Refusal(404, f"there is nothing at this path{_hint(path)}", code="unknown_path")
     return route, rest
+
+
+def _hint(path: str) -> str:
+    """Say which path was meant, by a client whose base URL has a `/v1` or a slash too few or too many."""
+    plain = re.sub("/+", "/", path).rstrip("/")
+    near = (plain, f"/v1{plain}", plain.removeprefix("/v1"))
+    meant = next((one for one in near if one in CALLS or one in PAGES), None)
+    return "; /openapi.json lists the paths" if meant is None else f"; did you mean {meant}? (check the base URL)"
 
 
 def check_method(route: str, method: str) -> None:

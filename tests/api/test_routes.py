@@ -1,0 +1,29 @@
+"""Which route a path leads to, and what who has a wrong one is told."""
+
+import pytest
+
+from melld.api.answers import Refusal
+from melld.api.routes import route_of
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/tokenize/", "/tokenize"),
+    ],
+)
+def test_a_client_with_a_wrong_base_url_is_told_the_path(path: str, meant: str) -> None:
+    """OpenAI's clients want `/v1` in their base URL and Anthropic's do not, which is the first mistake of many."""
+    with pytest.raises(Refusal, match=f"did you mean {meant}"):
+        route_of(path)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/api/tags", "/v1", "/v1/"])
+def test_who_asks_for_what_is_not_there_is_told_what_is(path: str) -> None:
+    """No guess is better than a wrong one."""
+    with pytest.raises(Refusal, match=r"nothing at this path; /openapi\.json lists the paths"):
+        route_of(path)
