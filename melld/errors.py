@@ -188,6 +188,7 @@ class ConstraintRefused(MelldError):
 class UnusableToolCall(MelldError):
     """The model has called a tool in a way that its API cannot tell: no fault of the request's, nor of melld's."""
 
+    status = 502
     code = "unusable_tool_call"
 
     def __init__(self, tool: str) -> None:

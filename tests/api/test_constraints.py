@@ -100,11 +100,11 @@ def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: s
 
 
 def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: DaemonProcess) -> None:
-    """Anthropic's API has no word for it: who asked is told that the model did it, and may ask again."""
+    """Anthropic's API has no word for it: who asked may ask again, and nobody is called out of bed for a bug."""
     tool = {"name": "look", "input_schema": {"type": "array", "maxItems": 0}, "strict": True}
     asked = _anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}, max_tokens=1000)
     answer = request(strict.url, "POST", MESSAGES, asked)
-    assert answer.status == 500, answer.body
+    assert answer.status == 502, answer.body
     assert answer.json()["error"]["message"].startswith("the model has called look with something other")
 
 
