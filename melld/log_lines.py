@@ -3,7 +3,8 @@ r"""The format of the daemon's log: one line per record, whatever its texts hold
     2026-01-31 12:00:00,000 WARNING melld.api: what happened; line breaks and control characters are written as \n, \x1b
       | Traceback (most recent call last):      every line of a traceback begins with this mark, no record does
 
-so that no text of a client, a model or a library can look like a record.
+so that no text of a client, a model or a library can look like a record.  What vLLM's parsers of answers fail on comes
+without its traceback: any client's limit can cut a call of a tool, and a traceback may quote it.
 """
 
 import copy
@@ -15,6 +16,7 @@ from melld.printable import printable
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MARK = "  | "
+PARSERS = ("vllm.tool_parsers.", "vllm.parser.", "vllm.reasoning.")
 
 
 class OneLine(logging.Formatter):
@@ -26,6 +28,7 @@ class OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's lines."""
         fresh = copy.copy(record)
+        fresh.exc_info = None if record.name.startswith(PARSERS) else record.exc_info
         fresh.exc_text = None  # another handler's formatter may have cached its traceback here
         return super().format(fresh)
 

@@ -1,5 +1,6 @@
 """One record, one line: nothing that a client, a model or a library writes can look like a record of its own."""
 
+import ast
 import io
 import logging
 
@@ -14,12 +15,12 @@ from tests.forked import run_python
 FORGED = "bad schema\n2026-01-01 00:00:00,000 ERROR melld: all GPUs are on fire\r\n\x1b[2J\x9b1m\u2028\u202e"
 
 
-def logged(act: object) -> list[str]:
-    """The lines that one call on a logger gives."""
+def logged(act: object, name: str = "tests.log_lines") -> list[str]:
+    """The lines that one call on a logger of this name gives."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(OneLine())
-    logger = logging.getLogger("tests.log_lines")
+    logger = logging.getLogger(name)
     logger.propagate = False
     logger.addHandler(handler)
     try:
@@ -51,6 +52,20 @@ def test_a_traceback_keeps_its_lines_and_each_is_marked() -> None:
     assert len(rest) > 5
     assert [line for line in rest if not (line.startswith(MARK) and line.isprintable())] == []
     assert any(line == f"{MARK}Traceback (most recent call last):" for line in rest)
+
+
+def test_a_call_of_a_tool_that_cannot_be_read_is_not_quoted() -> None:
+    """Answers stay out of the log: Python's own parser quotes what it fails on in its traceback."""
+
+    def fail(logger: logging.Logger) -> None:
+        try:
+            ast.parse("[pay(card='4111 1111', cents=01)]")
+        except SyntaxError:
+            logger.exception("Error in extracting tool call from response.")
+
+    (line,) = logged(fail, "vllm.tool_parsers.pythonic_tool_parser")
+    assert line.endswith("Error in extracting tool call from response.")
+    assert any("4111" in line for line in logged(fail))
 
 
 @given(st.text(st.characters(codec=None)))
