@@ -313,6 +313,21 @@ def test_bad_http_is_answered_not_dropped(strict: DaemonProcess, name: str, sent
     checked(talk(strict.url, sent), status)
 
 
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", "Host"),
+        (head("Content-Type: text/plain", "Content-Length: 2") + b"{}", "Content-Type"),
+        (head(method="post"), "method"),
+    ],
+)
+def test_who_breaks_http_is_told_how(strict: DaemonProcess, sent: bytes, why: str) -> None:
+    """A proxy that sends a header twice is found by what the answer says."""
+    answer = talk(strict.url, sent)
+    checked(answer, 400, "malformed_request")
+    assert why in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_another_content_type_is_refused(strict: DaemonProcess, content_type: str) -> None:
     """A browser's form cannot be made to talk to the engine."""

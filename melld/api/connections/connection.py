@@ -190,7 +190,8 @@ class Connection(web.RequestHandler):
             limits = f"{self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes"
             answer = Answer(431, f"the request's head is larger than {limits}", code="headers_too_large")
         elif status == 400:
-            answer = Answer(400, "the request is not HTTP/1.1 as the daemon understands it", code="malformed_request")
+            why = (message or "no reason known").partition("\n")[0].rstrip(":. ")[:200]
+            answer = Answer(400, f"the request is not HTTP/1.1 as it is served here: {why}", code="malformed_request")
         else:
             log.error("a connection's handler failed", exc_info=exc)
             answer = Answer(500, "Internal server error", code="internal_error")
