@@ -47,8 +47,8 @@ ROOT_GROUP = 0
 _USER_KEYS_TEXT = """
 Description Documentation Requires After StartLimitIntervalSec StartLimitBurst Type NotifyAccess ExecStart
 ExecReload TimeoutStartSec WatchdogSec Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy
-UMask ConfigurationDirectory RuntimeDirectory RuntimeDirectoryMode NoNewPrivileges LimitNOFILE LockPersonality
-RestrictRealtime RestrictSUIDSGID RestrictAddressFamilies SystemCallArchitectures SystemCallFilter
+UMask StateDirectory ConfigurationDirectory RuntimeDirectory RuntimeDirectoryMode NoNewPrivileges LimitNOFILE
+LockPersonality RestrictRealtime RestrictSUIDSGID RestrictAddressFamilies SystemCallArchitectures SystemCallFilter
 SystemCallErrorNumber ListenStream FileDescriptorName Backlog NoDelay WantedBy Also
 """
 USER_KEYS = frozenset(_USER_KEYS_TEXT.split())

@@ -37,6 +37,11 @@ def test_the_users_unit_asks_for_nothing_that_needs_privileges() -> None:
         assert kept in text
 
 
+def test_the_users_daemon_keeps_what_it_has_measured() -> None:
+    """The manager removes the runtime directory at each stop: what is there would be measured at each start."""
+    assert "\nStateDirectory=melld\n" in user_unit(SERVICE, PROGRAM)
+
+
 @pytest.mark.parametrize("manager", ["--system", "--user"])
 def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str) -> None:
     """A unit with an ignored line would be less than it seems."""
