@@ -91,7 +91,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the time in which the device is busy; of a CPU worker, of one core."""
     restarts: int = 0
     size_class: str | None = None
-    """Of its largest request: `T`, `S`, `M`, `L`."""
+    """Of its largest request: `T` (or tiny), `S`, `M`, `L`."""
     why: str = ""
     """Why it is awake or not, when it will sleep, how far its drain is."""
 
@@ -117,10 +117,10 @@ def tier_of(priority: int) -> Tier:
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: one sequence; a call with `n` has several."""
+    """A request: one sequence of a call."""
 
     request: str
-    """The client's id, with a suffix for each sequence of a call."""
+    """The client's id, with a suffix for each sequence."""
     model: str = ""
     worker: str | None = None
     """Null while it is queued."""
@@ -174,7 +174,7 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     destination: str
     transport: str | None = None
-    """`shared_memory`, `cuda_peer`, `cuda_staged`; null if KV cannot be copied."""
+    """`shared_memory`, `cuda_peer`, `cuda_staged`, `nixl`; null if KV cannot be copied."""
     bytes_per_s: float | None = None
     """Rate measured when the link was opened."""
     tokens_only_because: str = ""
@@ -207,8 +207,8 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     worker: str
     state: str
-    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, `dozing` (its
-    process waits without weights), or `failed`."""
+    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, `dozing`, or
+    `failed`."""
     resident_bytes: int = 0
     """Memory for its weights and all else but lent KV memory."""
     granted_bytes: int = 0

@@ -1,5 +1,6 @@
 """The documented schema of `melld status --json` is the one that is printed."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,15 @@ FIRST = {
 def test_the_document_says_what_the_structs_say() -> None:
     """A new field without documentation fails here: `python -m tests.control.schema_text > docs/status-schema.md`."""
     assert DOCUMENT.read_text() == schema_text()
+
+
+def test_every_way_of_copying_is_told_of() -> None:
+    """Who alarms on a link without a known `transport` is not woken by one that works."""
+    transports = (Path(__file__).parents[2] / "melld" / "migrate" / "transports").glob("*.py")
+    names = {name for path in transports for name in re.findall(r'^NAME = "(\w+)"$', path.read_text(), re.MULTILINE)}
+    told = re.search(r"^- `transport\?`: (.*?);", DOCUMENT.read_text(), re.MULTILINE)
+    assert told is not None
+    assert set(re.findall(r"`(\w+)`", told[1])) == names
 
 
 def test_no_field_is_ever_taken_away() -> None:
