@@ -31,17 +31,16 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     port: Port = 0
     """The port there.  0: a free one."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """Silence after which a machine is lost: its requests go on elsewhere, and it ends its workers some time later."""
+    """Silence after which a machine is lost."""
     return_idle: bool = False
     """Give the devices of stopped workers back to Ray, and take devices again to start them.  After five starts without
     a free one, only `melld resume` tries again."""
     kv: Literal["tokens", "nixl"] = "tokens"
-    """How requests move between machines: by their tokens, or, where that was measured to be faster, by their KV."""
+    """How requests move between machines: by their tokens, or by their KV where that was measured to be faster."""
     kv_interface: Annotated[str | None, msgspec.Meta(examples=["eth1", "mlx5_0:1"])] = None
-    """The network of `nixl`, by the name of its interface, the same on all machines.  Whoever is on it can read and
-    write KV memory: it must be a trusted one."""
+    """The network of `nixl`, a trusted one, by the name of its interface, the same on all machines."""
     allow_open_cluster: bool = False
-    """Use a cluster without `RAY_AUTH_MODE=token`, where everybody who reaches a node can run code."""
+    """Use a cluster without `RAY_AUTH_MODE=token`."""
 
 
 class AdapterConfig(Table, frozen=True, kw_only=True):

@@ -118,6 +118,7 @@ def _type_text(kind: object, named: bool = True) -> str:
     """A type in TOML's words, with its bounds; the bounds alone where its default has named it."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         parts = [part for part in typing.get_args(kind) if part is not type(None)]
+        named = named or any(typing.get_origin(part) is typing.Literal for part in parts)  # or one would seem to be all
         return " or ".join(filter(None, (_type_text(part, named) for part in parts)))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:

@@ -22,6 +22,11 @@ def test_the_page_is_the_one_that_the_code_writes() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_text()
 
 
+def test_a_word_does_not_hide_the_other_values() -> None:
+    """Who wants two devices of each machine must not read that `all` alone is allowed."""
+    assert '- `devices_per_machine = "all"` (`"all"` or integer): ' in configuration_text()
+
+
 def test_what_is_marked_as_reloadable_exists() -> None:
     """A renamed key is not promised to be taken over."""
     known = {f"{name}.{field.name}" for name, kind in tables("", Config) for field in keys(kind)}
