@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.multiprocessing
@@ -55,7 +56,7 @@ def copy_rates(kind: str, repeats: int) -> Iterator[dict[str, Any]]:
     process = context.Process(target=_peer, args=(theirs, kind), daemon=True)
     process.start()
     ours, _ = Ours.make(kind)
-    handle = KvHandle.decode(pipe.recv())
+    handle = msgspec.msgpack.decode(pipe.recv(), type=KvHandle)
     ids = torch.randperm(ours.layout.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     for way, link, plain in (_on_cpu if kind == "cpu" else _on_gpu)(handle, ours):
         with contextlib.closing(link):

@@ -121,19 +121,6 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
         """Return the number of prompt and output tokens together."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
-    def encode(self) -> bytes:
-        """Return the snapshot as MessagePack."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> "RequestSnapshot":
-        """Return the snapshot that the MessagePack bytes encode.
-
-        Raises:
-            msgspec.ValidationError: the bytes are no snapshot.
-        """
-        return _snapshots.decode(data)
-
 
 class Reservation(msgspec.Struct, frozen=True):
     """Room reserved on the destination.
@@ -179,6 +166,3 @@ class CopyPlan:
         """Mark the places as copied, unless the source has freed its blocks since."""
         if block_epoch == self._epoch:
             self._copied |= places
-
-
-_snapshots = msgspec.msgpack.Decoder(RequestSnapshot)

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.multiprocessing
@@ -70,7 +71,7 @@ def test_peer_copies_are_exact(sibling: Any, copier: str) -> None:
     tensors, layout, region = ours(sibling.order)
     if copier == cuda_peer.ENGINES and not cuda_runtime.batch_copies_supported():
         pytest.skip("no batched copies with this CUDA runtime")
-    link = cuda_peer.open_link(KvHandle.decode(sibling.handle), region, layout, [copier])
+    link = cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout, [copier])
     assert link.copiers.names == (copier,)
     pulled = Puller(link, checksum=True).pull(SOURCE, TARGET)
     assert pulled.verified
@@ -85,7 +86,7 @@ def test_a_peer_that_delivers_other_bytes_is_refused(sibling: Any, monkeypatch: 
     _, layout, region = ours(sibling.order)
     monkeypatch.setattr(cuda_canary, "pattern", lambda _: torch.zeros(cuda_canary.LAYOUT.region_bytes))
     with pytest.raises(TransportFailed, match="other bytes than the peer's"):
-        cuda_peer.open_link(KvHandle.decode(sibling.handle), region, layout)
+        cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout)
 
 
 def test_staged_copies_are_exact(sibling: Any) -> None:
@@ -95,7 +96,7 @@ def test_staged_copies_are_exact(sibling: Any) -> None:
     if not cuda_runtime.batch_copies_supported():
         pytest.skip("no batched copies with this CUDA runtime")
     tensors, layout, region = ours(sibling.order)
-    link = cuda_staged.open_link(KvHandle.decode(sibling.handle), region, layout)
+    link = cuda_staged.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout)
     Puller(link, checksum=True).pull(SOURCE, TARGET)
     assert_pulled(tensors, sibling.order, SOURCE, TARGET)
     link.close()
@@ -126,7 +127,7 @@ def test_a_dead_siblings_handle_is_refused() -> None:
     other.kill()
     _, layout, region = ours("LBHNC")
     with pytest.raises(TransportFailed):
-        cuda_peer.open_link(KvHandle.decode(other.handle), region, layout)
+        cuda_peer.open_link(msgspec.msgpack.decode(other.handle, type=KvHandle), region, layout)
 
 
 def test_the_fused_copy_is_near_one_large_copy(record_property: Any) -> None:

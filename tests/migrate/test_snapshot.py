@@ -1,6 +1,7 @@
 """The facts that travel, and the plan of what is still to be copied."""
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import given
 
 from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, RequestSnapshot, Reservation
@@ -26,7 +27,7 @@ def test_a_snapshot_survives_its_encoding() -> None:
         events=((1, 0.5),),
         engine="e",
     )
-    assert snapshot == RequestSnapshot.decode(snapshot.encode())
+    assert snapshot == msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=RequestSnapshot)
     assert snapshot.num_tokens == 5
 
 

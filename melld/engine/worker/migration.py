@@ -7,6 +7,8 @@ between two steps.  Never decides: the daemon does; never touches vLLM: `engine/
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from melld.engine.worker.descriptions import Descriptions
 from melld.engine.worker.links import Links
 from melld.engine.worker.migration_book import Attaching, Book, CommandOrder, Expected, Job, names_of
@@ -121,7 +123,7 @@ class Moves:
             self._answer(say.CommandFailed(**names_of(command), reason="it has ended"), ())
         else:
             snapshot = self._residency.snapshot(request)
-            self._answer(say.RequestFrozen(**names_of(command)), (snapshot.encode(),))
+            self._answer(say.RequestFrozen(**names_of(command)), (msgspec.msgpack.encode(snapshot),))
 
     def _thaw(self, command: say.ThawRequest) -> None:
         self._descriptions.drop(command.request)

@@ -70,7 +70,7 @@ class Preparer:
                 tokens = msgspec.msgpack.decode(payload[1], type=list[int])
                 return Expected(message, self._residency.prepare(payload[0], tokens), payload[0], tokens)
             case say.AttachRequest():
-                return Attaching(message, RequestSnapshot.decode(payload[0]))
+                return Attaching(message, msgspec.msgpack.decode(payload[0], type=RequestSnapshot))
             case wire.OpenLink():
                 return Opening(message.peer, payload[0])
         return message

@@ -18,7 +18,7 @@ from melld.engine.worker.residency.memory import KvMemory
 from melld.errors import MelldError
 from melld.migrate.transports import choose
 from melld.migrate.transports.layout import KvLayout
-from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, done
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, done, handle_of
 
 if TYPE_CHECKING:
     from vllm.v1.executor import Executor
@@ -75,8 +75,8 @@ class Lines:
             self._ours.append(Connection(ours.detach()))
         executor.collective_rpc(_serve, args=(num_blocks,))
         handles: list[bytes] = self.call("export")
-        layout = KvHandle.decode(handles[0]).layout
-        return KvHandle(NAME, layout, msgspec.msgpack.encode(handles)).encode()
+        layout = msgspec.msgpack.decode(handles[0], type=KvHandle).layout
+        return handle_of(NAME, layout, handles)
 
     def open(self, handle_bytes: bytes, scratch: Sequence[int]) -> choose.OpenedLink:
         """Open a link from each rank to the peer's rank of the same number.
@@ -84,7 +84,7 @@ class Lines:
         Raises:
             TransportFailed: the peer has another number of ranks, or a rank cannot open its link.
         """
-        handle = KvHandle.decode(handle_bytes)
+        handle = msgspec.msgpack.decode(handle_bytes, type=KvHandle)
         theirs = msgspec.msgpack.decode(handle.where, type=list[bytes]) if handle.transport == NAME else [handle_bytes]
         if len(theirs) != len(self._ours):
             raise TransportFailed(NAME, f"the peer has {len(theirs)} devices, and this worker {len(self._ours)}")

@@ -55,7 +55,7 @@ def open_best(
         TransportFailed: no way works; the message says why each failed.
         msgspec.ValidationError: the bytes are no handle.
     """
-    handle = KvHandle.decode(handle_bytes)
+    handle = msgspec.msgpack.decode(handle_bytes, type=KvHandle)
     failures: list[str] = []
     for name, open_link in _ways(handle, agent):
         with contextlib.ExitStack() as opened:

@@ -17,7 +17,7 @@ import torch
 from melld.migrate.transports import cuda_canary, cuda_runtime
 from melld.migrate.transports.copiers import Begin, Copiers
 from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, handle_of, require_fit
 
 NAME = "cuda_peer"
 KERNEL = "kernel"  # SMs, one launch
@@ -66,7 +66,7 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
         _canaries.append(canary)
         canary_memory = CudaMemory(*cuda_runtime.ipc_handle(canary.data_ptr()))
     where = CudaWhere(cuda_runtime.device_uuid(index), memory, canary_memory, seed)
-    return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
+    return handle_of(NAME, layout, where)
 
 
 def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout, ways: Sequence[str] = WAYS) -> "CudaPeerLink":

@@ -27,6 +27,7 @@ from melld.migrate.transports.transport import (
     TransportFailed,
     Wait,
     checksum_of,
+    handle_of,
     require_fit,
 )
 
@@ -82,7 +83,7 @@ class NixlAgent:
         except Exception as error:  # NIXL's many
             raise TransportFailed(NAME, f"{type(error).__name__}: {error}") from error
         where = _Where(metadata, region.data_ptr(), max(region.get_device(), 0))
-        self.handle = KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
+        self.handle = handle_of(NAME, layout, where)
 
     def open_link(self, handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "NixlLink":
         """Connect to the peer; `region` and `layout` are those of this agent.

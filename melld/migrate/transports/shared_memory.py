@@ -15,7 +15,15 @@ import msgspec
 import torch
 
 from melld.migrate.transports.layout import KvLayout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, done, require_fit
+from melld.migrate.transports.transport import (
+    KvHandle,
+    TransportFailed,
+    Wait,
+    checksum_of,
+    done,
+    handle_of,
+    require_fit,
+)
 
 NAME = "shared_memory"
 
@@ -64,12 +72,12 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
         raise TransportFailed(NAME, "the KV cache is not in one piece of memory that can be shared")
     file = _files[address]
     where = _Where(f"/proc/{os.getpid()}/fd/{file}", os.fstat(file).st_ino)
-    return KvHandle(NAME, layout, msgspec.msgpack.encode(where)).encode()
+    return handle_of(NAME, layout, where)
 
 
 def export_arena(path: str, inode: int, layout: KvLayout) -> bytes:
     """Return the handle of a KV cache in the arena at this path, of which the worker uses parts."""
-    return KvHandle(NAME, layout, msgspec.msgpack.encode(_Where(path, inode, is_arena=True))).encode()
+    return handle_of(NAME, layout, _Where(path, inode, is_arena=True))
 
 
 def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "SharedMemoryLink":

@@ -13,7 +13,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -48,18 +48,10 @@ class KvHandle(msgspec.Struct, frozen=True):
     layout: KvLayout
     where: bytes
 
-    def encode(self) -> bytes:
-        """Return the handle as bytes."""
-        return msgspec.msgpack.encode(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> "KvHandle":
-        """Return the handle that the bytes encode.
-
-        Raises:
-            msgspec.ValidationError: the bytes are no handle.
-        """
-        return _handles.decode(data)
+def handle_of(transport: str, layout: KvLayout, where: Any) -> bytes:
+    """Return a handle as MessagePack."""
+    return msgspec.msgpack.encode(KvHandle(transport, layout, msgspec.msgpack.encode(where)))
 
 
 class Pulled(msgspec.Struct, frozen=True):
@@ -240,6 +232,3 @@ def _pieces(
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     for start in range(0, len(source), length):
         yield source[start : start + length], destination[start : start + length]
-
-
-_handles = msgspec.msgpack.Decoder(KvHandle)

@@ -4,12 +4,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from melld.migrate.transports import choose, shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
-from melld.migrate.transports.transport import ChecksumMismatch, KvHandle, Pacer, Puller, TransportFailed, Wait
+from melld.migrate.transports.transport import (
+    ChecksumMismatch,
+    KvHandle,
+    Pacer,
+    Puller,
+    TransportFailed,
+    Wait,
+    handle_of,
+)
 from tests.migrate.transports.other_process import Sibling
 from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
 
@@ -27,7 +36,7 @@ def ours(blocks: int = BLOCKS) -> tuple[list[torch.Tensor], KvLayout, torch.Tens
 
 
 def link_to(handle: bytes, region: torch.Tensor, layout: KvLayout) -> shared_memory.SharedMemoryLink:
-    return shared_memory.open_link(KvHandle.decode(handle), region, layout)
+    return shared_memory.open_link(msgspec.msgpack.decode(handle, type=KvHandle), region, layout)
 
 
 @pytest.mark.parametrize("checksum", [False, True])
@@ -140,7 +149,7 @@ def test_a_process_that_took_the_number_over_is_not_mistaken_for_the_sibling(sib
     """Process numbers come again; memory is known by more than that."""
     import msgspec
 
-    handle = KvHandle.decode(sibling.handle)
+    handle = msgspec.msgpack.decode(sibling.handle, type=KvHandle)
     where = msgspec.msgpack.decode(handle.where)
     forged = msgspec.structs.replace(handle, where=msgspec.msgpack.encode(where | {"inode": where["inode"] + 1}))
     _, layout, region = ours()
@@ -170,6 +179,6 @@ def test_the_best_way_is_found_by_trying(sibling: Sibling) -> None:
     assert opened.transport == "shared_memory"
     assert opened.bytes_per_s > 0
     assert all(tensor[1:4].any() for tensor in tensors)
-    unknown = KvHandle("carrier pigeon", layout, b"").encode()
+    unknown = handle_of("carrier pigeon", layout, b"")
     with pytest.raises(TransportFailed, match="unknown"):
         choose.open_best(unknown, region, layout, scratch=[])

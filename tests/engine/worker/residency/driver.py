@@ -386,7 +386,7 @@ class Worker:
         return self.residency.stillness(request_id)
 
     def snapshot(self, request_id: str) -> bytes:
-        return self.residency.snapshot(request_id).encode()
+        return msgspec.msgpack.encode(self.residency.snapshot(request_id))
 
     def thaw(self, request_id: str) -> None:
         self.residency.thaw(request_id)
@@ -433,7 +433,7 @@ class Worker:
     def attach(self, snapshot: bytes, via: str) -> None:
         from melld.migrate.snapshot import RequestSnapshot, Via
 
-        self.residency.attach(RequestSnapshot.decode(snapshot), Via(via))
+        self.residency.attach(msgspec.msgpack.decode(snapshot, type=RequestSnapshot), Via(via))
 
     def attach_unreserved(self, core_request: bytes, output_token_ids: list[int]) -> None:
         self.residency.attach_unreserved(self._prepared(core_request, output_token_ids))

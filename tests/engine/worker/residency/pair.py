@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from melld.migrate.snapshot import CopyPlan, RequestFacts, RequestSnapshot
 from tests.engine.worker.residency.driver import Answer, Refused, WorkerProxy
 from tests.forked import ForkedPython
@@ -152,7 +154,7 @@ class Pair:
             target("cancel", name)
             return None
         raw = source("snapshot", name)
-        snapshot = RequestSnapshot.decode(raw)
+        snapshot = msgspec.msgpack.decode(raw, type=RequestSnapshot)
         try:
             reservation = target("grow", name, snapshot.num_tokens)
         except Refused:  # it has outgrown the destination meanwhile

@@ -482,11 +482,12 @@ def test_a_snapshot_of_another_engine_is_refused(pair: Pair) -> None:
     core_request, tokens = pair.here("core_request", running.request_id)
     pair.there("reserve", core_request, tokens, 0)
     pair.here("freeze", running.request_id, "kv")
-    snapshot = RequestSnapshot.decode(pair.here("snapshot", running.request_id))
     import msgspec
 
+    snapshot = msgspec.msgpack.decode(pair.here("snapshot", running.request_id), type=RequestSnapshot)
+    other = msgspec.msgpack.encode(msgspec.structs.replace(snapshot, engine="another"))
     with pytest.raises(Refused) as refused:
-        pair.there("attach", msgspec.structs.replace(snapshot, engine="another").encode(), "kv")
+        pair.there("attach", other, "kv")
     assert refused.value.reason == MoveRefusal.INCOMPATIBLE
     pair.there("cancel", running.request_id)
     pair.here("thaw", running.request_id)
