@@ -1,25 +1,88 @@
 """An engine whose KV cache is its device's arena, of which it may use what it is granted.
 
-The arena's memory is neither allocated nor zeroed here.  Blocks are outermost (`BLHNC`), so that a block's bytes lie
-together.  vLLM's CPU attention does not name that layout among its own, and reads it all the same: within a block
-nothing differs.  On a GPU the attention must name a layout with blocks outermost.
+Owns its mapping in a worker, and that granules are zero when they are first used.  Blocks are outermost (`BLHNC`), so
+that a block's bytes lie together.  vLLM's CPU attention does not name that layout among its own, and reads it all the
+same: within a block nothing differs.  On a GPU the attention must name a layout with blocks outermost.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from melld.engine.arena_file import keep_to_itself, punch
+from melld.engine.gpu_memory import map_chunks
 from melld.engine.wire.spec import ArenaSpec
-from melld.engine.worker.residency.lent_memory import lent_memory
 from melld.engine.worker.residency.memory import over
 from melld.errors import MelldError
 from melld.landlord.blocks import BlockMap
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.shared_memory import map_file, open_file
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.executor import Executor
 
 LAYOUT = "BLHNC"
+
+
+class FileMemory:
+    """An arena on a CPU device, in the daemon's memory file: what is given back is freed, and then reads as zeros."""
+
+    def __init__(self, spec: ArenaSpec) -> None:
+        """Open it; raise `OSError` if it is not there."""
+        self._spec = spec
+        self._file = open_file(spec.path, spec.inode)
+
+    def storage(self, _nbytes: int, _device: torch.device) -> torch.UntypedStorage:
+        """Return the arena, mapped into this process."""
+        storage = map_file(f"/proc/self/fd/{self._file}", self._spec.nbytes)
+        keep_to_itself(storage.data_ptr(), self._spec.granule_bytes)  # granule 0: each engine tries itself out there
+        return storage
+
+    def begin(self, granules: Iterable[int]) -> None:
+        """Have these granules, which nobody uses, be zeros: they are."""
+
+    def end(self, granules: Iterable[int]) -> None:
+        """Let go of these granules: nothing in this process may touch them from now on."""
+        size = self._spec.granule_bytes
+        for granule in granules:
+            punch(self._file, granule * size, size)
+
+
+class ChunkMemory:
+    """An arena in chunks of GPU memory, made by another process: what is granted is zeroed.
+
+    The daemon cannot do that for a worker that has died.
+    """
+
+    def __init__(self, spec: ArenaSpec) -> None:
+        self._spec = spec
+        self._bytes: torch.Tensor
+
+    def storage(self, _nbytes: int, device: torch.device) -> torch.UntypedStorage:
+        """Return the arena, mapped into this process on its device; raise `NoSharedMemory` if the driver refuses."""
+        address = map_chunks(self._spec.files, self._spec.chunks)
+        make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001  as torch's own CUDA graphs do
+        storage: torch.UntypedStorage = make(address, device, self._spec.nbytes)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        return storage
+
+    def begin(self, granules: Iterable[int]) -> None:
+        """Have these granules, which nobody uses, be zeros."""
+        size = self._spec.granule_bytes
+        for granule in granules:
+            self._bytes[granule * size : (granule + 1) * size].zero_()
+        self._finish()
+
+    def end(self, granules: Iterable[int]) -> None:  # noqa: ARG002  whoever gets them zeroes them
+        """Let go of these granules: wait until the device has done with them."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._bytes.device.type == "cuda":
+            torch.cuda.synchronize(self._bytes.device)
 
 
 class NotLent(MelldError):
@@ -39,7 +102,7 @@ class ArenaMemory:
             OSError: it is not there.
         """
         self.spec = spec
-        self.memory = lent_memory(spec)
+        self.memory = ChunkMemory(spec) if spec.chunks else FileMemory(spec)
         self.failure = ""
         """Why the engine's KV is not in it."""
 
