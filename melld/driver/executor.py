@@ -10,7 +10,7 @@ no bytes: workers do.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -39,16 +39,6 @@ class NoLink(MelldError):
 
     def __init__(self, source: str, destination: str, why: str) -> None:
         super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
-
-
-class KvLink(NamedTuple):
-    """Answers if KV can be copied from one worker to another."""
-
-    failure: str
-    """Why KV cannot be copied; empty if it can."""
-    transport: str = ""
-    bytes_per_s: float = 0.0
-    """Measured with a few blocks when the link was opened."""
 
 
 class Move:
@@ -80,8 +70,8 @@ class Executor:
         self._clock = clock
         self._meters = meters
         self._max_moves_per_link = max_moves_per_link
-        self.links: dict[tuple[WorkerId, WorkerId], KvLink] = {}
-        """By (source, destination), of workers that have been ready."""
+        self.links: dict[tuple[WorkerId, WorkerId], wire.LinkOpened] = {}
+        """What the destination last said, by (source, destination) of workers that have been ready."""
         self._gaps: dict[RequestId, Move] = {}
         self._numbers = 0
 
@@ -178,8 +168,7 @@ class Executor:
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
         """Handle a worker's answer."""
         if isinstance(message, wire.LinkOpened):
-            link = KvLink(message.failure, message.transport, message.bytes_per_s)
-            self.links[WorkerId(message.peer), worker] = link
+            self.links[WorkerId(message.peer), worker] = message
             what = f"by {message.transport}" if not message.failure else f"cannot be copied: {message.failure}"
             log.info("KV from %s to %s %s", message.peer, worker, what)
             return
@@ -276,7 +265,7 @@ class Executor:
             handle, failure = ready.far_kv_handle, ready.far_kv_failure
             if not handle and not failure:
                 return
-        self.links[source, destination] = KvLink(failure or "the link is not open yet")
+        self.links[source, destination] = wire.LinkOpened(peer=source, failure=failure or "the link is not open yet")
         if not failure:
             self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
 

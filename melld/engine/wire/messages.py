@@ -222,6 +222,7 @@ class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
     peer: str
     transport: str = ""
     bytes_per_s: float = 0.0
+    """Measured with a few blocks when the link was opened."""
     failure: str = ""
 
 
