@@ -9,7 +9,7 @@ Owns the only lines that touch a runner.  Never touches the scheduler.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -71,20 +71,21 @@ def _mark(runner: Any, scheduled_tokens: dict[str, int]) -> None:
             rewindable.mark()
 
 
-class Runner(Protocol):
-    """Interface that `Residency` needs of a model runner."""
+class Runner:
+    """A model runner that keeps nothing of a request: V2, whose draws depend on seed and position alone."""
 
-    holds_slot_while_away: bool
-    """True if a detached request must be reported as preempted, to free its slot."""
+    holds_slot_while_away = True
+    """A detached request must be reported as preempted, to free its slot."""
 
-    def generator_state(self, request_id: str) -> bytes | None:
+    def generator_state(self, request_id: str) -> bytes | None:  # noqa: ARG002
         """Return the state of the request's sampling generator, if this runner keeps one for it."""
+        return None
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
-        """Add a request to the runner that the scheduler will present as resumed."""
+        """Add a request to the runner that the scheduler will present as resumed; its output may carry all tokens."""
 
 
-class RunnerV1:
+class RunnerV1(Runner):
     """The runner of vllm.v1.worker.gpu_model_runner (and its CPU subclass)."""
 
     holds_slot_while_away = False
@@ -145,19 +146,6 @@ class RunnerV1:
         return generator
 
 
-class RunnerV2:
-    """The runner of vllm.v1.worker.gpu.model_runner."""
-
-    holds_slot_while_away = True
-
-    def generator_state(self, request_id: str) -> bytes | None:  # noqa: ARG002
-        """Return None: the draws of this runner depend on seed and position alone."""
-        return None
-
-    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
-        """Do nothing: the scheduler's output carries all tokens of a request that comes back."""
-
-
 def skip_draws(generator: torch.Generator, draws: int) -> None:
     """Advance a fresh generator to its state after `draws` sampled tokens.
 
@@ -189,7 +177,7 @@ class AdmittedRequest(NamedTuple):
         return len(self.output_token_ids)
 
 
-class RanksV1:
+class RanksV1(Runner):
     """The V1 runners of a worker with several devices, each in a process of its own (`worker.ranks`).
 
     All of them sample, with generators in the same state, so that each knows the next input.
@@ -237,7 +225,7 @@ def runner_of(engine: "EngineCore") -> Runner:
     scheduler: Any = engine.scheduler
     executor: Any = engine.model_executor
     if scheduler.use_v2_model_runner:
-        return RunnerV2()
+        return Runner()
     if engine.vllm_config.parallel_config.world_size > 1:
         return RanksV1(executor)
     return RunnerV1(executor.driver_worker.worker.model_runner)
