@@ -19,15 +19,6 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     windows: tuple[int, ...] = (0,)
     encoder_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ValueError: a size is not above zero.
-        """
-        if self.block_tokens <= 0 or self.block_bytes <= 0:
-            raise ValueError(f"a KV block of {self.block_tokens} tokens and {self.block_bytes} bytes cannot be")
-
     def blocks_for_tokens(self, tokens: int) -> int:
         """Return the number of blocks that hold `tokens`; the last one may be partly filled.
 

@@ -221,12 +221,12 @@ def _process_bytes(_rank: Any = None) -> int:
 
 
 def block_bytes_of(engine: "EngineCore") -> int:
-    """Return the bytes of one block of all layers; 0 for a model without a KV cache.
+    """Return the bytes of one block of all layers.
 
     All layers lie in one allocation, whose size each of vLLM's descriptions names (`KVCacheTensor.size`).
     """
     kv_cache = engine.scheduler.kv_cache_config
-    return int(max((tensor.size for tensor in kv_cache.kv_cache_tensors), default=0) // max(1, kv_cache.num_blocks))
+    return int(max(tensor.size for tensor in kv_cache.kv_cache_tensors) // kv_cache.num_blocks)
 
 
 def add_own_request(
