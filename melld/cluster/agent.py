@@ -18,29 +18,8 @@ import msgspec
 import uvloop
 from setproctitle import setproctitle
 
+from melld.cluster import envelopes as say
 from melld.cluster.certificate import pinned_context
-from melld.cluster.envelopes import (
-    Bytes,
-    Exited,
-    Forked,
-    FromActor,
-    Hello,
-    Kill,
-    Leave,
-    Look,
-    Printed,
-    Readings,
-    ReturnSeat,
-    SeatAnswer,
-    Seated,
-    SeatTaken,
-    Seen,
-    Spawn,
-    Summons,
-    TakeSeat,
-    ToAgent,
-    pieces,
-)
 from melld.cluster.facts import devices_by_seat, facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
 from melld.engine.host.local import LocalChild, LocalHost
@@ -93,21 +72,21 @@ class Relay:
     def forked(self, pid: int) -> None:
         """See `Ear.forked`."""
         self.devices = msgspec.structs.replace(self.devices, pid=pid)
-        self._daemon.send(Forked(self._number, pid))
+        self._daemon.send(say.Forked(self._number, pid))
 
     def received(self, data: bytes) -> None:
         """See `Ear.received`."""
-        for piece in pieces([data]):
-            self._daemon.send(Bytes(self._number), piece)
+        for piece in say.pieces([data]):
+            self._daemon.send(say.Bytes(self._number), piece)
 
     def printed(self, line: str) -> None:
         """See `Ear.printed`."""
-        self._daemon.send(Printed(self._number, line))
+        self._daemon.send(say.Printed(self._number, line))
 
     def exited(self, reason: str, from_outside: bool) -> None:
         """See `Ear.exited`."""
         self._ended(self._number)
-        self._daemon.send(Exited(self._number, reason, from_outside))
+        self._daemon.send(say.Exited(self._number, reason, from_outside))
 
     def write(self, payload: Sequence[bytes]) -> None:
         """Write to the worker's wire."""
@@ -116,7 +95,7 @@ class Relay:
 
     def look(self, reach: Reach) -> None:
         """Look whether the worker gets on, and tell."""
-        self._daemon.send(Seen(self._number, self.child.look(reach)))
+        self._daemon.send(say.Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:
         """Kill the worker if it has left much unread and has read nothing since the last call."""
@@ -133,10 +112,10 @@ class Agent:
     def __init__(self, parent: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._parent_socket = parent
-        self._parent = Link(FromActor, None, self._parent_said, self._leave)
+        self._parent = Link(say.FromActor, None, self._parent_said, self._leave)
         self._daemon: Link | None = None
-        self._summoned: asyncio.Future[Summons] = loop.create_future()
-        self._seated: asyncio.Future[Seated] = loop.create_future()
+        self._summoned: asyncio.Future[say.Summons] = loop.create_future()
+        self._seated: asyncio.Future[say.Seated] = loop.create_future()
         self._left: asyncio.Future[str] = loop.create_future()
         self._relays: dict[int, Relay] = {}
         self._template: TemplateProcess | None = None
@@ -152,7 +131,7 @@ class Agent:
         if self._template is not None:
             self._template.stop()
         log.info("leaving: %s", reason)
-        self._parent.send(Leave(reason))
+        self._parent.send(say.Leave(reason))
         self._parent.close()
 
     async def _serve(self) -> None:
@@ -168,17 +147,17 @@ class Agent:
         facts = await asyncio.to_thread(facts_of, summons.models)
         devices = devices_by_seat(self._kind, (await self._seated).gpus)
         daemon = self._daemon = await self._dial(summons)
-        daemon.send(Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
+        daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
         readings = WorkerReadings(Nvml() if self._kind == "cuda" else None)
         while True:
             await asyncio.sleep(UNREAD_S)
             for relay in list(self._relays.values()):
                 relay.judge_reading()
             running = [relay.devices for relay in self._relays.values() if relay.devices.pid]
-            daemon.send(Readings(await readings.read(running)))
+            daemon.send(say.Readings(await readings.read(running)))
 
-    async def _dial(self, summons: Summons) -> Link:
-        link = Link(ToAgent, summons.silence_s, self._received, self._leave, AGENT_PATIENCE)
+    async def _dial(self, summons: say.Summons) -> Link:
+        link = Link(say.ToAgent, summons.silence_s, self._received, self._leave, AGENT_PATIENCE)
         where, loop = f"the daemon at {summons.host}:{summons.port}", asyncio.get_running_loop()
         tls = pinned_context(summons.certificate)
         dialling = loop.create_connection(lambda: link, summons.host, summons.port, ssl=tls, ssl_shutdown_timeout=1.0)
@@ -205,27 +184,27 @@ class Agent:
 
     def _received(self, message: Any, payload: list[bytes]) -> None:
         match message:
-            case Bytes(number) if number in self._relays:
+            case say.Bytes(number) if number in self._relays:
                 self._relays[number].write(payload)
-            case Spawn():
+            case say.Spawn():
                 self._spawn(message)
-            case Kill(number) if number in self._relays:
+            case say.Kill(number) if number in self._relays:
                 self._relays[number].child.kill()
-            case Look(number, reach) if number in self._relays:
+            case say.Look(number, reach) if number in self._relays:
                 self._relays[number].look(reach)
-            case ReturnSeat() | TakeSeat():
+            case say.ReturnSeat() | say.TakeSeat():
                 self._parent.send(message)
-            case Leave(reason):
+            case say.Leave(reason):
                 self._leave(reason)
 
-    def _spawn(self, asked: Spawn) -> None:
+    def _spawn(self, asked: say.Spawn) -> None:
         assert self._daemon is not None
         assert self._template is not None
         relay = Relay(asked.number, asked.spec, self._daemon, self._gone)
         try:
             relay.child = LocalHost(self._template).spawn(asked.spec, relay)
         except OSError as error:
-            self._daemon.send(Exited(asked.number, f"no process could be started: {error}", from_outside=True))
+            self._daemon.send(say.Exited(asked.number, f"no process could be started: {error}", from_outside=True))
             return
         self._relays[asked.number] = relay
 
@@ -234,10 +213,10 @@ class Agent:
 
     def _parent_said(self, message: Any, _payload: list[bytes]) -> None:
         match message:
-            case Summons() if not self._summoned.done():
+            case say.Summons() if not self._summoned.done():
                 self._summoned.set_result(message)
-            case Seated() if not self._seated.done():
+            case say.Seated() if not self._seated.done():
                 self._seated.set_result(message)
-            case SeatAnswer(seat, gpu, failure) if self._daemon is not None:
+            case say.SeatAnswer(seat, gpu, failure) if self._daemon is not None:
                 device = None if failure else devices_by_seat(self._kind, [gpu]).get(0)
-                self._daemon.send(SeatTaken(seat, device, failure or f"NVML lists no GPU {gpu}"))
+                self._daemon.send(say.SeatTaken(seat, device, failure or f"NVML lists no GPU {gpu}"))

@@ -12,23 +12,7 @@ from typing import Any
 
 import msgspec
 
-from melld.cluster.envelopes import (
-    Bytes,
-    Exited,
-    Forked,
-    Hello,
-    Kill,
-    Leave,
-    Look,
-    Printed,
-    Readings,
-    ReturnSeat,
-    SeatTaken,
-    Seen,
-    Spawn,
-    TakeSeat,
-    pieces,
-)
+from melld.cluster import envelopes as say
 from melld.cluster.link import Link
 from melld.engine.host.ports import Ear
 from melld.engine.host.standstill import Reach, Standstill
@@ -52,7 +36,7 @@ class Machine:
     Calls `on_lost(machine, reason)` once when it is lost, before `end_children`.
     """
 
-    def __init__(self, hello: Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
+    def __init__(self, hello: say.Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
         self.name = hello.machine
         self.devices = dict(hello.devices)
         """By seat: those that this daemon has now."""
@@ -72,13 +56,13 @@ class Machine:
             raise OSError(f"machine {self.name} is lost: {self.why_lost}")
         number = next(self._numbers)
         child = self._children[number] = RemoteChild(number, ear, self._link)
-        self._link.send(Spawn(number, spec))
+        self._link.send(say.Spawn(number, spec))
         return child
 
     def return_seat(self, seat: int) -> None:
         """Give the device back to Ray; no worker may run there."""
         if self.devices.pop(seat, None) is not None:
-            self._link.send(ReturnSeat(seat))
+            self._link.send(say.ReturnSeat(seat))
 
     async def take_seat(self, seat: int) -> None:
         """Have Ray give a device for the seat again, which may be another one than before.
@@ -92,12 +76,12 @@ class Machine:
             raise NoSeat(f"machine {self.name} is lost: {self.why_lost}")
         if seat not in self._awaited:
             self._awaited[seat] = asyncio.get_running_loop().create_future()
-            self._link.send(TakeSeat(seat))
+            self._link.send(say.TakeSeat(seat))
         await asyncio.shield(self._awaited[seat])
 
     def dismiss(self) -> None:
         """Tell the agent to leave: its workers have ended, or end now."""
-        self._link.send(Leave("the daemon has stopped"))
+        self._link.send(say.Leave("the daemon has stopped"))
         self._link.close()
 
     def end_children(self) -> None:
@@ -108,25 +92,25 @@ class Machine:
 
     def _received(self, message: Any, payload: list[bytes]) -> None:
         match message:
-            case Bytes(number) if number in self._children:
+            case say.Bytes(number) if number in self._children:
                 for data in payload:
                     self._children[number].ear.received(data)
-            case Forked(number, pid) if number in self._children:
+            case say.Forked(number, pid) if number in self._children:
                 self._children[number].ear.forked(pid)
-            case Printed(number, line) if number in self._children:
+            case say.Printed(number, line) if number in self._children:
                 self._children[number].ear.printed(line)
-            case Seen(number, seen) if number in self._children:
+            case say.Seen(number, seen) if number in self._children:
                 self._children[number].looked(seen)
-            case Exited(number, reason, from_outside) if number in self._children:
+            case say.Exited(number, reason, from_outside) if number in self._children:
                 self._children.pop(number).exited(reason, from_outside)
-            case Readings(readings):
+            case say.Readings(readings):
                 self.readings = readings
-            case SeatTaken():
+            case say.SeatTaken():
                 self._seat_taken(message)
-            case Leave(reason):
+            case say.Leave(reason):
                 self._link.end(reason)
 
-    def _seat_taken(self, answer: SeatTaken) -> None:
+    def _seat_taken(self, answer: say.SeatTaken) -> None:
         awaited = self._awaited.pop(answer.seat)
         if answer.device is not None:
             self.devices[answer.seat] = answer.device
@@ -160,14 +144,14 @@ class RemoteChild:
     def write(self, buffers: Sequence[Buffer]) -> None:
         """See `Child.write`."""
         if not self._has_exited:
-            for piece in pieces(buffers):
-                self._link.send(Bytes(self._number), piece)
+            for piece in say.pieces(buffers):
+                self._link.send(say.Bytes(self._number), piece)
 
     def kill(self) -> None:
         """See `Child.kill`.  Drop the machine if it does not confirm: then the machine itself hangs."""
         if self._has_exited or self._killing is not None:
             return
-        self._link.send(Kill(self._number))
+        self._link.send(say.Kill(self._number))
         unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
         self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
 
@@ -177,7 +161,7 @@ class RemoteChild:
             if reach != self._reach:
                 self._seen, self._reach = Standstill(), reach
             self._is_looking = True
-            self._link.send(Look(self._number, reach))
+            self._link.send(say.Look(self._number, reach))
         found = self._seen if reach == self._reach else Standstill()
         return msgspec.structs.replace(found, is_out_of_sight=self._link.is_silent)
 
