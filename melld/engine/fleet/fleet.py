@@ -236,11 +236,10 @@ class Fleet:
         self._requests.give_held(worker)
         if self.supervisor.owner is not None:
             self.supervisor.owner.worker_ready(worker, ready)
-            self._listener().executor.worker_ready(worker, ready)
-            return
-        steady = not self.places[worker].setbacks
-        offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
-        self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
+        else:
+            steady = not self.places[worker].setbacks
+            offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
+            self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:

@@ -60,17 +60,14 @@ class Restarts:
         place.restarts += 1
         self._own(self._start_again(place), f"restart {place.slot.worker}")
 
-    def start_rested(self, place: Place) -> None:
-        """Start the worker, which its owner wants, once it has rested since its last death."""
-        self._own(self._spawn_rested(place), f"start {place.slot.worker}")
-
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)
         if place.may("retry") and not place.is_away:
             place.step("retry")
             self._spawn(place)
 
-    async def _spawn_rested(self, place: Place) -> None:
+    async def start_rested(self, place: Place) -> None:
+        """Start the worker, which its owner wants, once it has rested since its last death."""
         await asyncio.sleep(max(place.rested_s - asyncio.get_running_loop().time(), 0.0))
         self._spawn(place)
 

@@ -139,7 +139,7 @@ class Supervisor:
             place.restarts += 1
         place.step(event)
         if place.process is None:
-            self._restarts.start_rested(place)
+            self._own(self._restarts.start_rested(place), f"start {worker}")
         elif dozes:
             place.process.wake()
         return True

@@ -96,8 +96,9 @@ class _Check:
             target = self._resolve(reference)
             if isinstance(target, dict):
                 yield target
-        for several in _in_place_lists(node):
-            yield from (one for one in several if isinstance(one, dict))
+        for keyword in _IN_PLACE:
+            if isinstance(several := node.get(keyword), list):
+                yield from (one for one in several if isinstance(one, dict))
 
     def _resolve(self, reference: str) -> object:
         if len(reference) > MAX_REFERENCE_CHARACTERS:
@@ -123,10 +124,6 @@ def _objects(root: dict[str, Any], param: str, budget: Budget) -> Iterator[dict[
             yield value
         inner = value.values() if isinstance(value, dict) else value
         waiting.extend(one for one in inner if isinstance(one, dict | list))
-
-
-def _in_place_lists(node: dict[str, Any]) -> Iterator[list[Any]]:
-    return (several for keyword in _IN_PLACE if isinstance(several := node.get(keyword), list))
 
 
 def _anchors(node: dict[str, Any]) -> Iterator[str]:

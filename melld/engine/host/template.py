@@ -37,23 +37,20 @@ class TemplateProcess:
         """Process id of the template; None while there is none."""
         return self._forks.pid if self._forks is not None else None
 
-    def start(self) -> None:
-        """Start the template unless it runs.  Its imports take seconds; it forks workers when they are done."""
-        self._run()
-
     def spawn(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program = "main") -> None:
         """Have a process forked that runs `program`.
 
         `descriptors` (its wire, its log, those of its arena's chunks) may be closed afterwards.
         """
-        self._run().ask(birth, spec, descriptors, program)
+        self.start().ask(birth, spec, descriptors, program)
 
     def stop(self) -> None:
         """End the template and every process that it forked."""
         for forks in [*self._given_up, *filter(None, [self._forks])]:
             forks.stop()
 
-    def _run(self) -> Forks:
+    def start(self) -> Forks:
+        """Start the template unless it runs.  Its imports take seconds; it forks workers when they are done."""
         if self._forks is not None:
             return self._forks
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
