@@ -15,7 +15,7 @@ import torch
 
 from melld.migrate.transports import cuda_canary, cuda_peer, cuda_runtime
 from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
-from melld.migrate.transports.transport import KvHandle, TransportFailed, Wait, checksum_of, require_fit
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, checksum_of, require_fit
 
 NAME = "cuda_staged"
 BUFFER_BYTES = 8 << 20
@@ -59,7 +59,7 @@ class _Buffer:
         self.emptied: torch.cuda.Event | None = None
 
 
-class CudaStagedLink:
+class CudaStagedLink(Link):
     """Link between the peer's region, mapped on its device, and ours, with two pinned buffers between them."""
 
     def __init__(
@@ -93,10 +93,6 @@ class CudaStagedLink:
             self._empty(buffer, destination_blocks[start:end])
         with torch.cuda.device(self._region.device):
             return cuda_runtime.end_of(self._writing)
-
-    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: there is one way."""
-        self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`.  Reads the blocks back through the host, a piece at a time."""

@@ -23,6 +23,7 @@ import torch
 from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
 from melld.migrate.transports.transport import (
     KvHandle,
+    Link,
     LinkBroken,
     TransportFailed,
     Wait,
@@ -177,8 +178,8 @@ class NixlAgent:
             return f"{type(error).__name__}: {error}"
 
 
-class NixlLink:
-    """Link to a worker of another machine."""
+class NixlLink(Link):
+    """Link to a worker of another machine.  The first READ connects."""
 
     def __init__(self, agent: NixlAgent, peer: Any, rows: Any, source: KvLayout, destination: KvLayout) -> None:
         self.source = source
@@ -201,10 +202,6 @@ class NixlLink:
             self._agent.give_back(buffer)
 
         return land
-
-    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: there is one way; the first READ connects."""
-        self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`.  The source's are read once more."""

@@ -17,6 +17,7 @@ import torch
 from melld.migrate.transports.layout import KvLayout, paired_views
 from melld.migrate.transports.transport import (
     KvHandle,
+    Link,
     TransportFailed,
     Wait,
     checksum_of,
@@ -102,7 +103,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Shar
     return SharedMemoryLink(peer, handle.layout, region, layout)
 
 
-class SharedMemoryLink:
+class SharedMemoryLink(Link):
     """Link between the peer's region and ours, both mapped here."""
 
     def __init__(self, peer: torch.Tensor, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
@@ -119,10 +120,6 @@ class SharedMemoryLink:
             for ours, theirs in self._arrays:
                 ours[:, here : here + count] = theirs[:, there : there + count]
         return done
-
-    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: there is one way."""
-        self.begin(source_blocks, destination_blocks)
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`."""

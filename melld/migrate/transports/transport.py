@@ -73,7 +73,10 @@ def done() -> None:
 
 
 class Link(Protocol):
-    """A direction between two workers: the peer's mapped region and ours.  For one thread at a time."""
+    """A direction between two workers: the peer's mapped region and ours.  For one thread at a time.
+
+    The base of links with one way to copy.
+    """
 
     source: KvLayout
     destination: KvLayout
@@ -83,6 +86,7 @@ class Link(Protocol):
 
     def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         """Warm up and find the fastest way on these blocks; ours are overwritten."""
+        self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """Return a checksum of the bytes and their places in these blocks of `"source"` or `"destination"`."""
