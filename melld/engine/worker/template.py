@@ -23,16 +23,8 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
+from melld.engine.wire import template as wire
 from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import (
-    MAX_DESCRIPTORS,
-    MAX_MESSAGE_BYTES,
-    FromTemplate,
-    Program,
-    SpawnWorker,
-    WorkerExited,
-    WorkerForked,
-)
 from melld.engine.worker.start import die_with_parent, vital
 
 # For a child that has to import everything itself.
@@ -135,7 +127,7 @@ def _with_files(spec: WorkerSpec, lent: list[int]) -> WorkerSpec:
     return msgspec.structs.replace(spec, arena=msgspec.structs.replace(spec.arena, files=tuple(lent)))
 
 
-def begin(program: Program, spec_bytes: bytes, descriptor: int) -> None:
+def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     os.environ.update(spec.environment)
@@ -156,14 +148,16 @@ class Template:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
-                    packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+                    packet, descriptors, _, _ = socket.recv_fds(
+                        self._control, wire.MAX_MESSAGE_BYTES, wire.MAX_DESCRIPTORS
+                    )
                     if not packet:
                         return
-                    self._fork(msgspec.msgpack.decode(packet, type=SpawnWorker), descriptors)
+                    self._fork(msgspec.msgpack.decode(packet, type=wire.SpawnWorker), descriptors)
                 else:
                     self._reap(key.fd)
 
-    def _fork(self, asked: SpawnWorker, descriptors: list[int]) -> None:
+    def _fork(self, asked: wire.SpawnWorker, descriptors: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         template_pid, is_whole = os.getpid(), has_one_thread()
@@ -173,7 +167,7 @@ class Template:
             os.write(descriptors[1], f"OSError: {error}\n".encode())
             for descriptor in descriptors:
                 os.close(descriptor)
-            self._tell(WorkerExited(number=asked.number, exit_code=1))
+            self._tell(wire.WorkerExited(number=asked.number, exit_code=1))
             return
         if pid == 0:
             vital(partial(self._become, asked, descriptors, template_pid, is_whole))()
@@ -183,9 +177,9 @@ class Template:
         end = os.pidfd_open(pid)
         self._children[end] = (asked.number, pid)
         self._selector.register(end, selectors.EVENT_READ)
-        self._tell(WorkerForked(number=asked.number, pid=pid))
+        self._tell(wire.WorkerForked(number=asked.number, pid=pid))
 
-    def _become(self, asked: SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
+    def _become(self, asked: wire.SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
         """Become the program, in the child."""
         die_with_parent(template_pid)
         connection, log, *lent = descriptors
@@ -208,9 +202,9 @@ class Template:
         self._selector.unregister(end)
         os.close(end)
         _, status = os.waitpid(pid, 0)
-        self._tell(WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
+        self._tell(wire.WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: FromTemplate) -> None:
+    def _tell(self, message: wire.FromTemplate) -> None:
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
         ):  # the daemon is gone, and this process ends with it
