@@ -19,12 +19,11 @@ OpenLink = Callable[[KvHandle, torch.Tensor, KvLayout], Link]
 
 
 class OpenedLink(msgspec.Struct, frozen=True):
-    """A working link, its rate when tried, and why the transports tried before it failed."""
+    """A working link, and its rate when tried."""
 
     transport: str
     link: Link
     bytes_per_s: float
-    failures: tuple[str, ...] = ()
 
 
 def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
@@ -69,7 +68,7 @@ def open_best(
                 failures.append(f"{name}: {type(error).__name__}: {error}")
             else:
                 opened.pop_all()
-                return OpenedLink(name, link, rate, tuple(failures))
+                return OpenedLink(name, link, rate)
     raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
 
 
