@@ -30,31 +30,26 @@ class LocalHost:
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> "LocalChild":
         """See `Host.spawn`."""
-        child = LocalChild(self._template, ear)
-        child.start(with_own_cache(spec, os.environ))
-        return child
+        return LocalChild(self._template, with_own_cache(spec, os.environ), ear)
 
 
 class LocalChild(asyncio.Protocol):
     """A process of this machine, and its wire."""
 
-    def __init__(self, template: TemplateProcess, ear: Ear) -> None:
-        self._template = template
+    def __init__(self, template: TemplateProcess, spec: WorkerSpec, ear: Ear) -> None:
+        """Have it forked; raise `OSError` as `Host.spawn`."""
         self._ear = ear
         self._fate = Fate()
         self._lines = OutputLines(ear.printed)
         self._birth = Birth(ear.forked, self._exited)
         self._onlooker: Onlooker | None = None
         self._transport: asyncio.Transport | None = None
-
-    def start(self, spec: WorkerSpec) -> None:
-        """Have it forked."""
         lent = spec.arena.files if spec.arena is not None else ()
         ours, theirs = socket.socketpair()
         with theirs:
             write_end = self._lines.open()
             try:
-                self._template.spawn(self._birth, spec, (theirs.fileno(), write_end, *lent))
+                template.spawn(self._birth, spec, (theirs.fileno(), write_end, *lent))
             finally:
                 os.close(write_end)
         loop = asyncio.get_running_loop()
