@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from melld.cluster.envelopes import Facts, ModelFiles
 from melld.config import ClusterConfig, ModelConfig
@@ -120,12 +121,18 @@ def _downloaded(model: ModelFiles, files: Iterable[str], cache: str | None = Non
 
     A machine downloads what it needs of a commit: the daemon's has tokenizers, and perhaps no weights.
     """
+    name = model.path.partition(":")[0]  # NAME:QUANTISATION, of GGUF files
+    directory = hub_directory(name, files, cache, model.revision)
+    return directory.name if directory is not None else ""
+
+
+def hub_directory(name: str, files: Iterable[str], cache: str | None, revision: Any) -> Path | None:
+    """Return the directory of the first of the files that the hub's client keeps in this cache, or its usual one."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    name = model.path.partition(":")[0]  # NAME:QUANTISATION, of GGUF files
     try:
-        found = (try_to_load_from_cache(name, file, cache, model.revision) for file in files)
-        return next((Path(file).parent.name for file in found if isinstance(file, str)), "")
+        found = (try_to_load_from_cache(name, file, cache, revision) for file in files)
+        return next((Path(file).parent for file in found if isinstance(file, str)), None)
     except HFValidationError:
-        return ""
+        return None

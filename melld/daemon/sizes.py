@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from melld.cluster.facts import HUB_WEIGHTS, hub_directory
 from melld.config import Config, CpuDevices, ModelConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.place import Slot
@@ -31,10 +32,6 @@ WEIGHTS_PART = 0.9
 SHRINKING = ("cpu_offload_gb", "quantization", "load_format", "pipeline_parallel_size")
 """Options of vLLM with which weights on the devices differ in size from their files."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt")
-HUB_WEIGHTS = tuple(
-    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in (".index.json", "")
-)
-"""Files beside or with the weights, of which each model of the hub has one."""
 BYTES_OF = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 LOAD_S, WAKE_S, LOAD_BYTES_PER_S = 3.0, 0.1, 1e9
 """A first guess at how long a load takes: the start of an engine, or waking one, and reading its weights."""
@@ -65,18 +62,9 @@ def _directory_of_weights(model: ModelConfig) -> Path:
 
 
 def _downloaded(model: ModelConfig, files: Sequence[str], cache: str | None) -> Path | None:
-    """Return the directory of the first of the files that the hub's client keeps in this cache, or its usual one."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     if Path(model.path).exists():
         return None
-    revision = model.vllm_option("revision")
-    try:
-        found = (try_to_load_from_cache(model.path, file, cache_dir=cache, revision=revision) for file in files)
-        return next((Path(file).parent for file in found if isinstance(file, str)), None)
-    except HFValidationError:
-        return None
+    return hub_directory(model.path, files, cache, model.vllm_option("revision"))
 
 
 def _stored_bytes(directory: Path) -> int:
