@@ -152,9 +152,7 @@ class Site(News):
         def ended(end: WorkerEnded) -> None:
             self.tell(f"{name} ended", f"{end.reason} ({'from outside' if end.from_outside else 'its own'})")
 
-        process = WorkerProcess(spec, machine, said, ended)
-        process.start()
-        return process
+        return WorkerProcess(spec, machine, said, ended)
 
     async def ready_worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
         process = self.worker(machine, name)

@@ -10,7 +10,7 @@ from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 def loading(place: Place) -> WorkerProcess:
-    """A process in that place that is not made yet."""
+    """A process in that place that is not forked yet."""
     place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None)
     return place.process
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from melld.engine.host.ports import Child, Host
+from melld.engine.host.ports import Host
 from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
@@ -46,6 +46,11 @@ class WorkerProcess:
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],
     ) -> None:
+        """Have the process started, and return at once; `WorkerReady` or `WorkerEnded` follows.
+
+        Raises:
+            OSError: there are no descriptors or no memory for it now.
+        """
         self.spec = spec
         self.asked_to_end = False
         self.why_killed = ""
@@ -56,27 +61,17 @@ class WorkerProcess:
         self._progress = ""
         self.began_s = 0.0
         """When it was forked or last woken, by the loop's clock."""
-        self._host = host
-        self._child: Child | None = None
         self._decoder = FrameDecoder(wire.ToDaemon)
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
         self._ended = asyncio.Event()
         self._unkillable: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Have the process started, and return at once; `WorkerReady` or `WorkerEnded` follows.
-
-        Raises:
-            OSError: there are no descriptors or no memory for it now.
-        """
-        self._child = self._host.spawn(self.spec, self)
+        self._child = host.spawn(spec, self)
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Write a frame; drop it if the process is gone (`on_end` tells of that)."""
-        if self._child is not None:
-            self._child.write(encode_frame(message, payload))
+        self._child.write(encode_frame(message, payload))
 
     def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
         """Ask the process to end, at once.  The returned coroutine waits for its end and kills it at the deadline."""
@@ -104,12 +99,12 @@ class WorkerProcess:
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`."""
-        return self._child.look(reach) if self._child is not None else Standstill()
+        return self._child.look(reach)
 
     def kill(self, why: str = "") -> None:
         """Kill the process, even if it is stopped (SIGSTOP) or stuck in a GPU kernel."""
         self.why_killed = self.why_killed or why
-        if self._child is None or self._ended.is_set():
+        if self._ended.is_set():
             return
         self._child.kill()
         if self._unkillable is None:

@@ -215,15 +215,14 @@ class Supervisor:
     def _spawn(self, place: Place) -> None:
         if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):
             return  # no longer wanted, or started meanwhile
-        place.process = WorkerProcess(
-            place.slot.spec,
-            self._hosts[place.slot.worker],
-            lambda message, payload: self._said(place, message, payload),
-            lambda ended: self._ended(place, ended),
-        )
         place.unanswered = 0
         try:
-            place.process.start()
+            place.process = WorkerProcess(
+                place.slot.spec,
+                self._hosts[place.slot.worker],
+                lambda message, payload: self._said(place, message, payload),
+                lambda ended: self._ended(place, ended),
+            )
         except OSError as error:  # out of file descriptors or memory: that may pass
             reason = f"no process could be started: {error}"
             self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False))

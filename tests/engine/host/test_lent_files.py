@@ -34,7 +34,6 @@ class Tenant:
         self.process = WorkerProcess(
             spec, LocalHost(template), lambda said, _: self.heard.put_nowait(said), self.heard.put_nowait
         )
-        self.process.start()
 
     async def hear(self, kind: type) -> Any:
         """The next word of this kind; its end, unasked, is none."""
