@@ -9,7 +9,7 @@ the same class.
 Bins: a destination holds tokens of foreign prefill; each link, port, switch and other segment on the path of a copy
 holds bytes, and a move draws from all of them (the paper's global consensus).  Groups of moves that share no bins are
 packed separately, which loses nothing (`packing`).  A way that would end later than another one that the move must wait
-for is left out first (`waits`).
+for is left out first (`packing.Waits`).
 
 **Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more than its narrowest bin
 allows is paced: `Start.per_epoch` limits it, and the bin is booked whole for as many epochs as the move needs.  A move
@@ -29,9 +29,8 @@ import msgspec
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries
-from melld.migrate.packing import Bin, Bins, Candidate, Way, divide
+from melld.migrate.packing import Bin, Bins, Candidate, Waits, Way, divide
 from melld.migrate.snapshot import Via
-from melld.migrate.waits import Waits
 
 
 class PlannerSettings(msgspec.Struct, frozen=True):

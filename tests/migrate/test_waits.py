@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.ids import RequestId
-from melld.migrate.packing import Bin, Bins, Candidate, Way
+from melld.migrate.packing import SLACK_EPOCHS, Bin, Bins, Candidate, Waits, Way
 from melld.migrate.planner import Cause, Planner, PlannerSettings
 from melld.migrate.snapshot import Via
-from melld.migrate.waits import SLACK_EPOCHS, Waits
 from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, KV, LIMITS, LINK, ask, names, wanted, ways
 
 PRESSED = PlannerSettings(patience=3)
