@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from melld.engine.host import template
-from melld.engine.option_kinds import option_kinds
+from melld.engine.vllm_options import option_kinds
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.template import has_one_thread, preload
 from tests import worker_faults

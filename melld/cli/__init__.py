@@ -110,7 +110,7 @@ def _flag_near(unknown: str, parser: argparse.ArgumentParser) -> str:
     """Return a hint at a known flag that `unknown` resembles, or an empty string."""
     known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
     if parser.prog in ("melld serve", "melld check-config"):
-        from melld.engine.option_kinds import option_kinds
+        from melld.engine.vllm_options import option_kinds
 
         known += [f"--{option.replace('_', '-')}" for option in option_kinds()]
     return did_you_mean(unknown.partition("=")[0].replace("_", "-"), known) if unknown.startswith("--") else ""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from melld.engine.option_kinds import option_kinds
+from melld.engine.vllm_options import option_kinds
 
 PREFIX = "model.vllm."
 TRANSLATED = frozenset({"model", "served_model_name", "host", "port", "api_key", "log_level"})

@@ -1,17 +1,24 @@
 """The options of `vllm serve` that melld refuses, each with a reason; the others go to vLLM.
 
-A configuration is checked before vLLM is imported: its source names its options (`option_kinds`).  A test has those of
-the pinned version: an option of a new one must be decided there or refused here first.
+A configuration is checked before vLLM is imported, which takes seconds: its source names its options and their types.
+A test has those of the pinned version: an option of a new one must be decided there or refused here first.
 """
 
+import ast
 import functools
+import importlib.util
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from melld.engine.option_kinds import FRONTEND_SOURCE, option_kinds
 from melld.errors import ConfigError
 from melld.nearest import did_you_mean
+
+Source = tuple[str, tuple[str, ...]]
+"""A file of vLLM, and the classes of options in it."""
+ENGINE_SOURCE: Source = ("engine/arg_utils.py", ("EngineArgs", "AsyncEngineArgs"))
+FRONTEND_SOURCE: Source = ("entrypoints/launchers/cli_args.py", ("BaseFrontendArgs", "FrontendArgs"))
 
 _REASONS = {
     "use [model] path": "model model_tag",
@@ -71,6 +78,21 @@ _REASONS = {
     "vLLM sets it itself": "_api_process_count _api_process_rank",
 }
 REFUSED_OPTIONS = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+@functools.cache
+def option_kinds(sources: tuple[Source, ...] = (ENGINE_SOURCE, FRONTEND_SOURCE)) -> Mapping[str, str]:
+    """Return the annotation of each option, such as `int | None`, by name; empty if vLLM is not installed."""
+    if (found := importlib.util.find_spec("vllm")) is None or found.origin is None:
+        return {}
+    kinds: dict[str, str] = {}
+    for file, names in sources:
+        module = ast.parse((Path(found.origin).parent / file).read_bytes())
+        for kind in module.body:
+            if isinstance(kind, ast.ClassDef) and kind.name in names:
+                fields = (line for line in kind.body if isinstance(line, ast.AnnAssign))
+                kinds |= {f.target.id: ast.unparse(f.annotation) for f in fields if isinstance(f.target, ast.Name)}
+    return {name: annotation for name, annotation in kinds.items() if not name.startswith("_")}
 
 
 @functools.cache

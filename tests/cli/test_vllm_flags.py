@@ -9,7 +9,7 @@ import pytest
 from melld.cli import main, serve
 from melld.cli.config_flags import load_config
 from melld.config import Config
-from melld.engine.option_kinds import option_kinds
+from melld.engine.vllm_options import option_kinds
 
 
 def load(*words: str) -> Config:
