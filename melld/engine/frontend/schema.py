@@ -24,9 +24,8 @@ _JOINTS = frozenset({"$ref", *_IN_PLACE})
 class Budget:
     """A cap on the objects and lists that the guards visit in one request, so that none holds its thread for long."""
 
-    def __init__(self, values: int = MAX_VALUES) -> None:
-        self._values = values
-        self._left = values
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
 
     def spend(self, values: int, param: str) -> None:
         """Count values about to be visited.
@@ -36,7 +35,7 @@ class Budget:
         """
         self._left -= values
         if self._left < 0:
-            raise TooManyValues(param, self._values)
+            raise TooManyValues(param, MAX_VALUES)
 
 
 def check_schema(schema: object, param: str, budget: Budget) -> None:
