@@ -42,7 +42,7 @@ class IdleWorkers:
             known = self._cluster.workers.get(worker)
             if known is None or not place.is_ready:
                 continue
-            if self._is_in_use(worker):
+            if worker in self._cluster.active or worker in self._cluster.draining:
                 in_use += 1
             else:
                 at_rest.append(WorkerAtRest(worker, known.rank, place.state is WorkerState.ASLEEP, place.wake_s))
@@ -62,6 +62,3 @@ class IdleWorkers:
             return ""
         kept = ", kept longer because it was soon needed again lately" if ending.kept else ""
         return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
-
-    def _is_in_use(self, worker: WorkerId) -> bool:
-        return worker in self._cluster.active or worker in self._cluster.draining
