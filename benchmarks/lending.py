@@ -193,7 +193,6 @@ async def measure(model: Path, rounds: int, turns: int) -> list[str]:
     places = {"giver": arenas[0], "getter": arenas[0], "arena": arenas[1], "own": None}
     workers = {name: Worker(name, model, template, arena) for name, arena in places.items()}
     for worker in workers.values():
-        await worker.process.start()
         await worker.hear(lambda one: isinstance(one, wire.WorkerReady))
     lender = Lender(workers["giver"], workers["getter"])
     lender.grant(workers["giver"], tuple(range(1, 1 + 2 * LENT)))
