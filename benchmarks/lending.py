@@ -189,7 +189,7 @@ async def measure(model: Path, rounds: int, turns: int) -> list[str]:
     """Return the rows."""
     os.environ.update(COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
     template = TemplateProcess("cpu", COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
-    arenas = [Arena(f"cpu:{number}", ARENA_BYTES, GRANULE_BYTES) for number in range(2)]
+    arenas = [Arena(ARENA_BYTES, GRANULE_BYTES) for _ in range(2)]
     places = {"giver": arenas[0], "getter": arenas[0], "arena": arenas[1], "own": None}
     workers = {name: Worker(name, model, template, arena) for name, arena in places.items()}
     for worker in workers.values():

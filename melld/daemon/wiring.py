@@ -178,7 +178,7 @@ async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tup
 
 async def _arena(device: DeviceDeclared, uuids: Sequence[str]) -> Lendable:
     if not uuids:
-        return Arena(device.device, device.memory_bytes, device.granule_bytes)
+        return Arena(device.memory_bytes, device.granule_bytes)
     try:
         return await asyncio.to_thread(GpuArena, uuids[0], device.memory_bytes, device.granule_bytes)
     except NoSharedMemory as error:

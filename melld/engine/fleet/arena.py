@@ -60,8 +60,7 @@ class GpuArena:
 class Arena:
     """Memory of a CPU device for `nbytes` of KV, in granules, of which none takes memory before it is used."""
 
-    def __init__(self, device: str, nbytes: int, granule_bytes: int) -> None:
-        self.device = device
+    def __init__(self, nbytes: int, granule_bytes: int) -> None:
         self._nbytes = nbytes
         self._granule_bytes = granule_bytes
         self._file = os.memfd_create("melld-arena", os.MFD_CLOEXEC)

@@ -13,7 +13,7 @@ GRANULE_BYTES = 1 << 16
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    made = Arena("cpu:0", 1 << 40, GRANULE_BYTES)  # more than any machine has
+    made = Arena(1 << 40, GRANULE_BYTES)  # more than any machine has
     yield made
     made.close()
 

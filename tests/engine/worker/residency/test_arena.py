@@ -104,7 +104,7 @@ def begin(model: Path, arena: Arena, **options: Any) -> WorkerProxy:
 
 @pytest.fixture(scope="module")
 def house(demo_model: Path) -> Iterator[House]:
-    near, far = (Device(Arena(name, ARENA_BYTES, GRANULE_BYTES)) for name in ("near", "far"))
+    near, far = (Device(Arena(ARENA_BYTES, GRANULE_BYTES)) for _ in range(2))
     workers = [
         begin(demo_model, near.arena),
         begin(demo_model, near.arena, block_size=96),
