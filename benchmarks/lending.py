@@ -126,7 +126,11 @@ class Lender:
         workers = {WorkerId(worker.spec.worker): worker for worker in (giver, getter)}
         self._lending = Lending(lambda worker, message: workers[worker].process.send(message))
         for worker in workers.values():
-            worker.on_answer = self._lending.returned
+            worker.on_answer = self._returned
+
+    def _returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        self._last = returned
+        self._lending.returned(worker, returned)
 
     def grant(self, worker: Worker, granules: tuple[int, ...]) -> None:
         """Grant these."""
@@ -134,7 +138,8 @@ class Lender:
 
     async def take(self, worker: Worker) -> wire.GranulesReturned:
         """Take what is lent in a round."""
-        return await self._lending.take(WorkerId(worker.spec.worker), LENT, 5.0)
+        await self._lending.take(WorkerId(worker.spec.worker), LENT, 5.0)
+        return self._last
 
     async def lend(self) -> tuple[float, float, int]:
         """Lend once, and give it back; return seconds until it was taken, until the token, and the blocks moved."""
