@@ -223,7 +223,8 @@ class History:
         """What the idle rule would do, at any moment at which it might."""
         place = self.daemon.fleet.supervisor.places[name]
         known = self.daemon.cluster.workers.get(name)
-        if known is not None and place.is_ready and not self.daemon.idle._is_in_use(name):
+        in_use = name in self.daemon.cluster.active or name in self.daemon.cluster.draining
+        if known is not None and place.is_ready and not in_use:
             if place.state is WorkerState.ASLEEP:
                 self.daemon.fleet.stop_worker(name)
             else:
