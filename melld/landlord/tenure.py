@@ -51,10 +51,14 @@ class Tenure:
         self._emptied_since: tuple[frozenset[WorkerId], float] | None = None
 
     def want(self, instance: Instance, now_s: float) -> None:
-        """Load the instance's model if it is not loaded; unload the idle ones chosen to make room."""
+        """Load the instance's model if it is not loaded; unload the idle ones chosen to make room.
+
+        While an operator unloads the model elsewhere it is not: its requests would only move here.
+        """
         if instance.state is S.DRAINING and instance.drained_for is Why.FEWER:
             self.keep(instance, now_s)
-        if instance.state not in ABSENT:
+        is_unwanted = any(one.drained_for is Why.OPERATOR for one in instance.model.instances)
+        if is_unwanted or instance.state not in ABSENT:
             return
         choice = instance.model.choice
         if choice is not None and choice.instance is instance:

@@ -173,6 +173,29 @@ def test_what_an_operator_unloads_while_it_begins_to_doze_ends(has_dozed: bool) 
     run_virtually(history)
 
 
+def test_an_unload_does_not_load_the_model_on_another_device() -> None:
+    """Running requests end where they are, for the operator wants the memory; a call that waited loads it again."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 2).start()
+        town.call(B, 1, 3)
+        await town.rest()
+        unloading = asyncio.ensure_future(town.shell.unload(town.models[B], now=False))
+        await town.settle()
+        assert [one.worker for one in town.daemons[B].fleet.live.values()] == ["b0"]
+        await answered(town)
+        await asyncio.sleep(1.0)
+        await answered(town)
+        assert unloading.done()
+        assert town.shell.loads[B] == 1, "at the start"
+        town.call(B, 1, 2)
+        await town.finish()
+        assert town.shell.loads[B] > 1
+        await town.close()
+
+    run_virtually(history)
+
+
 def test_an_operators_resume_does_not_fill_what_the_landlord_empties() -> None:
     """Else an unload, or a model that waits for the place, waits for as long as new requests come."""
 
