@@ -149,6 +149,20 @@ def test_a_slow_link_splits_nothing_for_long() -> None:
     assert auto.attainment > mixed.attainment - 0.1
 
 
+def test_what_hand_overs_took_in_a_rush_is_not_believed_for_ever() -> None:
+    """The link was busy then; a steady load later is split all the same."""
+    rush, steady = prompts_and_answers(10.0, seconds=20.0), prompts_and_answers(6.0, seed=2, seconds=150.0)
+    rows = list(zip(rush.arrival_s, rush.prompt_tokens, rush.output_tokens, strict=True))
+    rows += [
+        (60.0 + at_s, prompt, output)
+        for at_s, prompt, output in zip(steady.arrival_s, steady.prompt_tokens, steady.output_tokens, strict=True)
+    ]
+    played = simulated(one_by_one(*rows), AUTO)
+    handed = {one.request for one in played.commands if isinstance(one, MoveRequest) and one.after_first_token}
+    late = {f"r{number}" for number in range(len(rush) + len(steady) // 2, len(rows))}
+    assert len(handed & late) > len(late) / 2
+
+
 def test_a_split_ends_with_its_load() -> None:
     """Roles merge once prompts are few: later requests stay where they are placed."""
     busy, calm = prompts_and_answers(6.0), [(200.0 + 4.0 * number, 1200, 100) for number in range(60)]

@@ -90,7 +90,7 @@ class MellSlo(Policy):
             near = (worker for worker in workers if not self.cluster.distances.is_far(source, worker))
             if (worker := self.dispatch.least_costly(request, near)) is not None:
                 if after_first_token:
-                    self.roles.hands(request, source)
+                    self.roles.hands(request)
                 self.cluster.assign(request, worker, Reason.ROLE, after_first_token=after_first_token)
                 return
 
@@ -160,6 +160,7 @@ class MellSlo(Policy):
 
     def served(self, request: Request, event: RequestFinished) -> None:
         """See `Policy.served`."""
+        self.roles.served(request, event.first_token_s)
         if event.first_token_s > 0.0:
             ttft_s, prefill_s = event.first_token_s - request.arrived_s, self.prompts.seconds(request.prompt_tokens)
             in_time = self.feedback.started(ttft_s, prefill_s)

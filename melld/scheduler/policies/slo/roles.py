@@ -5,9 +5,9 @@
     new       to the prefill worker with the shortest backlog; where its first token would be late, as without roles
     hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
 
-`roles.pressure` has the arithmetic; the pause of a hand-over is learned from those that were made, and a step before
-the first.  One worker changes per 5 s, on the machine where most others decode the one with the fewest bytes; what it
-decodes leaves a few at a time.
+`roles.pressure` has the arithmetic; the pause of a hand-over is learned from those of late, and a step without any.
+One worker changes per 5 s, on the machine where most others decode the one with the fewest bytes; what it decodes
+leaves a few at a time.
 Without another on its machine a worker stays mixed: KV is handed over within one.  Nobody is woken for a role: the
 number in service is `demand`'s, as if all were mixed.  Owns the roles; never assigns a request.
 """
@@ -31,6 +31,8 @@ SPLIT_PRESSURE, MERGE_PRESSURE, GAIN = 0.75, 0.6, 0.95
 SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
 COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
 """A destination is chosen so many times the expected copy, and so many epochs, before the first token."""
+FADE_S = 120.0
+"""What the last hand-overs took counts for 1/e after so long without one: they may have met a busy link, or a start."""
 LEAVERS = 4
 """Requests that decode on a prefill worker and leave it in one epoch, at most."""
 
@@ -50,11 +52,12 @@ class Roles:
         self._loads = loads
         self._answers = answers
         self._pauses = MoveTimes()
-        self._handed: dict[RequestId, float] = {}  # on their way, with when the first token should come
+        self._handed: set[RequestId] = set()  # on their way
+        self._arrived: dict[RequestId, tuple[int, float]] = {}  # with how many bytes, and when
         self._fixed = cluster.settings.roles.fixed
         self._prefill: dict[WorkerId, int] = {}  # with the activation for which the worker has the role
         self._told: dict[WorkerId, Role] = {}
-        self._stood_s = self._changed_s = -math.inf
+        self._stood_s = self._changed_s = self._learned_s = -math.inf
         self._epoch_s = self._looked_s = 0.0
 
     def of(self, worker: Worker) -> Role:
@@ -101,21 +104,30 @@ class Roles:
         lead_s = COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + EPOCHS_AHEAD * self._epoch_s
         return self._first_in_s(request, worker) <= lead_s
 
-    def hands(self, request: Request, worker: Worker) -> None:
-        """Note that the request will leave the worker after its first token."""
-        self._handed[request.id] = self._load(worker).first_s(request.id)
+    def hands(self, request: Request) -> None:
+        """Note that the request will leave its worker after its first token."""
+        self._handed.add(request.id)
 
     def handed(self, request: Request, committed: bool) -> bool:
-        """Return True if the request's move, which has ended, was a hand-over; learn the client's pause from it."""
-        first_s = self._handed.pop(request.id, None)
-        if first_s is not None and committed:
-            self._pauses.took(request.kv_bytes, max(self._cluster.now_s - first_s, 0.0))
-        return first_s is not None
+        """Return True if the request's move, which has ended, was a hand-over."""
+        was_handed = request.id in self._handed
+        self._handed.discard(request.id)
+        if was_handed and committed:
+            self._arrived[request.id] = request.kv_bytes, self._cluster.now_s
+        return was_handed
+
+    def served(self, request: Request, first_token_s: float) -> None:
+        """Learn from an ended request how long its client waited for a hand-over: a late prompt is none of that."""
+        kv_bytes, at_s = self._arrived.pop(request.id, (0, 0.0))
+        if kv_bytes and first_token_s:
+            self._pauses.took(kv_bytes, max(at_s - first_token_s, 0.0))
+            self._learned_s = self._cluster.now_s
 
     def look(self, prompts: float, target_s: float | None) -> None:
         """Split or merge, where prompts take so many seconds per second."""
         now_s = self._cluster.now_s
         self._epoch_s, self._looked_s = now_s - self._looked_s, now_s
+        self._arrived = {name: one for name, one in self._arrived.items() if name in self._cluster.requests}
         if self._fixed or not self._cluster.settings.roles.auto:
             return
         awake = {worker.id: worker for worker in self._cluster.active.values() if not worker.wake_s}
@@ -165,8 +177,7 @@ class Roles:
             return self._steps.step_s(None, decodes / over, used_bytes / over)
 
         mean_bytes = used_bytes / max(sum(worker.count for worker in workers), 1)
-        pause_s = self._pauses.expected_s(mean_bytes) or steps(count)  # at least its taker's step
-        handing_s = pause_s * self._answers.share_of_token()
+        handing_s = self._pause_s(mean_bytes, steps(count)) * self._answers.share_of_token()
         best = best_split(steps, count, prompts, target_s, handing_s)
         mixed, split = (pressure(steps, count, one, prompts, target_s, handing_s) for one in (0, best))
         pays = split < GAIN * mixed
@@ -176,6 +187,11 @@ class Roles:
             else f"mixed, {count} workers use {mixed:.0%} of the pace, and with any split more"
         )
         return best if pays and mixed > (MERGE_PRESSURE if self.wanted else SPLIT_PRESSURE) else 0
+
+    def _pause_s(self, kv_bytes: float, step_s: float) -> float:
+        """Return how long a client should wait for a hand-over: as for the last ones, or for its taker's step."""
+        faded = math.exp((self._learned_s - self._cluster.now_s) / FADE_S)
+        return step_s + (self._pauses.expected_s(kv_bytes) - step_s) * faded
 
     def _want(self, best: int) -> None:
         """Want what has been best for long enough."""
