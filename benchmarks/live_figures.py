@@ -111,6 +111,7 @@ def log_figures(decisions: Path, since_s: float, until_s: float) -> Figures:
             counts[ways[record["request"]] if record["outcome"] == "committed" else "aborted"] += 1
         else:
             counts[kind] += 1
+    worker_s += sum(until_s - at_s for at_s in awake.values())
     requests = max(1, counts["arrive"])
     return {
         "worker_s": worker_s,
