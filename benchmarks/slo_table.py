@@ -58,7 +58,7 @@ CONSTANTS = (
     "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
     "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
     "feedback.FIRST_CAUTION", "idle.MARGIN",
-    "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED",
+    "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",
 )  # fmt: skip
 MOST_PREEMPTIONS = 3
 Row = tuple[str, str, int]

@@ -10,6 +10,7 @@ again within `BREAK_EVEN` starts, the last of them is kept that long.
 """
 
 import collections
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -125,7 +126,9 @@ class Idle:
 def kept_s(gaps_s: Sequence[float], price_s: float) -> float:
     """Return how long to keep the worker: least of its cost while kept and of waking it again.
 
-    `price_s`: what waking costs, in seconds of a worker.  Without history as long as that.
+    `price_s`: what waking costs, in seconds of a worker.  Without history as long as that.  A gap that outlasts all
+    others, g the longest of them, is borne for t, until t is the price times g / (g + t): the longer it lasts beyond
+    them, the less is it thought to end soon.
     """
     if not gaps_s:
         return price_s
@@ -134,4 +137,7 @@ def kept_s(gaps_s: Sequence[float], price_s: float) -> float:
         cost_s = sum(min(gap_s, stay_s) + price_s * (gap_s > stay_s) for gap_s in gaps_s)
         if cost_s < best_s:
             best_s, best = cost_s, stay_s
-    return best
+    longest_s = max(gaps_s)
+    if best < longest_s:
+        return best
+    return max(best, (math.sqrt(longest_s**2 + 4.0 * longest_s * price_s) - longest_s) / 2.0)

@@ -21,3 +21,13 @@ def test_short_gaps_are_bridged_and_long_ones_are_not(gaps_s: tuple[float, ...],
     The next gap may be a little longer than any before.
     """
     assert kept_s(gaps_s, PRICE_S) == MARGIN * longest_s
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "price_s", "kept"), [(30.0, 180.0, 60.0), (5.0, 130.0, 23.12), (10.0, 20.0, 12.5), (200.0, 20.0, 0.0)]
+)
+def test_a_gap_that_outlasts_all_others_is_borne_longer_the_dearer_waking_is(
+    longest_s: float, price_s: float, kept: float
+) -> None:
+    """Three pauses of a quarter of a minute do not prove that nobody pauses for one, and waking may take minutes."""
+    assert kept_s((longest_s / 2, longest_s / 3, longest_s), price_s) == pytest.approx(kept, abs=0.01)

@@ -17,6 +17,10 @@ FULL_MEMORY, FULL_BATCH, BATCH = 1.6, 1.4, 64.0
 batch of 64: steps read all KV there is, and memory is not much larger than the weights."""
 SLOWEST = 4.0
 """A worker's own factor is kept between this and its inverse."""
+LONG_TOKENS, LONG_TIMES = 32_768, 1.75
+"""Before any prompt so long was seen, one is thought to take so many times what its tokens take in short prompts, as
+attention's part grows with the length: by operations 1.3 to 1.8 for models of 1 to 70 billion weights, in the profiles
+of the simulator 1.9 to 2.4."""
 
 
 class StepModel:
@@ -106,6 +110,18 @@ class PromptModel:
     def seconds(self, tokens: int) -> float:
         """Return the seconds of one prompt; 0 before any was seen."""
         if self._stale:
-            self._costs = fitted(self._sums)
+            self._costs = fitted([seen + more for seen, more in zip(self._sums, self._thought(), strict=True)])
             self._stale = False
         return self._costs[0] + (self._costs[1] + self._costs[2] * tokens) * tokens
+
+    def _thought(self) -> list[float]:
+        """Return the sums of one long prompt as it is thought from those that were seen.
+
+        Short prompts say little of what grows with the square, yet a fit of them alone may lay all their time on it.
+        """
+        grows = (LONG_TIMES - 1.0) / LONG_TOKENS
+        ones, lines, squares, line_lines, line_squares, square_squares, *values = self._sums
+        grown = line_lines + grows * (2.0 * line_squares + grows * square_squares)
+        seen = [ones, lines + grows * squares, 0.0, grown, 0.0, 0.0, values[0], values[1] + grows * values[2], 0.0]
+        base_s, token_s, _ = fitted(seen)
+        return sums_of((1.0, LONG_TOKENS, LONG_TOKENS**2), base_s + token_s * LONG_TIMES * LONG_TOKENS)

@@ -76,13 +76,33 @@ def test_prompts_are_learned_with_what_grows_faster_than_their_length() -> None:
     chance, model = random.Random(1), PromptModel()
 
     def prompt_s(tokens: float) -> float:
-        return 0.005 + 1e-4 * tokens + 1e-8 * tokens * tokens
+        return 0.005 + 1e-4 * tokens + 4e-9 * tokens * tokens
 
     for _ in range(300):
         tokens = chance.randrange(50, 8000)
         model.observe(WorkerPace(prompts=1, prompt_tokens=tokens, prefill_s=prompt_s(tokens)))
     for tokens in (200, 2000, 8000):
         assert model.seconds(tokens) == pytest.approx(prompt_s(tokens), rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_short_prompts_do_not_make_a_long_one_look_endless(seed: int) -> None:
+    """Chats tell little of how time grows with length: the first document must not keep all other workers awake."""
+    chance, model = random.Random(seed), PromptModel()
+    for _ in range(100):
+        prompts = [round(chance.lognormvariate(5.5, 0.8)) for _ in range(chance.randint(1, 5))]
+        seconds = sum(1e-4 * tokens for tokens in prompts) * chance.uniform(0.9, 1.1)
+        model.observe(WorkerPace(prompts=len(prompts), prompt_tokens=sum(prompts), prefill_s=seconds))
+    assert 3.0 < model.seconds(30_000) < 2.5 * 3.0
+
+
+def test_what_long_prompts_took_is_believed_before_what_was_thought_of_them() -> None:
+    """A model with sliding windows computes long prompts in proportion to their length."""
+    chance, model = random.Random(1), PromptModel()
+    for number in range(100):
+        tokens = 30_000 if number % 5 == 0 else chance.randrange(50, 2000)
+        model.observe(WorkerPace(prompts=1, prompt_tokens=tokens, prefill_s=1e-4 * tokens))
+    assert model.seconds(30_000) == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize(("times", "ratio"), [(10.0, 4.0), (0.1, 0.25), (0.5, 0.5)])

@@ -16,11 +16,16 @@ TOKENS = 400
 def two_in_service() -> Scheduler:
     """Memory asks for both workers, w0 a little fuller; a prompt token takes a millisecond, a step ten."""
     scheduler = scheduler_with(3, "mell-slo", cluster=ClusterSettings(targets=Targets(itl_s=0.05)))
-    pace = e.WorkerPace(step_s=0.01, decodes=1.0, kv_bytes=100.0, prompts=10, prompt_tokens=4000, prefill_s=4.0)
+    paces = [
+        e.WorkerPace(
+            step_s=0.01, decodes=1.0, kv_bytes=100.0, prompts=10, prompt_tokens=tokens, prefill_s=1e-3 * tokens
+        )
+        for tokens in (500, 4000)
+    ]
     assert placed(arrive(scheduler, "first", 600)) == {"first": "w0"}
     assert placed(arrive(scheduler, "second", 590)) == {"second": "w1"}
     for tenth in range(1, 40):
-        scheduler.handle(e.WorkersPaced(0.1 * tenth, {"w0": pace, "w1": pace}))
+        scheduler.handle(e.WorkersPaced(0.1 * tenth, dict(zip(("w0", "w1"), paces, strict=True))))
         scheduler.handle(e.EpochStarted(0.1 * tenth))
     return scheduler
 
