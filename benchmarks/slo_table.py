@@ -57,7 +57,7 @@ CONSTANTS = (
     "demand.GROWTH_S", "demand.CALM_S",
     "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
     "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
-    "feedback.FIRST_CAUTION", "idle.MARGIN",
+    "feedback.FIRST_CAUTION", "feedback.MOST_SURE", "feedback.SURE_DOWN", "idle.MARGIN",
     "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",
 )  # fmt: skip
 MOST_PREEMPTIONS = 3

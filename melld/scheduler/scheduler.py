@@ -48,7 +48,7 @@ class Scheduler:
             events.RequestArrived: self._arrived,
             events.RequestsGrew: self._grew,
             events.RequestFinished: self._finished,
-            events.RequestPreempted: self._noted,
+            events.RequestPreempted: self._preempted,
             events.RequestResumed: self._noted,
             events.WorkerUp: self._worker_up,
             events.WorkerSteadied: self._worker_steadied,
@@ -123,8 +123,12 @@ class Scheduler:
             self.policy.served(request, event)
         self._queueing.serve()  # also if nobody waits: room was perhaps kept for this one
 
-    def _noted(self, event: events.RequestPreempted | events.RequestResumed) -> None:
-        """Do nothing: a preempted request still counts in full, because it needs the bytes again to continue."""
+    def _preempted(self, event: events.RequestPreempted) -> None:  # noqa: ARG002
+        """Tell the policy; the request still counts in full, because it needs the bytes again to continue."""
+        self.policy.preempted()
+
+    def _noted(self, event: events.RequestResumed) -> None:
+        """Do nothing: it has counted in full all the time."""
 
     def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
         request = self.cluster.requests.get(event.request)

@@ -1,6 +1,6 @@
 """Reckons how many workers the load needs: by memory, by prompts, and by the pace of the steps.
 
-    memory    the KV of all requests, with its recent growth continued until a new worker has filled, in 94 % of all
+    memory    the KV of all requests, with its recent sure growth continued until a new worker has filled, in 94 % of it
     prompts   at most 60 % of each worker's time
     pace      beside an even share of the prompts, which come at random, at most as many answers are slow as may be
     bursts    at a rate to which prompts have surely just risen, the same part of the time, and the mean pace
@@ -81,28 +81,32 @@ class Demand:
         self._answers = answers
         self._missed = missed
         self._lasting, self._sudden = PromptRate(MEAN_S), PromptRate(SUDDEN_S)
+        self._accepted: collections.deque[tuple[float, int]] = collections.deque()  # since the first of `_used`
+        self._squares = 0  # of their bytes
         self._used: collections.deque[tuple[float, int]] = collections.deque()
         self._strict: collections.deque[tuple[float, int]] = collections.deque()  # falling
 
-    def accept(self, prefill_s: float) -> None:
+    def accept(self, prefill_s: float, kv_bytes: int) -> None:
         """Note an accepted prompt."""
         for rate in (self._lasting, self._sudden):
             rate.accept(prefill_s, self._cluster.now_s)
+        self._accepted.append((self._cluster.now_s, kv_bytes))
+        self._squares += kv_bytes * kv_bytes
 
     def prefilling(self) -> float:
         """Return the seconds of prompts per second, lately."""
         return self._lasting.mean(self._cluster.now_s, LEAST_SEEN)
 
-    def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
+    def look(self, itl_s: float | None, ahead_s: float, caution: float, sure: float) -> None:
         """Reckon anew.
 
         `ahead_s`: how long growth is continued.  `caution`: how much of the prompts' randomness reaches a worker, since
-        dispatch levels part of it out.
+        dispatch levels part of it out.  `sure`: standard deviations by which growth must exceed chance.
         """
         cluster = self._cluster
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in cluster.active.values())
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
-        ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
+        ahead_bytes = used_bytes + self._growth(used_bytes, sure) * ahead_s
         memory = self._by_memory(ahead_bytes, MEMORY_PART)
         limits = PROMPT_PART, SLOW_PART * self._missed
         strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
@@ -121,14 +125,20 @@ class Demand:
         while recent[0][0] < now_s - self._calm_s:
             recent.popleft()
 
-    def _growth(self, used_bytes: int) -> float:
-        """Return by how many bytes per second the sum has grown lately, if it has."""
+    def _growth(self, used_bytes: int, sure: float) -> float:
+        """Return by how many bytes per second the sum has surely grown lately, if it has.
+
+        Requests come at random: a large one, or some at once, do not say that more will follow.
+        """
         now_s, used = self._cluster.now_s, self._used
         if not used or now_s - used[-1][0] >= 1.0:
             used.append((now_s, used_bytes))
         while len(used) > 1 and used[1][0] <= now_s - GROWTH_S:
             used.popleft()
-        return max(used_bytes - used[0][1], 0) / max(now_s - used[0][0], LEAST_GROWTH_S)
+        while self._accepted and self._accepted[0][0] < used[0][0]:
+            self._squares -= self._accepted.popleft()[1] ** 2
+        grown_bytes = used_bytes - used[0][1] - sure * math.sqrt(self._squares)
+        return max(grown_bytes, 0.0) / max(now_s - used[0][0], LEAST_GROWTH_S)
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:
         """Return how many workers hold so much; 0 while no worker is known, as no number would do."""

@@ -71,7 +71,7 @@ class MellSlo(Policy):
         self.cluster.assign(request, worker, reason)
         if is_new:
             prefill_s = prompt.left_s(worker)
-            self.demand.accept(prefill_s)
+            self.demand.accept(prefill_s, request.kv_bytes)
             self.dispatch.placed(request, worker, prefill_s)
         if prefiller is not None and self.roles.is_due(request, prefiller):
             self._hand_over(request, after_first_token=True)
@@ -175,6 +175,10 @@ class MellSlo(Policy):
         if self._aims and request.worker is destination:
             self.dispatch.moved(request.id, source, destination)
 
+    def preempted(self) -> None:
+        """See `Policy.preempted`."""
+        self.feedback.preempted()
+
     # ---- workers
 
     def paced(self, paces: dict[Worker, WorkerPace]) -> None:
@@ -220,7 +224,7 @@ class MellSlo(Policy):
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
         ahead_s = self._wake_s() + FILL_PART * self.packing.settings.dispatch_life_s
-        self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution)
+        self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution, self.feedback.sure)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:
                 return

@@ -8,6 +8,7 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.demand import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S, Demand
+from melld.scheduler.policies.slo.feedback import MOST_SURE
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Worker
@@ -22,11 +23,16 @@ def demand_of(scheduler: Scheduler, steps: StepModel | None = None, missed: floa
 
 
 def look(
-    demand: Demand, scheduler: Scheduler, at_s: float = 0.0, itl_s: float | None = None, ahead_s: float = 0.0
+    demand: Demand,
+    scheduler: Scheduler,
+    at_s: float = 0.0,
+    itl_s: float | None = None,
+    ahead_s: float = 0.0,
+    sure: float = MOST_SURE,
 ) -> int:
     """Look at that time; the workers that are in service then."""
     scheduler.cluster.now_s = at_s
-    demand.look(itl_s, ahead_s, 0.0)
+    demand.look(itl_s, ahead_s, 0.0, sure)
     return demand.workers
 
 
@@ -98,6 +104,20 @@ def test_old_growth_is_over(later_s: float, workers: int) -> None:
     assert look(demand, scheduler, later_s, ahead_s=30.0) == workers
 
 
+@pytest.mark.parametrize(("requests", "sure", "workers"), [(1, MOST_SURE, 1), (1, 0.0, 2), (40, MOST_SURE, 2)])
+def test_one_large_request_does_not_say_that_more_will_follow(requests: int, sure: float, workers: int) -> None:
+    """Many that fill as much do, and so does the one where memory was short of late."""
+    scheduler = holding(100)
+    demand = demand_of(scheduler)
+    look(demand, scheduler, 0.0, sure=sure)
+    for number in range(requests):
+        scheduler.cluster.grow({"r0": 100 + 400 * (number + 1) // requests})
+        demand.accept(0.0, 400 // requests)
+    assert look(demand, scheduler, 8.0, ahead_s=16.0, sure=sure) == workers
+    assert look(demand, scheduler, 9.0 + GROWTH_S, sure=sure) <= workers
+    assert look(demand, scheduler, 60.0, ahead_s=1000.0, sure=0.0) == 1, "what came long ago counts no more"
+
+
 def test_a_load_that_falls_is_not_expected_to_fall_on() -> None:
     """Workers would be given back too soon."""
     scheduler = holding(930, 15)
@@ -145,7 +165,7 @@ def test_prompts_may_fill_a_part_of_the_time(prompt_s: float, workers: int) -> N
     """Just after the start a fifth of a minute stands for the whole."""
     scheduler = holding(1)
     demand = demand_of(scheduler)
-    demand.accept(prompt_s)
+    demand.accept(prompt_s, 0)
     assert look(demand, scheduler) == workers
     assert demand.by_memory is (workers == 1)
 
@@ -156,7 +176,7 @@ def test_prompts_are_forgotten() -> None:
     demand = demand_of(scheduler)
     for second in range(300):
         scheduler.cluster.now_s = float(second)
-        demand.accept(0.9)
+        demand.accept(0.9, 0)
         assert second < 30 or look(demand, scheduler, float(second)) == 2
     assert look(demand, scheduler, 300.0 + MEAN_S) == 1
 
@@ -166,10 +186,10 @@ def test_a_sudden_burst_counts_at_once_and_one_long_prompt_does_not(prompts: int
     """Four seconds of prompts within one: over a minute that is little, but as forty of them it is no chance."""
     scheduler = holding(1)
     demand = demand_of(scheduler)
-    demand.accept(0.001)
+    demand.accept(0.001, 0)
     for number in range(prompts):
         scheduler.cluster.now_s = 300.0 + number / prompts
-        demand.accept(4.0 / prompts)
+        demand.accept(4.0 / prompts, 0)
     assert look(demand, scheduler, 301.0) == workers
     assert look(demand, scheduler, 310.0 + CALM_S) == 1
 
@@ -179,7 +199,7 @@ def test_by_prompts_too_the_number_falls_by_a_stricter_measure() -> None:
     scheduler = holding(1)
     for prompt_s, workers in ((6.4, 1), (6.6, 2)):
         demand = demand_of(scheduler)
-        demand.accept(prompt_s)
+        demand.accept(prompt_s, 0)
         demand.workers = 2
         assert look(demand, scheduler) == workers
 
@@ -199,7 +219,7 @@ def test_prompts_take_time_from_the_steps() -> None:
     """Two workers would keep the pace if they did nothing else."""
     crowd = holding(*[1] * 40)
     demand = demand_of(crowd, linear(0.02, 0.001))
-    demand.accept(5.4)
+    demand.accept(5.4, 0)
     assert look(demand, crowd, itl_s=ITL_S) == 3
 
 
@@ -211,8 +231,8 @@ def test_who_lets_more_be_slow_needs_fewer() -> None:
         crowd = holding(*[1] * 50)
         demand = demand_of(crowd, steps, missed)
         for prompt_s in prompts_s:
-            demand.accept(prompt_s)
-        demand.look(ITL_S, 0.0, 1.0)
+            demand.accept(prompt_s, 0)
+        demand.look(ITL_S, 0.0, 1.0, MOST_SURE)
         return demand.workers
 
     assert needed([2.0, 2.0], 0.01) > needed([2.0, 2.0], 0.2)
