@@ -33,10 +33,6 @@ LENGTHS = ((20, 40), (100, 60), (300, 40), (800, 20), (60, 100), (500, 80))
 FLAT_PART = 0.03
 """The median of the last third of the samples may lie so far above that of the middle one."""
 
-MIXED = ("KV", "everything")
-"""Shown, not judged: these go with how many models are loaded.  All memory fell by 13 % in a run of 25 minutes, and
-rose by 4 % in the next."""
-
 
 def cases() -> list[dict[str, Any]]:
     """Return bodies of all kinds: short and long prompts, short and long answers, greedy and seeded."""
@@ -73,6 +69,8 @@ class Play:
         self.wrong: list[str] = []
         self.memory: defaultdict[str, list[int]] = defaultdict(list)
         """Bytes of each role's processes, in the order of the samples."""
+        self.together: list[tuple[str, int]] = []
+        """Of each sample the workers' states, and the bytes of all processes and of all KV."""
         self.firsts_s: list[float] = []
         self._end_s = 0.0
         self._lock = threading.Lock()
@@ -160,8 +158,8 @@ class Play:
             for one in readings:
                 role = f"a worker that is {states[one.role]}" if one.role in states else f"the {one.role}"
                 self.memory[role].append(one.own_bytes)
-            self.memory["KV"].append(arenas)
-            self.memory["everything"].append(arenas + sum(one.own_bytes for one in readings))
+            workers = ", ".join(sorted(states[one.role] for one in readings if one.role in states))
+            self.together.append((workers, arenas + sum(one.own_bytes for one in readings)))
             time.sleep(SAMPLE_S)
 
     def accounts(self) -> list[str]:
@@ -182,6 +180,22 @@ class Play:
         return found
 
 
+def risen(samples: list[tuple[str, int]]) -> tuple[int, float]:
+    """Return how many samples of the last third had the workers of one in the middle third, and how much more memory.
+
+    All memory goes with how many models are loaded, so that only moments with workers in the same states compare.
+    """
+    third = len(samples) // 3
+    parts: list[defaultdict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for place, (workers, count) in enumerate(samples[third : 3 * third]):
+        parts[place // third][workers].append(count)
+    early, late = parts
+    both = {workers: len(late[workers]) for workers in late if workers in early}
+    rises = [statistics.median(late[one]) / statistics.median(early[one]) - 1.0 for one in both]
+    shared = sum(both.values())
+    return shared, sum(rise * many for rise, many in zip(rises, both.values(), strict=True)) / max(shared, 1)
+
+
 def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Play; return what happened, and what should not have."""
     played = Play(daemon, asked)
@@ -196,8 +210,11 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
             continue
         early, late = (statistics.median(part) / 2**20 for part in (samples[third : 2 * third], samples[2 * third :]))
         memory_mib[role] = [round(early, 1), round(late, 1)]
-        if late > early * (1 + FLAT_PART) and role not in MIXED:
+        if late > early * (1 + FLAT_PART):
             wrong.append(f"the memory of {role} rose from {early:.0f} to {late:.0f} MiB")
+    shared, rise = risen(played.together)
+    if rise > FLAT_PART:
+        wrong.append(f"all memory rose by {rise:.1%} beside the same workers")
     firsts_s = sorted(played.firsts_s)
     happened = {
         "tally": dict(sorted(played.tally.items())),
@@ -205,6 +222,7 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
         "takes": played.takes(),
         "moved blocks": played.metric("melld_kv_moved_blocks_total"),
         "memory, MiB (middle third, last third)": memory_mib,
+        "all memory with the same workers, last third over middle third": f"{rise:+.1%} over {shared} samples",
         "first token, s (median, p99)": [round(firsts_s[int(part * len(firsts_s))], 3) for part in (0.5, 0.99)],
     }
     return happened, wrong
