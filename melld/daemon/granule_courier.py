@@ -32,19 +32,15 @@ class GranuleCourier:
         self._granted: dict[WorkerId, set[int]] = {}
 
     def grant(self, tenant: Tenant, command: e.GrantKv) -> None:
-        """Let the worker use these granules."""
-        self._granted.setdefault(command.worker, set()).update(command.granules)
+        """Let the worker use these granules, unless its KV memory is its own."""
         if tenant.lends:
+            self._granted.setdefault(command.worker, set()).update(command.granules)
             tenant.fleet.grant(command.worker, command.granules, command.cause)
 
     async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
         """Take granules from the worker; report it if there is no answer."""
         worker = command.worker
         self.takes[tenant.name] += 1
-        if not tenant.lends:
-            granules = tuple(sorted(self._granted[worker])[: command.granules])
-            self.returned(tenant, worker, wire.GranulesReturned(take=0, granules=granules))
-            return
         try:
             await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
         except TakeFailed as failed:
@@ -57,11 +53,10 @@ class GranuleCourier:
         self._granted.get(worker, set()).difference_update(returned.granules)
         self._hear(e.KvReturned(self._clock(), worker, returned.granules))
 
-    async def scrub(self, tenant: Tenant, worker: WorkerId, device: DeviceName) -> None:
+    async def scrub(self, worker: WorkerId, device: DeviceName) -> None:
         """Free the memory of a worker that has ended or dozes."""
-        granules, arena = tuple(self._granted.get(worker, ())), self.arenas.get(device)
-        if granules and arena is not None and tenant.lends:
-            await arena.scrub(granules)
+        if granules := tuple(self._granted.get(worker, ())):
+            await self.arenas[device].scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
 
     def status_of(self, house: House) -> DeviceStatus:

@@ -205,7 +205,7 @@ class LandlordShell:
 
     async def _scrub(self, worker: WorkerId) -> None:
         tenant = self._by_worker[worker]
-        await self.courier.scrub(tenant, worker, self.landlord.instances[worker].house.name)
+        await self.courier.scrub(worker, self.landlord.instances[worker].house.name)
         self._scrubbed.discard(worker)
         dozing_bytes = tenant.fleet.places[worker].dozing_bytes
         if dozing_bytes is not None and tenant.fleet.places[worker].state is WorkerState.DOZING:

@@ -10,6 +10,7 @@ seconds: `kvstore/device_poller` calls them from threads.
     anything else about one value (NOT_SUPPORTED)    ->   that value is None
 """
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -67,11 +68,14 @@ class Nvml:
         devices = tuple(device for device in found if isinstance(device, Device))
         return Discovery(devices, "; ".join(line for line in found if isinstance(line, str)))
 
-    def read(self, uuid: str, own_pids: Collection[int] = (), guest_pids: Collection[int] = ()) -> DeviceReading:
+    def read(
+        self, uuid: str, own_pids: Collection[Collection[int]] = (), guest_pids: Collection[int] = ()
+    ) -> DeviceReading:
         """Read one GPU.
 
-        `own_pids`: melld's processes on it; their memory does not count as used by others.  `guest_pids`: melld's
-        processes on other GPUs, which may keep a context here to read this GPU's blocks.
+        `own_pids`: of each worker on it the processes, whose memory does not count as used by others; not all of them
+        need be here.  `guest_pids`: those of workers on other GPUs, which may keep a context here to read this GPU's
+        blocks.
         """
         try:
             self._start()
@@ -141,7 +145,7 @@ class _Asked:
             return None
 
 
-def _read_handle(handle: object, own_pids: Collection[int], guest_pids: Collection[int]) -> DeviceReading:
+def _read_handle(handle: object, own_pids: Collection[Collection[int]], guest_pids: Collection[int]) -> DeviceReading:
     asked = _Asked()
     memory = asked.value("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     power_mw = asked.value("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
@@ -165,13 +169,17 @@ def _read_handle(handle: object, own_pids: Collection[int], guest_pids: Collecti
     )
 
 
-def _bytes_of(processes: Sequence[object] | None, pids: Collection[int], guests: Collection[int]) -> int | None:
-    """Return the processes' memory together; None if NVML hides one of `pids` (other PID namespace, no permission)."""
+def _bytes_of(
+    processes: Sequence[object] | None, workers: Collection[Collection[int]], guests: Collection[int]
+) -> int | None:
+    """Return our processes' memory together; None if NVML hides a worker's (other PID namespace, no permission)."""
     if processes is None:
-        return None if pids else 0
+        return None if workers else 0
     held = {process.pid: process.usedGpuMemory for process in processes}  # type: ignore[attr-defined]
-    known = [held.get(pid) for pid in pids] + [held[pid] for pid in guests if pid in held]
-    return None if None in known else sum(size for size in known if size is not None)
+    if any(held.keys().isdisjoint(pids) for pids in workers):
+        return None
+    known = [held[pid] for pid in {*guests, *itertools.chain(*workers)} if pid in held]
+    return None if None in known else sum(known)
 
 
 def _is_ok(status: int | None) -> bool | None:

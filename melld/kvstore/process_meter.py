@@ -3,9 +3,11 @@
 Only reads counters, never touches the process: a worker that is gone is `lost`.
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 
@@ -18,6 +20,14 @@ def with_children(pid: int, proc: Path = Path("/proc")) -> list[int]:
         return [pid]
 
 
+class _Counters(NamedTuple):
+    """Those of one process."""
+
+    state: str
+    resident_pages: int
+    ticks: int
+
+
 class ProcessMeter:
     """Meter of one worker, its ranks included.  Each reading gives the utilisation since the one before, in cores."""
 
@@ -28,17 +38,18 @@ class ProcessMeter:
     def read(self) -> DeviceReading:
         """Read the process's counters.  Takes well under a millisecond."""
         now_s = time.monotonic()
+        _, *children = with_children(self._pid, self._proc)
         try:
-            # statm: size resident shared ..., in pages.  stat: after the name in brackets, utime and stime in ticks.
-            each = [self._proc / str(pid) for pid in with_children(self._pid, self._proc)]
-            resident_pages = sum(int((one / "statm").read_text().split()[1]) for one in each)
-            stats = [(one / "stat").read_text().rpartition(")")[2].split() for one in each]
+            each = [self._counters(self._pid)]
         except (OSError, IndexError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "unreadable"
             return DeviceReading(state=DeviceState.LOST, name="CPU", reason=f"process: {reason}")
-        if stats[0][0] in "ZX":
+        if each[0].state in "ZX":
             return DeviceReading(state=DeviceState.LOST, name="CPU", reason="process: has ended")
-        cpu_s = sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+        for child in children:
+            with contextlib.suppress(OSError, IndexError):  # it has ended since
+                each.append(self._counters(child))
+        cpu_s = sum(one.ticks for one in each) / os.sysconf("SC_CLK_TCK")
         before, self._last = self._last, (now_s, cpu_s)
         utilisation = None
         if before is not None and now_s > before[0]:
@@ -46,6 +57,12 @@ class ProcessMeter:
         return DeviceReading(
             state=DeviceState.OK,
             name="CPU",
-            used_bytes=resident_pages * os.sysconf("SC_PAGE_SIZE"),
+            used_bytes=sum(one.resident_pages for one in each) * os.sysconf("SC_PAGE_SIZE"),
             utilisation=utilisation,
         )
+
+    def _counters(self, pid: int) -> _Counters:
+        # statm: size resident shared ..., in pages.  stat: after the name in brackets, utime and stime in ticks.
+        resident_pages = int((self._proc / f"{pid}/statm").read_text().split()[1])
+        fields = (self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        return _Counters(fields[0], resident_pages, int(fields[11]) + int(fields[12]))

@@ -53,10 +53,8 @@ class WorkerReadings:
             return ProcessMeter(one.pid).read
         return lambda: worst_of([nvml.read(uuid, *self._pids(uuid)) for uuid in one.uuids])
 
-    def _pids(self, uuid: str) -> tuple[list[int], list[int]]:
-        """Return the pids of the workers on that device, and of all others, ranks included: none counts as foreign."""
-        own: list[int] = []
-        guests: list[int] = []
-        for one in self._running:
-            (own if uuid in one.uuids else guests).extend(with_children(one.pid))
+    def _pids(self, uuid: str) -> tuple[list[list[int]], list[int]]:
+        """Return the pids of each worker on that device, and of all others, ranks included: none counts as foreign."""
+        own = [with_children(one.pid) for one in self._running if uuid in one.uuids]
+        guests = [pid for one in self._running if uuid not in one.uuids for pid in with_children(one.pid)]
         return own, guests

@@ -51,6 +51,7 @@ class MoveRefusal(enum.StrEnum):
     GRAMMAR = "its output grammar does not take the tokens it has produced"
     ALREADY_THERE = "the worker holds a request of this id"
     ALREADY_LEAVING = "it is on its way already"
+    PREEMPTED = "it was preempted since room was made for it"
 
 
 class MoveRefused(MelldError):

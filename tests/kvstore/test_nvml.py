@@ -15,9 +15,11 @@ import pytest
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import choose, restrict
+from melld.kvstore.process_meter import with_children
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
 ROOT = Path(__file__).parents[2]
+PIPES: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 FIRST, SECOND = "GPU-11111111-aaaa", "GPU-22222222-bbbb"
 
 
@@ -138,11 +140,11 @@ def test_a_reading_has_every_value_in_its_unit(machine: Machine) -> None:
 def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) -> None:
     """Another program's memory shrinks a worker's capacity; the worker's own must not."""
     machine.set(gpu0_process="100 20000")
-    assert machine.ask("read", FIRST, [100])["used_by_others_bytes"] == 10_000
-    assert machine.ask("read", FIRST, [100, 101])["used_by_others_bytes"] is None, "a hidden process: unknown, not 0"
-    assert machine.ask("read", FIRST, [101], [100])["used_by_others_bytes"] is None, "a guest stands for nobody"
+    assert machine.ask("read", FIRST, [[100]])["used_by_others_bytes"] == 10_000
+    assert machine.ask("read", FIRST, [[100], [101]])["used_by_others_bytes"] is None, "hidden: unknown, not 0"
+    assert machine.ask("read", FIRST, [[101]], [100])["used_by_others_bytes"] is None, "a guest stands for nobody"
     machine.set(gpu0_process_error=4)
-    hidden = machine.ask("read", FIRST, [100])
+    hidden = machine.ask("read", FIRST, [[100]])
     assert hidden["used_by_others_bytes"] is None
     assert hidden["used_bytes"] == 30_000
     assert "processes: Insufficient Permissions" in hidden["reason"]
@@ -161,6 +163,19 @@ def test_workers_are_read_by_the_processes_that_they_have_now(machine: Machine) 
     assert others_bytes(second) == {"w0": (100, 30_000), "w1": (200, 0)}
     machine.set(gpu0_process="101 25000")
     assert others_bytes(("w0", 101, [FIRST]), second) == {"w0": (101, 5_000), "w1": (200, 0)}
+
+
+def test_a_worker_of_several_gpus_is_read_by_the_rank_on_each(machine: Machine) -> None:
+    """Its own process has no context, and each rank one on its own GPU: still it is known what others hold there."""
+    made = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); "
+    with subprocess.Popen([sys.executable, "-c", made * 2 + "print(flush=True); input()"], **PIPES) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        _, first, second = with_children(worker.pid)
+        machine.set(gpu0_process=f"{first} 20000", gpu1_process=f"{second} 30000")
+        (read,) = machine.ask("workers", [("w0", worker.pid, [FIRST, SECOND])]).values()
+        worker.communicate(b"\n\n\n")
+    assert read["device"]["used_by_others_bytes"] == 10_000
 
 
 def test_a_context_that_a_sibling_keeps_here_is_not_somebody_elses(machine: Machine) -> None:

@@ -56,6 +56,15 @@ def test_a_name_with_brackets_and_spaces_does_not_confuse_it(tmp_path: Path) -> 
     assert reading.used_bytes == 5 * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_a_child_that_ends_as_it_is_looked_at_is_no_lost_worker(tmp_path: Path) -> None:
+    """A worker may run a compiler: the moment when that has ended is not one without the worker."""
+    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
+    (tmp_path / "7" / "task" / "7" / "children").write_text("8 ")
+    (tmp_path / "7" / "statm").write_text("9 5 1 1 0 1 0\n")
+    (tmp_path / "7" / "stat").write_text(f"7 (worker) S {' '.join(['0'] * 40)}\n")
+    assert ProcessMeter(7, tmp_path).read().state is DeviceState.OK
+
+
 def test_what_a_workers_ranks_take_counts_as_its_own() -> None:
     """A worker with several devices only schedules: its ranks hold the weights."""
     rank = "ballast = bytes(range(256)) * (1 << 18); print(flush=True); input()"

@@ -68,12 +68,21 @@ def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> 
     if exit_code is None or exit_code >= 0:
         reason = reason or next((line for line in reversed(lines) if not _CHATTER.search(line)), "")
         return f"ended with exit code {exit_code}" + (f": {reason}" if reason else "")
-    number = signal.Signals(-exit_code)
-    hint = {
+    number = -exit_code
+    hints: dict[int, str] = {
         signal.SIGILL: ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
         signal.SIGKILL: f" ({killer})",
-    }.get(number, f": {reason}" if reason and number in _CRASHES else "")
-    return f"ended by {number.name}{hint}"
+    }
+    hint = hints.get(number, f": {reason}" if reason and number in _CRASHES else "")
+    return f"ended by {signal_name(number)}{hint}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of those for real time
+        return f"signal {number}"
 
 
 def memory_kills() -> int | None:

@@ -168,8 +168,10 @@ class Links:
             return
 
         def close() -> None:
-            copies.close()
-            then()
+            try:
+                copies.close()
+            finally:
+                then()  # no copy is under way, even if the memory was not unmapped in order
 
         _beside(f"close {peer}", close)
 

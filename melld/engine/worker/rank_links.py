@@ -6,6 +6,7 @@ one plan serves them all.  A line carries MessagePack; its descriptors were made
     worker: Copies ──► Puller ──► RanksLink ──line i──► rank i: Link ──► KV memory of the peer's rank i
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Sequence
@@ -88,9 +89,13 @@ class Lines:
         theirs = msgspec.msgpack.decode(handle.where, type=list[bytes]) if handle.transport == NAME else [handle_bytes]
         if len(theirs) != len(self._ours):
             raise TransportFailed(NAME, f"the peer has {len(theirs)} devices, and this worker {len(self._ours)}")
-        opened = [msgspec.convert(one, _Opened) for one in self.call("open", theirs[0], list(scratch), each=theirs)]
-        link = RanksLink(self, theirs[0], opened[0].source, opened[0].destination)
-        return choose.OpenedLink(f"{opened[0].transport} of {len(theirs)} ranks", link, choose.rate_of(link, scratch))
+        with contextlib.ExitStack() as unless_opened:
+            unless_opened.callback(self.call, "close", theirs[0])  # some ranks may have opened theirs
+            opened = [msgspec.convert(one, _Opened) for one in self.call("open", theirs[0], list(scratch), each=theirs)]
+            link = RanksLink(self, theirs[0], opened[0].source, opened[0].destination)
+            rate = choose.rate_of(link, scratch)
+            unless_opened.pop_all()
+        return choose.OpenedLink(f"{opened[0].transport} of {len(theirs)} ranks", link, rate)
 
     def call(self, name: str, *arguments: Any, each: Sequence[Any] = ()) -> list[Any]:
         """Call a method of `_Rank` on all ranks and return their results.  `each`: one more first argument for each.
@@ -186,5 +191,6 @@ class _Rank:
         return self._links[key].checksum(side, blocks)
 
     def close(self, key: bytes) -> None:
-        """Close the link to that peer."""
-        self._links.pop(key).close()
+        """Close the link to that peer, if it could be opened."""
+        if (link := self._links.pop(key, None)) is not None:
+            link.close()

@@ -7,7 +7,6 @@ ends, and the worker ends as its rank did, at once, so that the daemon resumes i
 
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -102,7 +101,7 @@ def _end_with_first(ends: dict[int, int]) -> None:
     how = os.waitid(os.P_PIDFD, end, os.WEXITED | os.WNOWAIT)
     assert how is not None
     exited = how.si_code == os.CLD_EXITED
-    word = f"with exit code {how.si_status}" if exited else f"by {signal.Signals(how.si_status).name}"
+    word = f"with exit code {how.si_status}" if exited else f"by signal {how.si_status}"
     print(f"rank {ends[end]} of this worker has ended {word}", file=sys.stderr, flush=True)  # noqa: T201
     if not exited:
         os.kill(os.getpid(), how.si_status)

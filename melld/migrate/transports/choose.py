@@ -5,6 +5,7 @@ to know the link's rate.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,8 @@ import torch
 from melld.migrate.transports import nixl, shared_memory
 from melld.migrate.transports.layout import KvLayout
 from melld.migrate.transports.transport import KvHandle, Link, TransportFailed
+
+log = logging.getLogger("melld.worker")
 
 OpenLink = Callable[[KvHandle, torch.Tensor, KvLayout], Link]
 
@@ -68,6 +71,8 @@ def open_best(
                 failures.append(f"{name}: {type(error).__name__}: {error}")
             else:
                 opened.pop_all()
+                for failure in failures:
+                    log.warning("%s is used, as another way does not work: %s", name, failure)
                 return OpenedLink(name, link, rate)
     raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
 

@@ -124,6 +124,7 @@ CHATTER = (
         (1, ("zmq.error.ZMQError: no", *CHATTER), "ended with exit code 1: zmq.error.ZMQError: no"),
         (-signal.SIGABRT, ("what():  CUDA error", "frame #0: c10"), "ended by SIGABRT: what():  CUDA error"),
         (-signal.SIGSEGV, CHATTER, "ended by SIGSEGV"),
+        (-(signal.SIGRTMIN + 6), CHATTER, f"ended by signal {signal.SIGRTMIN + 6}"),
         (None, (), "ended with exit code None"),
     ],
 )

@@ -27,7 +27,7 @@ class Probe:
     async def discover(self) -> object:
         return self._nvml.discover()
 
-    async def read(self, uuid: str, own_pids: list[int], guest_pids: list[int] | None = None) -> object:
+    async def read(self, uuid: str, own_pids: list[list[int]], guest_pids: list[int] | None = None) -> object:
         return self._nvml.read(uuid, own_pids, guest_pids or [])
 
     async def link(self, first: str, second: str) -> object:

@@ -156,8 +156,10 @@ def test_after_a_piece_that_failed_none_is_under_way() -> None:
     assert link.flying == 0
 
 
-def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unusable mapping would hold a dead sibling's memory indefinitely."""
+def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unusable mapping would hold a dead sibling's memory indefinitely; an operator is told why it is unusable."""
     tensors = make_cache()
     layout = layout_of(tensors, BLOCKS)
     handle = shared_memory.export(tensors, layout)
@@ -179,3 +181,4 @@ def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(monkeyp
     opened = choose.open_best(handle, region, layout, scratch=[1, 2])
     assert opened.transport == shared_memory.NAME
     assert closed == ["broken"]
+    assert "broken: Oddity: no kernel image is available" in caplog.text

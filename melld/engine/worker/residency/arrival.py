@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.worker.residency.block_tables import windows_of
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
@@ -25,6 +26,8 @@ class Arrival(msgspec.Struct):
 
     request: Any
     reused_tokens: int = 0
+    computed_tokens: int = 0
+    """Those that need no room behind a window: reused here, or computed on the source when room was made."""
     token_capacity: int = 0
 
     @property
@@ -141,6 +144,7 @@ class Arrivals:
         if taken is None:
             raise self._no_room(arrival, capacity)
         arrival.reused_tokens, arrival.token_capacity = reused_tokens, capacity
+        arrival.computed_tokens = reused_tokens + copied_tokens
         self.reserved[arrival.request_id] = arrival
         return self._reservation(arrival)
 
@@ -166,7 +170,8 @@ class Arrivals:
         not reused is computed again.
 
         Raises:
-            MoveRefused: the snapshot is of another model or does not continue the request.
+            MoveRefused: the snapshot is of another model, does not continue the request, or needs blocks behind a
+                window for which no room was made.
             NoRoom: it has outgrown the reservation.  In both cases the reservation stands; cancel it.
         """
         arrival = self.reserved.get(snapshot.request)
@@ -175,10 +180,12 @@ class Arrivals:
         assert snapshot.request not in self.written, f"{snapshot.request} is still being copied"
         if snapshot.engine != self._name:
             raise MoveRefused(snapshot.request, MoveRefusal.INCOMPATIBLE)
+        valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
+        if via is Via.KV and valid < arrival.computed_tokens and any(windows_of(self._scheduler)):
+            raise MoveRefused(snapshot.request, MoveRefusal.PREEMPTED)
         self.grow(snapshot.request, snapshot.num_tokens)
         append_tokens(self._engine, arrival, snapshot.output_token_ids)
         del self.reserved[snapshot.request]
-        valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
         request = arrival.request
         request.num_computed_tokens = valid
         manager = self._scheduler.kv_cache_manager

@@ -367,6 +367,15 @@ class Worker:
         told = [_plain(output) for output in outputs[0].outputs] if 0 in outputs else []
         return before, told, self.residency.stillness(request_id)
 
+    def push_out(self, request_id: str) -> None:
+        """Preempt the request, and use its blocks for something else, as vLLM does where they run out."""
+        scheduler = self.engine.scheduler
+        request = scheduler.requests[request_id]
+        blocks = {block for group in scheduler.kv_cache_manager.get_block_ids(request_id) for block in group}
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, time.monotonic())
+        scheduler.kv_cache_manager.evict_blocks(blocks)
+
     # -- residency --------------------------------------------------------------------------------------------------
 
     def facts(self, request_id: str) -> Any:

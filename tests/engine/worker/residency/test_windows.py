@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from melld.kvstore.geometry import KvGeometry
+from melld.migrate.snapshot import CopyPlan, MoveRefusal
+from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
 from tests.tiny_models import WINDOW, make_windowed
@@ -86,6 +88,28 @@ def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeo
                 if facts.num_computed_tokens > facts.num_prompt_tokens:  # a prompt's parts are freed by the next step
                     assert blocks <= geometry.blocks_for_tokens(facts.num_tokens)
     pair.finish(*running)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, steps: int) -> None:
+    """Until it is computed again, it needs windows for which no room was made: it stays where it is."""
+    expected = pair.unmoved(LONG)
+    running = pair.start(LONG)
+    pair.step(9)
+    name = running.request_id
+    facts = pair.here("facts", name)
+    reservation = pair.there("reserve", *pair.here("core_request", name), 0, facts.num_computed_tokens)
+    pair.here("push_out", name)
+    pair.step(steps)
+    if steps == 3:  # all of it is computed again
+        pair.complete(running, CopyPlan(reservation))
+    else:
+        with pytest.raises(Refused) as refused:
+            pair.complete(running, CopyPlan(reservation))
+        assert refused.value.reason == MoveRefusal.PREEMPTED
+        pair.there("cancel", name)
+        pair.here("thaw", name)
+    assert [expected] == pair.finish(running)
 
 
 def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:

@@ -1,0 +1,38 @@
+"""A worker's links, over links that do what a test needs."""
+
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from melld.engine.wire import messages as wire
+from melld.engine.wire.spec import CopyRules
+from melld.engine.worker.links import Links, LinkTried, Shared
+from melld.migrate.transports.choose import OpenedLink
+from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.transport import Link, TransportFailed
+
+
+class StuckLink(Link):
+    """A link whose memory the driver does not unmap."""
+
+    source = destination = KvLayout(4, 8, 8, (0,), 32)
+
+    def close(self) -> None:
+        raise TransportFailed("cuda", "cudaIpcCloseMemHandle: invalid argument (1)")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_link_that_does_not_close_in_order_is_closed_all_the_same() -> None:
+    """No copy reads the ended sibling's memory any longer: whoever waits to lend it on must hear so."""
+    tried: queue.SimpleQueue[LinkTried] = queue.SimpleQueue()
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    residency: Any = SimpleNamespace(borrow_scratch=lambda _: [], return_scratch=lambda _: None)
+    links = Links(Shared(), CopyRules(), residency, tried.put, said.put)
+    links.open("w1", b"")
+    number = tried.get(timeout=10).number
+    links.tried(LinkTried("w1", number, [], OpenedLink("cuda_peer", StuckLink(), 1.0), ""))
+    assert said.get(timeout=10) == wire.LinkOpened(peer="w1", transport="cuda_peer", bytes_per_s=1.0)
+    links.close("w1")
+    assert said.get(timeout=10) == wire.LinkClosed("w1")
