@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
 
 from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     _allow_descriptors()
     try:
-        return _serve(arguments, output.say)
+        return _serve(arguments, output)
     except ConfigError as error:
         output.error.write(f"melld serve: {error}\n")
         return BAD_USAGE
@@ -53,16 +52,20 @@ def run(arguments: argparse.Namespace) -> int:
         output.close()
 
 
-def _serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+def _serve(arguments: argparse.Namespace, output: Output) -> int:
     config = load_config(with_model(arguments), os.environ)
     import uvloop
 
     from melld.daemon.lifecycle import Daemon
 
     async def serve() -> int:
-        daemon = Daemon(config, say, lambda: load_config(arguments, os.environ, again=True))
+        daemon = Daemon(config, output.say, lambda: load_config(arguments, os.environ, again=True))
         await daemon.run()
-        return FAILED if daemon.failed else DONE
+        code = FAILED if daemon.failed else DONE
+        if daemon.is_cut_short:  # the interpreter would wait for a thread that imports
+            output.close()
+            os._exit(code)
+        return code
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())

@@ -93,3 +93,14 @@ def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_mod
         operator.wait(lambda status: status["requests"], 60)
         os.kill(operator.status()["workers"][0]["pid"], signal.SIGCONT)
         assert waiting.result().error is None
+
+
+def test_told_to_stop_it_does_not_wait_for_its_imports(demo_model: Path, tmp_path: Path) -> None:
+    """A stop or a restart of the service while it starts takes a moment, not as long as a start."""
+    flags, environment = ["--device", "cpu:1", "--kv-bytes", "8MiB"], {"MELLD_PREPARED": str(tmp_path / "never")}
+    with DaemonProcess(demo_model, *flags, program=("-c", LATE), environment=environment) as daemon:
+        daemon.wait_for("w0 is ready")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.wait_end() == 0
+    assert daemon.lines[-1] == "melld: stopping"
+    assert not (daemon.runtime_directory / "control.sock").exists()
