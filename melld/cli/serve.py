@@ -18,6 +18,12 @@ from melld.output import Output
 
 DESCRIPTORS = 65_536
 """Open files to ask for: a shell's limit, often 1,024, is meant for select(); the systemd unit sets the same."""
+LEAST_DESCRIPTORS = 128
+"""With fewer there are none for clients: the daemon and its workers take some 30, and 64 are left to spare."""
+
+
+class TooFewDescriptors(MelldError):
+    """The process may open too few files to serve anybody."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub logs a line per request
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
-    _allow_descriptors()
     try:
+        _allow_descriptors()
         return _serve(arguments, output)
     except ConfigError as error:
         output.error.write(f"melld serve: {error}\n")
@@ -86,4 +92,9 @@ def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def _allow_descriptors() -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, DESCRIPTORS)), most))
+    allowed = max(allowed, min(most, DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    if allowed < LEAST_DESCRIPTORS:
+        raise TooFewDescriptors(
+            f"it may open {allowed} files, too few to serve anybody: allow {LEAST_DESCRIPTORS} or more (ulimit -Hn)"
+        )

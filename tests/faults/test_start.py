@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
         assert daemon.wait_end(150.0) == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
     assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
+
+
+def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
+    """A daemon that let nobody in would look as if it served."""
+    words = (sys.executable, "-m", "melld", "serve", str(demo_model), "--device", "cpu:1", "--port", "0")
+    command = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *words)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    told = "melld serve: it may open 64 files, too few to serve anybody: allow 128 or more (ulimit -Hn)\n"
+    assert (done.returncode, done.stdout + done.stderr) == (1, told)
 
 
 LATE = """
