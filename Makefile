@@ -20,6 +20,8 @@ DEV := $(VENV)/.setup-dev
 RAY := $(VENV)/.setup-cluster
 AMONG := $(if $(CLUSTER),--cluster $(CLUSTER))
 
+# Where Python lacks ensurepip (Debian without python3-venv), it fails with half an environment: the next try makes it anew.
+.DELETE_ON_ERROR:
 .PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
 
 setup: $(SETUP)

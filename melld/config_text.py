@@ -119,6 +119,8 @@ def _check_together(config: Config, where: str) -> None:
     if address not in (None, "auto") and not is_address(str(address)):
         wants = """[cluster.address] wants auto, or HOST:PORT of Ray's head, such as "10.0.0.1:6379", not"""
         raise ConfigError(where, f"{wants} {str(address)!r}")
+    if address is not None and len(config.served) > 1:
+        raise ConfigError(where, "[cluster] serves one model: several are served on one machine")
     if config.cluster.kv == "nixl" and not config.cluster.kv_interface:
         raise ConfigError(
             where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'

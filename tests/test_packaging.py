@@ -52,6 +52,27 @@ def test_the_makefile_builds_as_this_test_does() -> None:
     assert BUILD.replace("b.", "build.").replace("as b", "as build") in (ROOT / "Makefile").read_text()
 
 
+FAILING = """#!/bin/sh
+[ "$1" = -c ] && exit
+mkdir -p .venv/bin && ln -sf /bin/true .venv/bin/python
+[ -e installed ] && ln -s /bin/true .venv/bin/pip
+"""
+
+
+def test_an_environment_that_could_not_be_made_is_made_anew(tmp_path: Path) -> None:
+    """Debian's Python fails half way until python3-venv is installed: then the same command works."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "locks").mkdir()
+    for name in ("pyproject.toml", "locks/cpu.txt", "locks/torch-cpu.txt", "python"):
+        (tmp_path / name).write_text(FAILING)
+    (tmp_path / "python").chmod(0o755)
+    words = ("make", "setup", "BUILD=cpu", "PYTHON=./python")
+    failed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2, failed.stdout
+    (tmp_path / "installed").touch()
+    assert "PyTorch's CPU build" in _run(*words, cwd=tmp_path)
+
+
 def test_the_wheel_holds_every_file_of_the_package(built: Path) -> None:
     """A data file left out would be missed at a user's first start, not here."""
     files = [path for path in (ROOT / "melld").rglob("*") if path.is_file() and "__pycache__" not in path.parts]

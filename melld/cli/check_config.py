@@ -24,7 +24,7 @@ from melld.config import Config
 from melld.control.runtime_directory import runtime_directory
 from melld.daemon.devices import find_gpus, kind_of, make_slots, slots_by_model
 from melld.daemon.preflight import check_model, check_policy
-from melld.daemon.sizes import check_sizes, group_devices
+from melld.daemon.sizes import fitted
 from melld.daemon.systemd import KEYS_CREDENTIAL, read_supervision, remark_on_key_file
 from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
@@ -54,11 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         config = load_config(arguments, os.environ)
         check_policy(config.scheduler.policy)
         check_installed(config.cluster)
-        check_model_files(config)
+        for model in config.served:
+            check_model(model.path)
+            engine_arguments(config.alone(model), "cpu")
         check_keys(config, os.environ)
         gpus = find_gpus(config.devices, Nvml(), os.environ)
-        check_sizes(config, gpus)
-        config = group_devices(config, gpus)
+        config = fitted(config, gpus)
         slots_by_model(config, gpus, os.environ)
         if not arguments.quick:
             check_with_vllm(config, gpus)
@@ -75,25 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         if remark is not None:
             print(f"melld check-config: warning: {remark}", file=sys.stderr)
     return DONE
-
-
-def check_model_files(config: Config) -> None:
-    """Check the models as `melld serve` would, and that each config.json is JSON.
-
-    Raises:
-        ConfigError: there is no model, or an option for vLLM is unknown or is one that melld sets itself.
-    """
-    for model in config.served:
-        check_model(model.path)
-        description = Path(model.path) / "config.json"
-        try:
-            if description.parent.is_dir():  # else a name, which vLLM resolves
-                msgspec.json.decode(description.read_bytes(), type=dict)
-        except OSError as error:
-            raise ConfigError("[model] path", f"{description}: {error.strerror}") from error
-        except msgspec.MsgspecError as error:
-            raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
-        engine_arguments(config.alone(model), "cpu")
 
 
 def check_with_vllm(config: Config, gpus: list[Device]) -> None:

@@ -5,6 +5,7 @@ Never says what a key means: `melld.config` does.
 """
 
 import argparse
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -127,14 +128,14 @@ def _config_file(named: str | None, environment: Mapping[str, str]) -> Path | No
     places = [Path(DEFAULT_FILE)]
     if managed := environment.get("CONFIGURATION_DIRECTORY"):
         places.append(Path(managed.split(":")[0]) / DEFAULT_FILE)
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113  False where we may not look
 
 
 def _read(file: Path, *, again: bool = False) -> str:
     try:
         if again and file.is_fifo():
             raise ConfigError(str(file), "is a FIFO, which cannot be read again")
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

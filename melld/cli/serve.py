@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
 
 from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
@@ -19,6 +18,12 @@ from melld.output import Output
 
 DESCRIPTORS = 65_536
 """Open files to ask for: a shell's limit, often 1,024, is meant for select(); the systemd unit sets the same."""
+LEAST_DESCRIPTORS = 128
+"""With fewer there are none for clients: the daemon and its workers take some 30, and 64 are left to spare."""
+
+
+class TooFewDescriptors(MelldError):
+    """The process may open too few files to serve anybody."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub logs a line per request
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
-    _allow_descriptors()
     try:
-        return _serve(arguments, output.say)
+        _allow_descriptors()
+        return _serve(arguments, output)
     except ConfigError as error:
         output.error.write(f"melld serve: {error}\n")
         return BAD_USAGE
@@ -53,16 +58,20 @@ def run(arguments: argparse.Namespace) -> int:
         output.close()
 
 
-def _serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+def _serve(arguments: argparse.Namespace, output: Output) -> int:
     config = load_config(with_model(arguments), os.environ)
     import uvloop
 
     from melld.daemon.lifecycle import Daemon
 
     async def serve() -> int:
-        daemon = Daemon(config, say, lambda: load_config(arguments, os.environ, again=True))
+        daemon = Daemon(config, output.say, lambda: load_config(arguments, os.environ, again=True))
         await daemon.run()
-        return FAILED if daemon.failed else DONE
+        code = FAILED if daemon.failed else DONE
+        if daemon.is_cut_short:  # the interpreter would wait for a thread that imports
+            output.close()
+            os._exit(code)
+        return code
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
@@ -83,4 +92,9 @@ def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def _allow_descriptors() -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, DESCRIPTORS)), most))
+    allowed = max(allowed, min(most, DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    if allowed < LEAST_DESCRIPTORS:
+        raise TooFewDescriptors(
+            f"it may open {allowed} files, too few to serve anybody: allow {LEAST_DESCRIPTORS} or more (ulimit -Hn)"
+        )

@@ -78,7 +78,7 @@ def _watch(client: ControlClient) -> None:
     console = plain_console()
     first = _decode(client.status())  # fails before the screen is cleared if there is no daemon
     try:
-        if not console.is_terminal:
+        if not console.is_terminal or console.is_dumb_terminal:
             for text in _again_and_again(client):
                 console.print(status_view(_decode(text), console))
                 console.file.flush()

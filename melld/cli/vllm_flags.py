@@ -82,8 +82,8 @@ def _json(text: str) -> Any:
 
 
 def _number(text: str) -> int | float | None:
-    """Parse 16384, 0.9, or vLLM's 16k (decimal) and 16K (binary); return None for anything else."""
-    if (found := re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text)) is None:
+    """Parse 16384, 0.9, .9, 1e-3, or vLLM's 16k (decimal) and 16K (binary); return None for anything else."""
+    if (found := re.fullmatch(r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)([kmgKMG]?)", text)) is None:
         return None
     value = float(found[1]) * UNITS[found[2]]
-    return value if "." in found[1] and not found[2] else int(value)
+    return int(value) if found[1].lstrip("-").isdecimal() or found[2] else value

@@ -294,4 +294,4 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
     requests: tuple[RequestStatus, ...] = ()
-    """Those on workers, then the queue in its order."""
+    """Those on workers, then those that wait, each in the order of arrival."""

@@ -44,7 +44,7 @@ class Daemon:
         self.config = config
         self._say = say
         self._reload = reload
-        self.failed = False
+        self.failed = self.is_cut_short = False
         self._condition = Condition()
         self._hung_up, self._stop, self._abort = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
@@ -116,7 +116,8 @@ class Daemon:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():  # told to stop meanwhile
-                self._say("melld: stopping, once the imports under way are done")
+                self._say("melld: stopping")
+                self.is_cut_short = True  # the imports go on in their thread, and cannot be stopped
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 return False

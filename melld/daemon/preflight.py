@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import msgspec
+
 from melld.config import Config
 from melld.control.status import WorkerState, WorkerStatus
 from melld.daemon.systemd import own_command
@@ -93,13 +95,28 @@ def check_roles(config: Config, workers: Collection[str]) -> None:
 
 
 def check_model(path: str) -> None:
-    """Raise `ConfigError` for a path without a model.  Names and URLs are let through: vLLM may find them elsewhere."""
-    directory, shown = Path(path), path or "''"
+    """Check that a model's directory can be read and describes one.  Names and URLs are vLLM's to find.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    try:
+        _check_model(Path(path), path)
+    except OSError as error:
+        raise ConfigError("[model] path", f"{error.filename or path}: {error.strerror}") from error
+
+
+def _check_model(directory: Path, path: str) -> None:
+    shown, description = path or "''", directory / "config.json"
     if directory.is_dir():
-        if not (directory / "config.json").is_file():
+        if not description.is_file():
             raise ConfigError(
                 "[model] path", f"{shown} holds no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}"
             )
+        try:
+            msgspec.json.decode(description.read_bytes(), type=dict)
+        except msgspec.MsgspecError as error:
+            raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
     elif directory.exists():
         hint = f"; a configuration goes with --config {shown}" if directory.suffix == ".toml" else ""
         raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}{hint}")
@@ -170,6 +187,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    except UnicodeError:  # `127.0..1`
+        raise CannotListen(f"cannot listen on {host}:{port}: no machine can have that name") from None
     return listener
 
 

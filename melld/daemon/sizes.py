@@ -90,6 +90,19 @@ def _description(directory: Path) -> dict[str, Any]:
         return {}
 
 
+def fitted(config: Config, gpus: Sequence[Device]) -> Config:
+    """Return the configuration for these devices, of which it says how many a worker takes; a cluster brings its own.
+
+    Raises:
+        ConfigError: it can never work on them.
+    """
+    check_lending(config, gpus)
+    if config.cluster.address is not None:
+        return config
+    check_sizes(config, gpus)
+    return group_devices(config, gpus)
+
+
 def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
     """Return the configuration with the number of devices of each worker filled in, if it is not given.
 

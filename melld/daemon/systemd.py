@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import socket
 import stat
 import sys
@@ -174,21 +175,21 @@ async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Be
 
 
 def own_command() -> str:
-    """Return the command that starts this installation of melld, wherever it is."""
+    """Return the command that starts this installation of melld, wherever it is, as a shell reads it."""
     installed = Path(sys.executable).parent / "melld"
-    return str(installed) if installed.is_file() else f"{sys.executable} -m melld"
+    return shlex.quote(str(installed)) if installed.is_file() else f"{shlex.quote(sys.executable)} -m melld"
 
 
 def system_unit(unit: str, program: str) -> str:
-    """Return a unit of `systemd/` for the system's manager, with the program's actual path."""
-    return unit.replace(PROGRAM, program)
+    """Return a unit of `systemd/` for the system's manager, with the program's actual path, quoted as for a shell."""
+    return unit.replace(PROGRAM, program.replace("%", "%%"))
 
 
 def user_unit(unit: str, program: str) -> str:
     """Return a unit of `systemd/` for a user's manager: started at log-in, configured in the user's `%E` directory."""
     lines = [line for line in unit.splitlines() if not line.startswith("#") and _is_for_users(line)]
     text = "\n".join(lines) + "\n"
-    text = text.replace(PROGRAM, program).replace(CONFIG, "%E/melld/melld.toml")
+    text = system_unit(text, program).replace(CONFIG, "%E/melld/melld.toml")
     # A user's manager cannot wait for the system's units.
     text = re.sub(r"^After=melld\.socket .*$", "After=melld.socket", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text.replace("WantedBy=multi-user.target", "WantedBy=default.target"))

@@ -31,7 +31,7 @@ from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
-from melld.daemon.sizes import block_bytes_of, check_lending, check_sizes, declarations, group_devices
+from melld.daemon.sizes import block_bytes_of, declarations, fitted
 from melld.daemon.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
@@ -106,12 +106,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
     kind, count = kind_of(gpus), len(config.served)
-    check_lending(config, gpus)
-    if config.cluster.address is None:
-        check_sizes(config, gpus)
-        config = group_devices(config, gpus)
-    elif count > 1:
-        raise ConfigError("[cluster] address", "a cluster serves one model: several are served on one machine")
+    config = fitted(config, gpus)
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)
     environment = worker_environment(kind, os.environ, lends=bool(config.devices.lent_bytes))

@@ -26,7 +26,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|[=>])")
 class Terminal:
     """`melld WORDS...` on a terminal of so many columns and lines."""
 
-    def __init__(self, *words: str, columns: int = 100, lines: int = 30) -> None:
+    def __init__(self, *words: str, columns: int = 100, lines: int = 30, kind: str = "xterm-256color") -> None:
         self._screen, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
         hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
@@ -36,7 +36,7 @@ class Terminal:
             stdin=inside,
             stdout=inside,
             stderr=inside,
-            env={**environment, "TERM": "xterm-256color"},
+            env={**environment, "TERM": kind},
             start_new_session=True,
         )
         os.close(inside)

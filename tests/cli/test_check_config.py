@@ -116,6 +116,34 @@ def test_a_cluster_without_ray_is_found_out(
     assert said == "melld check-config: [cluster] address: Ray is not installed: see docs/cluster.md, step 1\n"
 
 
+def test_memory_that_no_gpu_can_lend_is_found_too(place: Path) -> None:
+    """What the daemon would refuse at its start, the check refuses before."""
+    models = "".join(f'[[models]]\npath = "model"\nname = "{name}"\n' for name in "ab")
+    (place / "melld.toml").write_text(f'{models}[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n')
+    done = check(place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "[devices] lent_kv_bytes: there is no GPU to use" in done.stderr
+
+
+def test_a_cluster_takes_one_model(place: Path) -> None:
+    """Nobody learns it from a daemon that does not start."""
+    models = "".join(f'[[models]]\npath = "model"\nname = "{name}"\n' for name in "ab")
+    (place / "melld.toml").write_text(f'{models}[cluster]\naddress = "auto"\n')
+    done = check(place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "[cluster] serves one model" in done.stderr
+
+
+def test_a_configuration_is_utf_8_whatever_the_locale_is(place: Path) -> None:
+    """TOML is; a minimal container's locale is not."""
+    (place / "melld.toml").write_bytes('[model]\npath = "model"\nname = "Grüße"\n'.encode())
+    words = (sys.executable, "-m", "melld", "check-config", "--quick", "--json")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["model"]["name"] == "Grüße"
+
+
 def test_a_name_is_left_to_vllm(place: Path) -> None:
     """A model that is named as its hub names it is found when it is loaded, not here, and this is said."""
     done = check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct")

@@ -178,3 +178,10 @@ def test_a_command_looks_where_its_daemon_is(tmp_path: Path) -> None:
     assert directories("--runtime-directory", "here", environment=session) == [str(tmp_path / "here")]
     (tmp_path / "bare.toml").write_text("[server]\nport = 1\n")
     assert directories("--config", "bare.toml", environment={"RUNTIME_DIRECTORY": "/run/melld"}) == ["/run/melld"]
+
+
+def test_a_place_that_may_not_be_looked_at_has_no_file(tmp_path: Path) -> None:
+    """`sudo -u SERVICE melld status` begins in a directory of somebody else's: it finds the daemon all the same."""
+    unseen = tmp_path / ("a" * 300)  # root may look everywhere: a name that is too long fails alike
+    environment = {"CONFIGURATION_DIRECTORY": str(unseen), "RUNTIME_DIRECTORY": "/run/melld"}
+    assert directories(environment=environment) == ["/run/melld"]

@@ -166,6 +166,16 @@ def test_watch_follows_the_daemon_and_ends_with_ctrl_c(daemon: ControlDaemon) ->
         assert terminal.raw.rindex("\x1b[?25l") < terminal.raw.rindex("\x1b[?25h"), "the cursor is there again"
 
 
+def test_watch_shows_all_on_a_terminal_that_moves_no_cursor(daemon: ControlDaemon) -> None:
+    """Emacs' shell is one: what is printed there again and again is read, too."""
+    words = ("status", "--watch", "--runtime-directory", str(daemon.directory))
+    with Terminal(*words, kind="dumb") as terminal:
+        terminal.read_until(RUNNING.request)
+        terminal.press("\x03")
+        assert terminal.exit_code() == 0
+        assert "\x1b" not in terminal.raw
+
+
 def test_watch_ends_with_the_daemon(daemon: ControlDaemon) -> None:
     """Nobody looks at the last picture of a dead daemon and believes it."""
     with Terminal("status", "--watch", "--runtime-directory", str(daemon.directory)) as terminal:

@@ -26,6 +26,8 @@ def load(*words: str) -> Config:
         ("--max-model-len 16K", {"max_model_len": 16384}),
         ("--max-model-len -1", {"max_model_len": -1}),
         ("--gpu-memory-utilization 0.85", {"gpu_memory_utilization": 0.85}),
+        ("--gpu-memory-utilization .85", {"gpu_memory_utilization": 0.85}),
+        ("--gpu-memory-utilization 85e-2", {"gpu_memory_utilization": 0.85}),
         ("--enforce-eager --trust-remote-code", {"enforce_eager": True, "trust_remote_code": True}),
         ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
         ("-q fp8 --dtype float16", {"quantization": "fp8", "dtype": "float16"}),

@@ -13,7 +13,7 @@ import melld
 from melld.cli import main
 from melld.config import Config, IdleConfig, ModelConfig, PrioritiesConfig, SchedulerConfig, TargetsConfig
 from melld.config_server import ServerConfig
-from melld.daemon.preflight import CHAT, check_model, check_policy, ready_text, scheduler_settings
+from melld.daemon.preflight import CHAT, CannotListen, bind, check_model, check_policy, ready_text, scheduler_settings
 from melld.errors import ConfigError
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
@@ -66,6 +66,25 @@ def test_a_directory_that_is_not_there_is_not_taken_for_a_name(wrong: str) -> No
     """Nobody waits for Hugging Face, and reads of tokens for it, because of a typing error."""
     with pytest.raises(ConfigError, match=r"there is no directory .*: a model is a directory with"):
         check_model(wrong)
+
+
+def test_a_model_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+    """It may be another user's, or on a disk that fails: daemon and check say which, and why."""
+    (tmp_path / "config.json").symlink_to("/proc/self/mem")
+    with pytest.raises(ConfigError, match=r"\[model\] path: .*: Input/output error"):
+        check_model(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"File name too long"):
+        check_model(f"{tmp_path}/{'a' * 300}")
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text("<html>")
+    with pytest.raises(ConfigError, match=r"config.json is not JSON"):
+        check_model(str(tmp_path))
+
+
+def test_a_host_that_no_machine_can_be_called_is_told_in_a_line() -> None:
+    """A typing error in an address is no bug of melld's."""
+    with pytest.raises(CannotListen, match=r"cannot listen on 127.0..1:0: no machine"):
+        bind("127.0..1", 0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "org/a-model_1.5", "org/model-GGUF:Q4_K_M", "s3://bucket/a/model"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.daemon.systemd import CONFIG, PROGRAM, is_ours, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, PROGRAM, is_ours, own_command, signed, system_unit, user_unit
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = (UNITS / "melld.service").read_text()
@@ -43,13 +43,17 @@ def test_the_users_daemon_keeps_what_it_has_measured() -> None:
 
 
 @pytest.mark.parametrize("manager", ["--system", "--user"])
-def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str) -> None:
-    """A unit with an ignored line would be less than it seems."""
+def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit with an ignored line would be less than it seems, and one in "My Projects" runs no program."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
+    place = tmp_path / "my 50% place"
+    place.mkdir()
+    shutil.copy("/bin/true", place / "melld")
+    monkeypatch.setattr(sys, "executable", str(place / "python"))
     make = user_unit if manager == "--user" else system_unit
     for name, unit in (("melld.service", SERVICE), ("melld.socket", SOCKET)):
-        (tmp_path / name).write_text(signed(make(unit, sys.executable)))
+        (tmp_path / name).write_text(signed(make(unit, own_command())))
     done = subprocess.run(
         ["systemd-analyze", manager, "--man=no", "verify", tmp_path / "melld.service", tmp_path / "melld.socket"],
         check=False,

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,15 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
 
 
+def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
+    """A daemon that let nobody in would look as if it served."""
+    words = (sys.executable, "-m", "melld", "serve", str(demo_model), "--device", "cpu:1", "--port", "0")
+    command = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *words)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    told = "melld serve: it may open 64 files, too few to serve anybody: allow 128 or more (ulimit -Hn)\n"
+    assert (done.returncode, done.stdout + done.stderr) == (1, told)
+
+
 LATE = """
 import os, sys, time
 from melld.cli import main
@@ -93,3 +104,14 @@ def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_mod
         operator.wait(lambda status: status["requests"], 60)
         os.kill(operator.status()["workers"][0]["pid"], signal.SIGCONT)
         assert waiting.result().error is None
+
+
+def test_told_to_stop_it_does_not_wait_for_its_imports(demo_model: Path, tmp_path: Path) -> None:
+    """A stop or a restart of the service while it starts takes a moment, not as long as a start."""
+    flags, environment = ["--device", "cpu:1", "--kv-bytes", "8MiB"], {"MELLD_PREPARED": str(tmp_path / "never")}
+    with DaemonProcess(demo_model, *flags, program=("-c", LATE), environment=environment) as daemon:
+        daemon.wait_for("w0 is ready")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.wait_end() == 0
+    assert daemon.lines[-1] == "melld: stopping"
+    assert not (daemon.runtime_directory / "control.sock").exists()
