@@ -73,6 +73,23 @@ async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.Mon
     assert "slow could not be loaded: no weights" in rest
 
 
+async def test_a_call_without_a_stream_is_not_answered_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that knows no `stream` ignores it, whatever becomes of its model."""
+    monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
+    model = Absent()
+    async with served(model) as url:
+        asked = post(url.replace("completions", "embeddings"), b'{"model": "slow", "input": "a", "stream": true}')
+        calling = asyncio.ensure_future(asyncio.to_thread(urllib.request.urlopen, asked, timeout=20))
+        await asyncio.wait_for(model.asked.wait(), 20)
+        for _turn in range(10):  # of the loop: the head of a stream would be sent by now
+            await asyncio.sleep(0)
+        model.known.set()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await calling
+    with refused.value as error:
+        assert (error.code, json.load(error)["error"]["code"]) == (503, "model_not_loaded")
+
+
 async def test_a_call_is_told_why_its_model_is_not_there() -> None:
     """And when to try again."""
     model = Absent()
