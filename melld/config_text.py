@@ -125,5 +125,5 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(
             where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'
         )
-    _ = config.migration.link_limit_bytes_per_s, config.idle.cached_bytes
+    _ = config.devices.lent_bytes, config.migration.link_limit_bytes_per_s, config.idle.cached_bytes
     _check_keys(config.server, where)

@@ -40,16 +40,15 @@ def is_address(text: str) -> bool:
 
 def parse_bytes(size: int | str, where: str) -> int:
     """Return the bytes of an integer or a string such as `"128MiB"`; raise `ConfigError` naming `where` otherwise."""
-    value: float
     if isinstance(size, int):
         value = size
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(where, f"{size!r} is not a size such as 134217728 or '128MiB'")
-        value = float(match[1]) * _UNITS[match[2].upper()]
+        value = int(min(float(match[1]) * _UNITS[match[2].upper()], LARGEST_SIZE))
     if not 0 < value < LARGEST_SIZE:
         raise ConfigError(
             where, f"{str(size)[:40]} is not a size such as 134217728 or '128MiB': above zero, below 8 EiB"
         )
-    return int(value)
+    return value

@@ -47,6 +47,7 @@ def client(text: str) -> str:
         ('[model]\npath="m"\n[devices]\ncuda=[]', "cuda is empty"),
         ('[model]\npath="m"\n[devices]\ncpu={count=0}', "[devices.cpu.count]"),
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
+        ('[model]\npath="m"\n[devices]\nlent_kv_bytes="much"', "'much' is not a size"),
         ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
         ('[model]\npath="m"\n[cluster]\nkv="nixl"', '[cluster] kv = "nixl" wants kv_interface'),
         ('[model]\npath="m"\n[cluster]\naddress="10.0.0.1"', "[cluster.address] wants auto, or HOST:PORT of"),
@@ -262,7 +263,7 @@ def test_nobody_counts_zeros_in_sizes(text: str, value: int) -> None:
     assert parse_bytes(text, "test") == value
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "nan", "inf", "1e300GiB", "x"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "0.4", "nan", "inf", "1e300GiB", "x"])
 def test_sizes_that_are_none_are_refused(text: str) -> None:
     """A size of zero, one that no machine has, or one that is no number, is refused."""
     with pytest.raises(ConfigError, match="is not a size"):

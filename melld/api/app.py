@@ -181,7 +181,8 @@ class Api:
         with self._called_by(exchange.client.name, priority), counted, model.called():
             check_request_id(request.headers.get("X-Request-Id") or None, "X-Request-Id")
             if model.serving is None:
-                await self._until_loaded(exchange, model, is_stream=fields.get("stream") is True)
+                is_stream = call.streams and fields.get("stream") is True
+                await self._until_loaded(exchange, model, is_stream=is_stream)
             assert model.serving is not None
             return await self._serve(exchange, call, model.serving, fields, len(body))
 
@@ -237,7 +238,7 @@ class Api:
         long = LongAnswer(self._turns) if keeping is None else keeping.long
         work = perform(call, serving, parsed, vllm_request, long, tier)
         work = work if keeping is None else keeping.kept(work)
-        if is_stream(parsed):
+        if is_stream(call, parsed):
             return await self._stream(exchange, work)
         result = await work
         return exchange.whole(result.body, headers=result.headers)

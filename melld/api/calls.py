@@ -64,7 +64,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     takes: Any
     """vLLM's pydantic model of its body, or a union of several."""
     gives: Any
-    """That of its answer; a stream of events instead if `takes` has a field `stream`, and it is true."""
+    """That of its answer, unless it is a stream."""
     parse: Callable[[dict[str, Any]], BaseModel]
     """Turns a body into what it takes."""
     serving: str
@@ -82,6 +82,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A limit below the configuration's, where the answer grows with the body and is made in one go."""
     hears: bool = False
     """True if the body is a form with audio, not JSON."""
+
+    @property
+    def streams(self) -> bool:
+        """Return True if it answers with a stream of events where `stream` asks for one."""
+        return "stream" in getattr(self.takes, "model_fields", ())
 
     def limits(self, config: ServerConfig) -> ServerConfig:
         """Return the limits of this endpoint's bodies."""

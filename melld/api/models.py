@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from starlette.datastructures import State
+from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 
 from melld.api.admission import RETRY_AFTER
 from melld.api.answers import Refusal
@@ -73,8 +74,8 @@ async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
     for model in models:
         status = {"status": model.status().state.value}
         if model.serving is None:
-            found += [{"id": name, "object": "model", "owned_by": "vllm"} | status for name in model.names]
-            continue
-        shown = await model.serving.openai_serving_models.show_available_models()
+            shown = ModelList(data=[ModelCard(id=name) for name in model.names])
+        else:
+            shown = await model.serving.openai_serving_models.show_available_models()
         found += [card.model_dump(mode="json") | status for card in shown.data]
     return found

@@ -203,7 +203,7 @@ def _name_the_encoding(schema: Any) -> None:
 def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
     call = CALLS[path]
     content: dict[str, Any] = {"application/json": {"schema": schemas[path, "gives"]}}
-    if "stream" in getattr(call.takes, "model_fields", ()):
+    if call.streams:
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for one event of many
     media_type = FORM if call.hears else JSON
     wanted_id = {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"}

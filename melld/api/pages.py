@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 from vllm import __version__ as vllm_version
 
 from melld.api.answers import JSON, Refusal
@@ -59,8 +60,15 @@ async def versions(_daemon: ApiContext, _rest: str) -> web.Response:
 
 
 async def metrics(daemon: ApiContext, _rest: str) -> web.Response:
-    """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format."""
-    return web.Response(body=generate_latest(daemon.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format.
+
+    They are of one moment.  Written all at once, those of 32 workers would hold the event loop for 40 ms.
+    """
+    pieces = []
+    for family in list(daemon.registry.collect()):
+        pieces.append(generate_latest(_Collected(family)))
+        await asyncio.sleep(0)
+    return web.Response(body=b"".join(pieces), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def models(daemon: ApiContext, name: str) -> web.Response:
@@ -101,6 +109,16 @@ PAGES: dict[str, Callable[[ApiContext, str], Awaitable[web.Response]]] = {
 }
 # The page itself holds nothing: it shows /status, for which it asks its reader for a key.
 WITHOUT_KEY = frozenset(path for path, page in LOOKED.items() if page.open)
+
+
+class _Collected(Collector):
+    """A family of metrics that has been collected."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
 
 
 def _json(body: bytes, **rest: Any) -> web.Response:

@@ -20,6 +20,8 @@ from melld.api.answers import bad
 
 MAX_INNER_VALUES = 512
 """Objects and lists in one message or similar entry, which is validated in one go."""
+MAX_ACTIONS = 64
+"""The same in a call of a computer, each of whose actions is tried as nine types."""
 SMALL = 1000
 """Entries of any list that may be validated in one go."""
 TEXTS = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2", "texts", "images", "inputs")
@@ -98,8 +100,10 @@ def check_bites(body: dict[str, Any]) -> None:
             _check_tokens(value, name)
         elif name in _OF_ARGUMENTS and isinstance(value, dict):
             _check_arguments(value, name)
+        elif name == "structured_outputs" and isinstance(value, dict):
+            _check_choices(value.get("choice"), name)
         elif isinstance(value, list) and name not in _BY_ITEM and len(value) > SMALL:
-            _check_uniform(value, name)
+            raise bad(name, f"{name} may hold at most {SMALL} entries")
 
 
 @functools.cache
@@ -118,8 +122,9 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
     assert info.context is not None
     if info.context.get("wrong"):
         raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
-    if _holds_more_than(item, MAX_INNER_VALUES):
-        raise bad(info.field_name or "body", f"an entry may hold at most {MAX_INNER_VALUES} objects and lists")
+    most = MAX_ACTIONS if isinstance(item, dict) and "actions" in item else MAX_INNER_VALUES
+    if _holds_more_than(item, most):
+        raise bad(info.field_name or "body", f"an entry may hold at most {most} objects and lists")
     try:
         return validate(item)
     except ValidationError:
@@ -179,6 +184,6 @@ def _check_arguments(values: dict[str, Any], name: str) -> None:
         raise bad(name, f"{name} may hold at most {SMALL} values")
 
 
-def _check_uniform(values: list[Any], name: str) -> None:
-    if len(set(map(type, values))) > 1:
-        raise bad(name, f"{name} holds values of several types")
+def _check_choices(choices: Any, name: str) -> None:
+    if isinstance(choices, list) and len(choices) > SMALL and not _are_words(choices):
+        raise bad(name, f"a choice of more than {SMALL} must be a list of texts")

@@ -71,9 +71,9 @@ def handler_of(call: Call, serving: State) -> Any:
     return handler
 
 
-def is_stream(parsed: BaseModel) -> bool:
+def is_stream(call: Call, parsed: BaseModel) -> bool:
     """Return True if the request asks for a stream of events."""
-    return "stream" in type(parsed).model_fields and bool(parsed.stream)  # type: ignore[attr-defined]
+    return call.streams and bool(parsed.stream)  # type: ignore[attr-defined]
 
 
 async def perform(
@@ -88,7 +88,7 @@ async def perform(
     serve = getattr(handler, call.method) if call.method else handler
     if call.hears:
         serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
-    result = await (serve(parsed, request) if is_stream(parsed) else long.ask(serve(parsed, request)))
+    result = await (serve(parsed, request) if is_stream(call, parsed) else long.ask(serve(parsed, request)))
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
     if isinstance(result, BaseModel):

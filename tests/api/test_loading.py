@@ -9,10 +9,12 @@ import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 from aiohttp import ClientConnectionResetError
 
 from melld.api import app
+from melld.control.status import ModelState, ModelStatus
 from melld.daemon.model import ModelNotLoaded
 from tests.api.contexts import context_of
 
@@ -42,8 +44,8 @@ class Absent:
     def why_closed(self) -> str | None:
         return None
 
-    def status(self) -> Any:
-        return None
+    def status(self) -> ModelStatus:
+        return ModelStatus(model="slow", names=self.names, state=ModelState.FAILED)
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +75,23 @@ async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.Mon
     assert "slow could not be loaded: no weights" in rest
 
 
+async def test_a_call_without_a_stream_is_not_answered_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that knows no `stream` ignores it, whatever becomes of its model."""
+    monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
+    model = Absent()
+    async with served(model) as url:
+        asked = post(url.replace("completions", "embeddings"), b'{"model": "slow", "input": "a", "stream": true}')
+        calling = asyncio.ensure_future(asyncio.to_thread(urllib.request.urlopen, asked, timeout=20))
+        await asyncio.wait_for(model.asked.wait(), 20)
+        for _turn in range(10):  # of the loop: the head of a stream would be sent by now
+            await asyncio.sleep(0)
+        model.known.set()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await calling
+    with refused.value as error:
+        assert (error.code, json.load(error)["error"]["code"]) == (503, "model_not_loaded")
+
+
 async def test_a_call_is_told_why_its_model_is_not_there() -> None:
     """And when to try again."""
     model = Absent()
@@ -87,6 +106,16 @@ async def test_a_call_is_told_why_its_model_is_not_there() -> None:
     with refused.value as error:
         assert (error.code, error.headers["Retry-After"]) == (503, "7")
         assert b"model_not_loaded" in error.read()
+
+
+async def test_a_model_is_listed_in_full_before_it_was_loaded() -> None:
+    """OpenAI's clients read all fields of a model, `created` among them."""
+    async with served(Absent()) as url, openai.AsyncOpenAI(base_url=url.rpartition("/")[0], api_key="none") as client:
+        [card] = (await client.models.list()).data
+        one = await client.models.retrieve("slow")
+    needed = {name for name, field in openai.types.Model.model_fields.items() if field.is_required()}
+    assert needed - card.model_fields_set == needed - one.model_fields_set == set()
+    assert (card.id, card.object, card.model_extra["status"]) == ("slow", "model", "failed")
 
 
 async def test_a_lost_connection_of_the_daemons_own_is_not_its_clients() -> None:

@@ -20,7 +20,7 @@ TRIES = 12
 """What a body does, it does each time: the least of so many is held against the limit.  On a busy machine the loop is
 kept waiting while another thread works, and the processor is half as quick while its other half works."""
 BODY_BYTES = 8 << 20
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 
 
 class Body(NamedTuple):
@@ -38,6 +38,7 @@ class Body(NamedTuple):
         return (self.prefix + self.unit * count).rstrip(b",") + self.suffix
 
 
+WORDS_FOR_OBJECTS = b'{"messages":[{"role":"user","content":"a"}],"system":['
 PART = b'{"type":"text","text":"a"},'
 BODIES = [
     Body("tokens", COMPLETIONS, b'{"prompt":[', b"1,", b"]}"),
@@ -53,6 +54,9 @@ BODIES = [
     Body("pairs", CHAT, b'{"messages":"', b"\\ud83d\\ude00", b'"}'),
     Body("unknown-field", COMPLETIONS, b'{"prompt":"a","x":[', b"{},", b"]}"),
     Body("allowed-words", COMPLETIONS, b'{"prompt":"a","allowed_token_ids":[', b'"x",', b"]}", 1_200_000),
+    Body("wrong-words", COMPLETIONS, b'{"prompt":"a","bad_words":[', b"1,", b"]}", 590_000),
+    Body("words-for-objects", COUNT, WORDS_FOR_OBJECTS, b'"a",', b"]}", 1_190_000),
+    Body("wrong-choices", COMPLETIONS, b'{"prompt":"a","structured_outputs":{"choice":[', b"1,", b"]}}", 130_000),
     Body("arguments", COMPLETIONS, b'{"prompt":"a","vllm_xargs":{"a":[', b"{},", b"]}}", 150_000),
     Body("messages", CHAT, b'{"messages":[', b'{"role":"user","content":"a"},', b"]}"),
     Body("20000-messages", CHAT, b'{"messages":[', b'{"role":"user","content":"a"},', b"]}", 580_000),
@@ -62,6 +66,7 @@ BODIES = [
     Body("wrong-inputs", RESPONSES, b'{"input":[', b"{},", b"]}", 100_000),
     Body("inputs", RESPONSES, b'{"input":[', b'{"role":"user","content":"a"},', b"]}", 200_000),
     Body("wrong-parts-of-inputs", RESPONSES, b'{"input":[{"role":"user","content":[', b"{},", b"]}]}", 16_000),
+    Body("wrong-actions", RESPONSES, b'{"input":[{"type":"computer_call","actions":[', b"{},", b"]}]}", 1_570),
     Body("wrong-tools", RESPONSES, b'{"input":"a","tools":[', b"{},", b"]}", 100_000),
     Body(
         "blocks",

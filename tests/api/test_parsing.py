@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from melld.api.answers import Refusal
-from melld.api.parsing import MAX_INNER_VALUES, NOT_LOOKED_AT, SMALL, patient
+from melld.api.parsing import MAX_ACTIONS, MAX_INNER_VALUES, NOT_LOOKED_AT, SMALL, patient
 
 
 class Text(BaseModel):
@@ -81,7 +81,10 @@ def test_after_the_first_wrong_item_none_is_looked_at() -> None:
         ({"messages": "a", "prompt": [["x"] * 99] * 99}, "prompt"),
         ({"messages": "a", "vllm_xargs": {"a": [1] * SMALL}}, "vllm_xargs"),
         ({"messages": "a", "logit_bias": {str(number): "x" for number in range(SMALL + 1)}}, "logit_bias"),
-        ({"messages": "a", "bad_words": [1, *["x"] * SMALL]}, "bad_words"),
+        ({"messages": "a", "bad_words": [1] * (SMALL + 1)}, "bad_words"),
+        ({"messages": "a", "bad_words": ["x"] * (SMALL + 1)}, "bad_words"),
+        ({"messages": "a", "structured_outputs": {"choice": ["x", *[1] * SMALL]}}, "structured_outputs"),
+        ({"messages": [{"actions": [{}] * MAX_ACTIONS}]}, "messages"),
     ],
 )
 def test_what_cannot_be_taken_in_bites_is_bounded(body: dict[str, Any], param: str) -> None:
