@@ -55,7 +55,7 @@ def in_words(report: dict[str, Any]) -> str:
     if report["outcome"] != "committed":
         return f"{way}: not moved, {report['outcome']} ({report['reason']})"
     gap_s = report["gap_s"]
-    gap = "no token since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
+    gap = "no token before it, or none since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
     copied = f"{report['blocks']} blocks ({report['copied_bytes'] / 2**20:.1f} MiB) in {report['rounds']} rounds"
     return (
         f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}; {_HELD}"

@@ -186,11 +186,12 @@ class Executor:
         if (waiting := self._gaps.pop(request, None)) is not None:
             waiting.told.set()
 
-    def resumed(self, request: RequestId, gap_s: float) -> None:
-        """Note the gap that the client has seen."""
+    def resumed(self, request: RequestId, gap_s: float | None) -> None:
+        """Note the gap that the client has seen, if it had a token before."""
         if (move := self._gaps.pop(request, None)) is not None:
             move.gap_s = gap_s
-            self._meters.gap(move.migration.via, gap_s)
+            if gap_s is not None:
+                self._meters.gap(move.migration.via, gap_s)
             move.told.set()
 
     # -- the table's actions -----------------------------------------------------------------------------------------

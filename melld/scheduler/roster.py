@@ -12,6 +12,8 @@ from melld.scheduler.events import WorkerUp
 from melld.scheduler.state import Duty, Worker
 
 OPEN_STATES = (Duty.ASLEEP, Duty.ACTIVE)
+MOST_ENTRIES = 2
+"""Entries for each worker among those that sleep, before the old ones are dropped."""
 
 
 class Roster:
@@ -66,6 +68,8 @@ class Roster:
     def sleeps(self, worker: Worker) -> None:
         """Add the worker to those that can be woken."""
         heapq.heappush(self._asleep, (worker.wake_s, worker.machine, worker.rank, worker.id))
+        if len(self._asleep) > MOST_ENTRIES * len(self.workers):
+            self._tidy()
 
     def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
         """Set the time that waking the worker takes from now on."""
@@ -85,7 +89,7 @@ class Roster:
         first = self._asleep_worker(asleep[0])
         if first is not None and kv_bytes <= first.capacity_bytes and first.slots > 0:
             return first
-        self._asleep = sorted({entry for entry in asleep if self._asleep_worker(entry) is not None})  # a heap again
+        self._tidy()
         for entry in self._asleep:
             worker = self._asleep_worker(entry)
             if worker is not None and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
@@ -95,6 +99,10 @@ class Roster:
     def could_hold(self, kv_bytes: int) -> bool:
         """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
         return kv_bytes <= self._largest_open_bytes
+
+    def _tidy(self) -> None:
+        """Drop what no longer holds, and all but one of equal entries; what is sorted is a heap."""
+        self._asleep = sorted({entry for entry in self._asleep if self._asleep_worker(entry) is not None})
 
     def _asleep_worker(self, entry: tuple[float, int, int, WorkerId]) -> Worker | None:
         wake_s, _, rank, name = entry

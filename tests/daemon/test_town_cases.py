@@ -82,6 +82,32 @@ def test_a_load_that_fails_at_once_takes_back_what_was_offered_with_it() -> None
     run_virtually(history)
 
 
+def test_a_client_that_leaves_while_its_model_waits_for_memory_waits_no_more() -> None:
+    """Else another model would leave for nobody."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=14).start()
+        town.spawn(town.shell.unload(town.models[B], now=False))
+        for _ in range(3):
+            await town.rest()
+            await asyncio.sleep(0.1)
+        town.call(A, 3, 9)
+        town.call(A, 3, 9)
+        await town.rest()
+        await answered(town)
+        town.call(B, 1, 2)
+        await town.settle()
+        b, tenant = town.daemons[B], town.shell.tenants[B]
+        assert town.states()[WorkerId("b0")] is InstanceState.CLEARING
+        assert tenant.take_load(town.shell._held(tenant)).waiting == 1
+        b.leave(*b.open)
+        assert tenant.take_load(town.shell._held(tenant)).waiting == 0
+        await town.finish()
+        await town.close()
+
+    run_virtually(history)
+
+
 def test_a_model_that_is_kept_for_no_time_serves_its_first_call() -> None:
     """It is not unloaded again while the call that it was loaded for becomes a request."""
 

@@ -73,8 +73,7 @@ def test_peer_copies_are_exact(sibling: Any, copier: str) -> None:
         pytest.skip("no batched copies with this CUDA runtime")
     link = cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout, [copier])
     assert link.copiers.names == (copier,)
-    pulled = Puller(link, checksum=True).pull(SOURCE, TARGET)
-    assert pulled.verified
+    Puller(link, checksum=True).pull(SOURCE, TARGET)
     assert_pulled(tensors, sibling.order, SOURCE, TARGET)
     link.close()
 

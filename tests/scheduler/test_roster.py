@@ -53,6 +53,16 @@ def test_a_negative_wake_time_is_refused() -> None:
         scheduler_with().handle(e.WorkerWakeTimeChanged(1.0, "w0", -1.0))
 
 
+def test_a_worker_that_wakes_and_sleeps_for_years_is_noted_no_more_often() -> None:
+    """On a quiet daemon each request wakes a worker, which sleeps again after it: that takes no memory."""
+    scheduler, now_s = scheduler_with(workers=2), 1.0
+    for number in range(50):
+        arrive(scheduler, f"r{number}", 900, now_s)
+        finish(scheduler, f"r{number}", now_s + 1.0)
+        scheduler.handle(e.EpochStarted(now_s := now_s + 2.0))
+    assert len(scheduler.cluster.roster._asleep) <= 4
+
+
 class RosterMachine(RuleBasedStateMachine):
     """Workers that come, go, wake, sleep and change, beside a look at every one of them."""
 

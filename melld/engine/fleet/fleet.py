@@ -252,8 +252,9 @@ class Fleet:
         reported = self.reports.take(worker, done, outputs, self._clock())
         for request, gap_s in reported.gaps_s.items():
             self._listener().executor.resumed(request, gap_s)
-            cause = self.live[request].cause
-            self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
+            if gap_s is not None:
+                cause = self.live[request].cause
+                self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
             self._requests.delivery.acquit(request)
         for request in reported.finished:

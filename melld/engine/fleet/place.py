@@ -277,6 +277,6 @@ class Place:
         return [events.WorkerDown(now_s, worker=self.slot.worker)] if known is not None else []
 
     def take_held(self) -> list[RequestId]:
-        """Return the held requests and hold them no longer; some may have ended meanwhile."""
+        """Return the held requests and hold them no longer."""
         held, self.held = self.held, []
         return held

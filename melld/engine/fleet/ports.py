@@ -35,8 +35,8 @@ class MoveKeeper(Protocol):
     def request_ended(self, request: RequestId) -> None:
         """Note that the request has ended or its client has left.  Its owner frees its blocks unasked."""
 
-    def resumed(self, request: RequestId, gap_s: float) -> None:
-        """Note the first output since the request was handed over, `gap_s` after the last one before."""
+    def resumed(self, request: RequestId, gap_s: float | None) -> None:
+        """Note the first output since the request was handed over, `gap_s` after the last one before, if any."""
 
 
 class FleetListener(Protocol):

@@ -65,8 +65,8 @@ class Reported(msgspec.Struct, frozen=True):
     finished: list[RequestId] = []
     acquitted: list[RequestId] = []
     """Suspects that have made enough tokens since the death of a worker."""
-    gaps_s: dict[RequestId, float] = {}
-    """Requests that resumed after a hand-over or a worker's death: seconds since their last output before."""
+    gaps_s: dict[RequestId, float | None] = {}
+    """Requests that resumed after a hand-over or a worker's death: seconds since their last output before, if any."""
 
 
 class Reports:
@@ -172,7 +172,7 @@ class Reports:
             kept.append(output)
             if live.is_interrupted:
                 live.is_interrupted = False
-                reported.gaps_s[live.request] = now_s - (live.last_output_s or live.arrived_s)
+                reported.gaps_s[live.request] = now_s - live.last_output_s if live.last_output_s else None
             live.last_output_s = now_s
             if output.new_token_ids:
                 if not live.output_token_ids:

@@ -125,8 +125,7 @@ class Requests:
         worker = live.worker
         if worker is None:
             return
-        if request in (held := self._supervisor.places[worker].held):
-            held.remove(request)
+        self._hold_no_more(live)
         self._send(worker, wire.AbortRequests(requests=[request], may_return=True), ())
         live.leave_worker()
         live.suspensions += 1
@@ -145,8 +144,7 @@ class Requests:
     def give_held(self, worker: WorkerId) -> None:
         """Send the requests that were held for the worker, which is ready."""
         for request in self._supervisor.places[worker].take_held():
-            if (live := self._reports.owned(request, worker)) is not None:
-                self._give(live, worker)
+            self._give(self.live[request], worker)
 
     def of(self, worker: WorkerId) -> list[Live]:
         """Return the requests that the worker owns."""
@@ -183,9 +181,15 @@ class Requests:
     def _remove(self, request: RequestId) -> Live | None:
         live = self.live.pop(request, None)
         if live is not None:
+            self._hold_no_more(live)
             self.delivery.acquit(request)
             self.prefixes.ended(request, live.worker, live.output_token_ids)
         return live
+
+    def _hold_no_more(self, live: Live) -> None:
+        """Take the request from those that wait for its worker, if it does."""
+        if live.worker is not None and live.request in (held := self._supervisor.places[live.worker].held):
+            held.remove(live.request)
 
     def _tell_ended(self, live: Live) -> None:
         self._listener().executor.request_ended(live.request)

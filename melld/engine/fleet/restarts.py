@@ -32,7 +32,8 @@ class Restarts:
         self._steadying: dict[WorkerId, asyncio.TimerHandle] = {}
 
     def ready(self, place: Place) -> None:
-        """Note that the worker is ready: if it died before, it must run for a while."""
+        """Note that the worker is ready: if it died before, it must run for a while from now on."""
+        self.forget(place.slot.worker)
         if place.setbacks:
             loop = asyncio.get_running_loop()
             self._steadying[place.slot.worker] = loop.call_later(self._steady_after_s, self._steadied, place)

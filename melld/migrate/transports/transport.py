@@ -61,7 +61,6 @@ class Pulled(msgspec.Struct, frozen=True):
     nbytes: int
     copy_s: float
     paced_s: float
-    verified: bool
 
 
 Wait = Callable[[], None]
@@ -170,7 +169,7 @@ class Puller:
         if self._checksum:
             for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
                 self._verify(source, destination)
-        return Pulled(len(source_blocks), len(source_blocks) * block_bytes, flight.copy_s, paced_s, self._checksum)
+        return Pulled(len(source_blocks), len(source_blocks) * block_bytes, flight.copy_s, paced_s)
 
     def close(self) -> None:
         """Close the link to the peer's memory."""

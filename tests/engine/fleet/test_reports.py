@@ -68,6 +68,14 @@ def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
     assert gaps == [{R: pytest.approx(0.5)}, {}]
 
 
+def test_a_move_before_the_first_token_makes_no_gap() -> None:
+    """Its client waited for a prompt; an operator who judges moves by their gaps must not take that for one."""
+    desk = Desk()
+    desk.live.hand_over(W1, 1)
+    gaps = [desk.say(W1, tokens(token), lease=1, now_s=9.0).gaps_s for token in (7, 8)]
+    assert gaps == [{R: None}, {}]
+
+
 def test_the_last_output_is_told() -> None:
     """Its room is free from then on."""
     desk = Desk()

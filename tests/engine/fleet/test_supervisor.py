@@ -387,6 +387,28 @@ def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
     run_virtually(told)
 
 
+def test_a_crash_after_a_doze_is_not_forgiven_for_the_time_before_it() -> None:
+    """A worker that has just died is no steady one: until it has worked for a while it gets what nobody else takes."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers=2).start()
+        place = daemon.fleet.places[W0]
+        daemon.worker(W0).die(-11)
+        await asyncio.sleep(1.1)
+        daemon.worker(W0).become_ready()
+        await daemon.flush()
+        assert await dozing(daemon) is place
+        assert daemon.fleet.supervisor.load(W0)
+        daemon.worker(W0).obey()
+        await daemon.flush()
+        daemon.worker(W0).die(-11)
+        await asyncio.sleep(1.2)
+        assert place.setbacks == 2
+        await daemon.close()
+
+    run_virtually(told)
+
+
 class Owner:
     """Hears of the workers that it owns."""
 

@@ -149,6 +149,9 @@ async def handed_over(daemon: VirtualDaemon) -> tuple[RequestId, WorkerId, Worke
     await daemon.flush()
     source = where(daemon, request)
     destination = W1 if source == W0 else W0
+    for _ in range(2):  # the second chunk of its prompt brings its first token
+        daemon.worker(source).step()
+    await daemon.flush()
     daemon.spawn(daemon.driver.migrate(request, destination, None))
     await daemon.advance_move(request, MoveState.RELEASING)
     return request, source, destination

@@ -326,8 +326,8 @@ class VirtualDaemon:
                 yield f"{request} is in the queue of suspects on {worker}, and {live.get(request)}"
         for worker, place in self.fleet.places.items():
             for request in place.held:
-                if request in live and live[request].worker != worker:
-                    yield f"{request} is held for {worker}, and runs on {live[request].worker}"
+                if request not in live or live[request].worker != worker:
+                    yield f"{request} is held for {worker}, and {live.get(request)}"
 
     def _of_stories(self) -> Iterator[str]:
         """What `melld why` would tell, against what is."""
