@@ -16,7 +16,7 @@ PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 MOST_SURE, SURE_UP, SURE_DOWN = 2.0, 1.025, 0.5
-"""It begins with the most; up with every `PLACEMENTS` requests, down with each that is preempted: one of 2,800 may be."""
+"""It begins with the most; up with every `PLACEMENTS` requests, down with each preempted one: of 2,800 one may be."""
 
 
 class Feedback:
