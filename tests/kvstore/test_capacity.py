@@ -71,9 +71,9 @@ def test_a_neighbour_on_the_gpu_makes_requests_leave(machine: Machine) -> None: 
     machine.set(gpu0_used=30_000, gpu0_process="100 20000")
     for number in range(3):
         scheduler.handle(events.RequestArrived(0.0, RequestId(f"r{number}"), 300))
-    assert rule.seen(msgspec.convert(machine.ask("read", FIRST, [100]), DeviceReading)) is None
+    assert rule.seen(msgspec.convert(machine.ask("read", FIRST, [[100]]), DeviceReading)) is None
     machine.set(gpu0_used=30_500)
-    capacity_bytes = rule.seen(msgspec.convert(machine.ask("read", FIRST, [100]), DeviceReading))
+    capacity_bytes = rule.seen(msgspec.convert(machine.ask("read", FIRST, [[100]]), DeviceReading))
     assert capacity_bytes == 500
     scheduler.handle(events.WorkerCapacityChanged(1.0, worker, capacity_bytes))
     commands = scheduler.handle(events.EpochStarted(1.1))

@@ -170,8 +170,10 @@ class Links:
         def close() -> None:
             try:
                 copies.close()
+            except (MelldError, OSError, RuntimeError) as error:  # of unmapping: no copy is under way any longer
+                log.warning("the memory of %s was not unmapped: %s", peer, error)
             finally:
-                then()  # no copy is under way, even if the memory was not unmapped in order
+                then()
 
         _beside(f"close {peer}", close)
 

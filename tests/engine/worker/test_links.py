@@ -23,8 +23,7 @@ class StuckLink(Link):
         raise TransportFailed("cuda", "cudaIpcCloseMemHandle: invalid argument (1)")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_link_that_does_not_close_in_order_is_closed_all_the_same() -> None:
+def test_a_link_that_does_not_close_in_order_is_closed_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """No copy reads the ended sibling's memory any longer: whoever waits to lend it on must hear so."""
     tried: queue.SimpleQueue[LinkTried] = queue.SimpleQueue()
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -36,3 +35,4 @@ def test_a_link_that_does_not_close_in_order_is_closed_all_the_same() -> None:
     assert said.get(timeout=10) == wire.LinkOpened(peer="w1", transport="cuda_peer", bytes_per_s=1.0)
     links.close("w1")
     assert said.get(timeout=10) == wire.LinkClosed("w1")
+    assert "the memory of w1 was not unmapped: cuda: cudaIpcCloseMemHandle" in caplog.text
