@@ -30,7 +30,7 @@ def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None)
     """
     try:
         tables: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(where, f"not TOML: {error}; {TOML_HINT}") from error
     for dotted, value in (overrides or {}).items():
         _lay_over(tables, dotted, value)

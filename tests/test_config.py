@@ -29,6 +29,7 @@ def client(text: str) -> str:
         ("", "no model: name one with `--model DIR`"),
         ("[model]\n", "no model: name one with `--model DIR`"),
         ("x =", "not TOML"),
+        (f"x = {'[' * 5000}", "not TOML"),
         ('[model]\npath="m"\n[server]\nprt=1', "[server] unknown key `prt`; did you mean 'port'?"),
         ('port=1\n[model]\npath="m"', "unknown key `port`; it belongs to [server]"),
         ('[model]\npath="m"\nmax_model_len=1', "options of vLLM stand in [model.vllm]"),
