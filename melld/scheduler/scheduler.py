@@ -123,9 +123,10 @@ class Scheduler:
             self.policy.served(request, event)
         self._queueing.serve()  # also if nobody waits: room was perhaps kept for this one
 
-    def _preempted(self, event: events.RequestPreempted) -> None:  # noqa: ARG002
+    def _preempted(self, event: events.RequestPreempted) -> None:
         """Tell the policy; the request still counts in full, because it needs the bytes again to continue."""
-        self.policy.preempted()
+        if event.request in self.cluster.requests:
+            self.policy.preempted()
 
     def _noted(self, event: events.RequestResumed) -> None:
         """Do nothing: it has counted in full all the time."""

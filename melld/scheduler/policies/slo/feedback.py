@@ -15,7 +15,7 @@ PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
-MOST_SURE, SURE_UP, SURE_DOWN = 1.75, 1.025, 0.5
+LEAST_SURE, MOST_SURE, SURE_UP, SURE_DOWN = 0.1, 1.75, 1.025, 0.5
 """It begins with the most; up with every `PLACEMENTS` requests, down with each preempted one: of 2,800 one may be."""
 
 
@@ -47,7 +47,7 @@ class Feedback:
 
     def preempted(self) -> None:
         """Record that memory was short on a worker: growth is to be believed sooner."""
-        self.sure *= SURE_DOWN
+        self.sure = max(self.sure * SURE_DOWN, LEAST_SURE)
 
     def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> bool:
         """Record the seconds from a request's first token to its last; return True if they kept the pace `itl_s`."""

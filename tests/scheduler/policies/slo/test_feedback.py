@@ -10,6 +10,7 @@ from melld.scheduler.policies.slo.feedback import (
     FIRST_PRICE_S,
     LEAST_CAUTION,
     LEAST_PRICE_S,
+    LEAST_SURE,
     MOST_CAUTION,
     MOST_PRICE_S,
     MOST_SURE,
@@ -120,6 +121,9 @@ def test_growth_is_believed_sooner_where_memory_was_short_of_late() -> None:
     assert feedback.sure == MOST_SURE * SURE_DOWN
     started(0, feedback)
     assert feedback.sure == MOST_SURE * SURE_DOWN * SURE_UP
-    for _ in range(60):
+    for _ in range(2000):  # an overload
+        feedback.preempted()
+    assert feedback.sure == LEAST_SURE
+    for _ in range(120):
         started(0, feedback)
     assert feedback.sure == MOST_SURE
