@@ -56,21 +56,27 @@ def test_a_worker_that_dies_as_its_memory_is_freed_is_freed_once() -> None:
     run_virtually(history)
 
 
+async def short_of_memory(loop: VirtualLoop) -> Town:
+    """Return a town where B, unloaded before, is called while A's answers hold the memory that it needs."""
+    town = await Town(loop, 2, 1, granules=14).start()
+    town.spawn(town.shell.unload(town.models[B], now=False))
+    for _ in range(3):
+        await town.rest()
+        await asyncio.sleep(0.1)
+    town.call(A, 3, 9)
+    town.call(A, 3, 9)
+    await town.rest()
+    await answered(town)
+    town.call(B, 1, 2)
+    await town.settle()
+    return town
+
+
 def test_a_load_that_fails_at_once_takes_back_what_was_offered_with_it() -> None:
     """Else its scheduler places requests where nothing loads the model, and nobody has promised them memory."""
 
     async def history(loop: VirtualLoop) -> None:
-        town = await Town(loop, 2, 1, granules=14).start()
-        town.spawn(town.shell.unload(town.models[B], now=False))
-        for _ in range(3):
-            await town.rest()
-            await asyncio.sleep(0.1)
-        town.call(A, 3, 9)
-        town.call(A, 3, 9)
-        await town.rest()
-        await answered(town)
-        town.call(B, 1, 2)
-        await town.settle()
+        town = await short_of_memory(loop)
         b0 = WorkerId("b0")
         assert town.states()[b0] is InstanceState.CLEARING
         town.daemons[B].fleet.stop_worker(b0, stay_out=True)
@@ -86,17 +92,7 @@ def test_a_client_that_leaves_while_its_model_waits_for_memory_waits_no_more() -
     """Else another model would leave for nobody."""
 
     async def history(loop: VirtualLoop) -> None:
-        town = await Town(loop, 2, 1, granules=14).start()
-        town.spawn(town.shell.unload(town.models[B], now=False))
-        for _ in range(3):
-            await town.rest()
-            await asyncio.sleep(0.1)
-        town.call(A, 3, 9)
-        town.call(A, 3, 9)
-        await town.rest()
-        await answered(town)
-        town.call(B, 1, 2)
-        await town.settle()
+        town = await short_of_memory(loop)
         b, tenant = town.daemons[B], town.shell.tenants[B]
         assert town.states()[WorkerId("b0")] is InstanceState.CLEARING
         assert tenant.take_load(town.shell._held(tenant)).waiting == 1
