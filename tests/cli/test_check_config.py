@@ -116,22 +116,20 @@ def test_a_cluster_without_ray_is_found_out(
     assert said == "melld check-config: [cluster] address: Ray is not installed: see docs/cluster.md, step 1\n"
 
 
-def test_memory_that_no_gpu_can_lend_is_found_too(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: there is no GPU to use"),
+        ('[cluster]\naddress = "auto"\n', "[cluster] serves one model"),
+    ],
+)
+def test_what_several_models_cannot_have_is_found_too(place: Path, table: str, told: str) -> None:
     """What the daemon would refuse at its start, the check refuses before."""
     models = "".join(f'[[models]]\npath = "model"\nname = "{name}"\n' for name in "ab")
-    (place / "melld.toml").write_text(f'{models}[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n')
+    (place / "melld.toml").write_text(models + table)
     done = check(place)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "[devices] lent_kv_bytes: there is no GPU to use" in done.stderr
-
-
-def test_a_cluster_takes_one_model(place: Path) -> None:
-    """Nobody learns it from a daemon that does not start."""
-    models = "".join(f'[[models]]\npath = "model"\nname = "{name}"\n' for name in "ab")
-    (place / "melld.toml").write_text(f'{models}[cluster]\naddress = "auto"\n')
-    done = check(place)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "[cluster] serves one model" in done.stderr
+    assert told in done.stderr
 
 
 def test_a_configuration_is_utf_8_whatever_the_locale_is(place: Path) -> None:
