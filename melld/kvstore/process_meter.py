@@ -21,7 +21,7 @@ def with_children(pid: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 class _Counters(NamedTuple):
-    """Those of one process."""
+    """The counters of one process."""
 
     state: str
     resident_pages: int
