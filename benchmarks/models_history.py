@@ -213,7 +213,7 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
         if late > early * (1 + FLAT_PART):
             wrong.append(f"the memory of {role} rose from {early:.0f} to {late:.0f} MiB")
     shared, rise = risen(played.together)
-    if rise > FLAT_PART:
+    if shared >= LEAST_SAMPLES and rise > FLAT_PART:
         wrong.append(f"all memory rose by {rise:.1%} beside the same workers")
     firsts_s = sorted(played.firsts_s)
     happened = {
