@@ -240,6 +240,8 @@ class Moves:
         for name, job in self._jobs.items():
             if job.command.request == command.request and (copies := self._links.to(job.command.source)):
                 copies.cancel(name)
+        if command.request in self._book.leases:  # it came, and its source was let go before: what, then, was copied?
+            self._residency.uncache(command.request)
         self.forget([command.request])
         self._answer(say.ReservationCancelled(**names_of(command)), ())
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ class Wired:
         self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.aborts: queue.SimpleQueue[Any] = queue.SimpleQueue()
         engine: Any = SimpleNamespace(aborts_queue=self.aborts)
-        residency: Any = SimpleNamespace(prepare=prepare)
+        residency: Any = SimpleNamespace(prepare=prepare, complete=lambda arrival, _tokens: arrival)
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
         preparer = Preparer(line, prepare, residency, self.inbox, self.said.put)
         self._reading = threading.Thread(target=read, args=(self._worker, engine, line, self.said.put, lambda: PONG))
@@ -136,7 +137,7 @@ def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it
 def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
     """Nothing but that move fails, whatever was raised: its request goes on where it is."""
 
-    def fail(_core_request: bytes, _tokens: list[int]) -> Any:
+    def fail(_core_request: bytes) -> Any:
         raise ValueError("not like this")
 
     wired = wired_to(fail)
@@ -148,6 +149,53 @@ def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
     attach = say.AttachRequest(move=1, number=2, request="r1", source="w0", via=Via.KV, lease=1)
     wired.send(attach, b"no snapshot")
     assert wired.said.get(timeout=DEADLINE_S).number == 2
+
+
+class Compiling:
+    """vLLM's part for requests whose grammars compile until the test says otherwise, by their encoded requests."""
+
+    def __init__(self) -> None:
+        self.grammars: dict[bytes, Future[None]] = {}
+
+    def prepare(self, core_request: bytes) -> Any:
+        grammar = self.grammars[core_request] = Future()
+        return SimpleNamespace(compiling=grammar, core_request=core_request)
+
+
+def test_no_request_waits_for_the_grammar_of_another(wired_to: WireUp) -> None:
+    """Nor does a cancellation: what is copied meanwhile is copied for nobody."""
+    vllm = Compiling()
+    wired = wired_to(vllm.prepare)
+    tokens = msgspec.msgpack.encode([7])
+    reserve = say.ReserveBlocks(move=1, number=1, request="structured", token_capacity=1)
+    cancel = say.CancelReservation(move=2, number=5, request="other", lease=1)
+    wired.send(reserve, b"structured", tokens)
+    wired.send(cancel)
+    assert wired.inbox.get(timeout=DEADLINE_S) == cancel
+    vllm.grammars[b"structured"].set_result(None)
+    assert wired.inbox.get(timeout=DEADLINE_S).command == reserve
+
+
+@pytest.mark.parametrize(
+    "end", [wire.AbortRequests(["r1"]), say.CancelReservation(move=1, number=2, request="r1", lease=1)]
+)
+def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireUp, end: msgspec.Struct) -> None:
+    """It would hold its blocks for ever; and who comes again comes once."""
+    vllm = Compiling()
+    wired = wired_to(vllm.prepare)
+    tokens = msgspec.msgpack.encode([7])
+    wired.send(say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1), b"first", tokens)
+    wired.send(end)
+    wired.send(wire.ResumeRequest(request="r1", lease=2), b"again", tokens)
+    assert wired.inbox.get(timeout=DEADLINE_S) == end
+    assert isinstance(wired.said.get(timeout=DEADLINE_S), wire.RequestTaken)
+    wired.send(wire.StopWorker())
+    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+    for grammar in vllm.grammars.values():
+        grammar.set_result(None)
+    assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
+    wired.send(wire.StopWorker())
+    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
 
 
 def test_a_worker_ends_with_the_thread_that_it_cannot_do_without() -> None:

@@ -3,11 +3,12 @@
 Owns reservations and the requests built for them.  Never copies bytes; never evicts a running request to make room.
 
 A reservation holds real blocks: those in this worker's prefix cache, which need no copy, and fresh ones.  A move by
-tokens reserves the same, and computes what is not cached.  `prepare` is thread-safe and slow (block hashes, grammar);
-the rest is quick and for the engine thread.
+tokens reserves the same, and computes what is not cached.  `prepare` and `complete` are thread-safe and slow (block
+hashes, grammar); the rest is quick and for the engine thread.
 """
 
 import copy
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,22 +36,34 @@ class Arrival(msgspec.Struct):
         """Return vLLM's id of the request."""
         return str(self.request.request_id)
 
+    @property
+    def compiling(self) -> "Future[Any] | None":
+        """Return the compilation of its grammar that has not ended, if there is one."""
+        structured = self.request.structured_output_request
+        pending = structured._grammar if structured is not None else None  # noqa: SLF001  its public face hides it
+        return pending if isinstance(pending, Future) and not pending.done() else None
 
-def prepare_arrival(engine: "EngineCore", core_request: bytes, output_token_ids: list[int]) -> Arrival:
-    """Build the request with its tokens so far.  Touches no scheduler, so any thread may call it.
 
-    Waits for the grammar of a structured output to be compiled, and has it accept the tokens again.
+def prepare_arrival(engine: "EngineCore", core_request: bytes) -> Arrival:
+    """Build the request, and begin to compile its grammar.  Touches no scheduler, so any thread may call it."""
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    request, _ = engine.preprocess_add_request(MsgpackDecoder(EngineCoreRequest).decode(core_request))
+    return Arrival(request)
+
+
+def complete_arrival(engine: "EngineCore", arrival: Arrival, output_token_ids: list[int]) -> Arrival:
+    """Give the request its tokens so far, which its grammar accepts again, once it is compiled.  For any thread.
 
     Raises:
         MoveRefused: the grammar cannot be built here, or does not accept the tokens.
     """
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.serial_utils import MsgpackDecoder
-
-    decoded = MsgpackDecoder(EngineCoreRequest).decode(core_request)
-    request, _ = engine.preprocess_add_request(decoded)
-    _await_grammar(request)
-    arrival = Arrival(request)
+    structured = arrival.request.structured_output_request
+    if (compiling := arrival.compiling) is not None:
+        compiling.exception()
+    if structured is not None and (structured.grammar is None or isinstance(structured.grammar, Exception)):
+        raise MoveRefused(arrival.request_id, MoveRefusal.GRAMMAR)
     append_tokens(engine, arrival, output_token_ids)
     return arrival
 
@@ -73,19 +86,6 @@ def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list
         request.append_output_token_ids(token)
         if not engine.structured_output_manager.accept_tokens(request, [token]):
             raise MoveRefused(arrival.request_id, MoveRefusal.GRAMMAR)
-
-
-def _await_grammar(request: "Request") -> None:
-    from concurrent.futures import Future
-
-    structured = request.structured_output_request
-    if structured is None:
-        return
-    pending = structured._grammar  # noqa: SLF001  its public face does not wait
-    if isinstance(pending, Future):
-        pending.exception()
-    if structured.grammar is None or isinstance(structured.grammar, Exception):
-        raise MoveRefused(request.request_id, MoveRefusal.GRAMMAR)
 
 
 class Arrivals:

@@ -1,14 +1,14 @@
 """Detach running requests from a vLLM engine between two steps, and attach them to another.
 
 The only code that detaches and attaches requests inside vLLM; it knows the pinned version (`engine/pin`), and its tests
-say by name which assumption an upgrade breaks.  For the engine thread, between two steps, but for `prepare`.
-Never moves bytes (`migrate/transports`), never talks to the daemon, never decides.
+say by name which assumption an upgrade breaks.  For the engine thread, between two steps, but for `prepare` and
+`complete`.  Never moves bytes (`migrate/transports`), never talks to the daemon, never decides.
 
     source       freeze ──► stillness ──► snapshot ──► release      (its blocks stay until then)
                     └──────────────────────────────► thaw          (rolled back: it goes on here)
 
-    destination  prepare ──► reserve ──► grow ──► attach            (decodes on with the next step)
-                                └──────────────► cancel            (rolled back: its blocks are free)
+    destination  prepare ──► complete ──► reserve ──► grow ──► attach        (decodes on with the next step)
+                                             └─────────────► cancel        (rolled back: its blocks are free)
 
 Generated tokens stay output tokens.  A frozen request is on nobody's scheduler and emits nothing.  With async
 scheduling a step of it may still be in flight when it is frozen; `stillness` says when that output is processed.
@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import check_vllm_version
-from melld.engine.worker.residency.arrival import Arrival, Arrivals, prepare_arrival
+from melld.engine.worker.residency.arrival import Arrival, Arrivals, complete_arrival, prepare_arrival
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
 from melld.engine.worker.residency.rules import (
@@ -67,7 +67,7 @@ class Residency:
         self.stillness, self.snapshot = leaving.stillness, leaving.snapshot
         self.thaw, self.release = leaving.thaw, leaving.release
         self.warm, self.warm_on, self.take_warmed = warmers.begin, warmers.go_on, warmers.take
-        self.prepare = partial(prepare_arrival, engine)
+        self.prepare, self.complete = partial(prepare_arrival, engine), partial(complete_arrival, engine)
         self.grow, self.attach, self.cancel = coming.grow, coming.attach, coming.cancel
         self.copy_began, self.copy_ended = coming.copy_began, coming.copy_ended
         self.frozen: Collection[str] = leaving.frozen
@@ -135,6 +135,11 @@ class Residency:
                 elsewhere.append(request_id)
         if elsewhere:
             self._engine.abort_requests(elsewhere)
+
+    def uncache(self, request_id: str) -> None:
+        """Have no later request find the request's blocks in the prefix cache: their content is in doubt."""
+        manager = self._scheduler.kv_cache_manager
+        manager.evict_blocks({block for group in manager.get_block_ids(request_id) for block in group})
 
     # -- the source -------------------------------------------------------------------------------------------------
 

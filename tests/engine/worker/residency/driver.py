@@ -403,6 +403,9 @@ class Worker:
     def release(self, request_id: str) -> None:
         self.residency.release(request_id)
 
+    def uncache(self, request_id: str) -> None:
+        self.residency.uncache(request_id)
+
     def core_request(self, request_id: str) -> tuple[bytes, list[int]]:
         """What it was asked with, as the daemon keeps it, and its tokens so far."""
         return self.asked[request_id], list(self.engine.scheduler.requests[request_id].output_token_ids)
@@ -418,7 +421,7 @@ class Worker:
         return self.residency.reserve(self._prepared(core_request, tokens), capacity, computed)
 
     def _prepared(self, core_request: bytes, tokens: list[int]) -> Any:
-        arrival = self.residency.prepare(core_request, tokens)
+        arrival = self.residency.complete(self.residency.prepare(core_request), tokens)
         self.asked[arrival.request_id] = core_request
         return arrival
 

@@ -408,6 +408,23 @@ def test_moved_blocks_serve_later_prompts(pair: Pair) -> None:
     assert expected.tokens == pair.finish(pair.start(case, pair.there, salt="moved"))[0].tokens
 
 
+def test_blocks_in_doubt_serve_no_later_prompt(pair: Pair) -> None:
+    """A source that was let go early may have copied what was no longer the request's: nobody else may read that."""
+    case = Case("in doubt", LONG_PROMPT[:330], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
+    expected = pair.unmoved(case)
+    running = pair.start(case, salt="doubt")
+    pair.step(8)
+    core_request, tokens = pair.here("core_request", running.request_id)
+    facts = pair.here("facts", running.request_id)
+    pair.there("reserve", core_request, tokens, 0, facts.num_computed_tokens)
+    pair.here("freeze", running.request_id, "kv")
+    pair.there("attach", pair.here("snapshot", running.request_id), "kv")  # no byte of it was copied
+    pair.there("uncache", running.request_id)
+    for worker in (pair.here, pair.there):
+        worker("abort", [running.request_id])
+    assert pair.finish(pair.start(case, pair.there, salt="doubt")) == [expected]
+
+
 def test_requests_that_share_blocks_part_without_harm(pair: Pair) -> None:
     """One of two requests with a common prompt leaves; the other still has the blocks, and they count once."""
     case = Case("shared", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True})
