@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.soak_meters import read_all
+from benchmarks.soak_meters import read_all, trend
 from melld import demo_model
 from tests.migrate.live import Answer, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
@@ -32,6 +33,9 @@ LENGTHS = ((20, 40), (100, 60), (300, 40), (800, 20), (60, 100), (500, 80))
 """Words of the prompts, and tokens of the answers."""
 FLAT_PART = 0.03
 """The median of the last third of the samples may lie so far above that of the middle one."""
+READY, EVERYTHING = "a worker that is ready", "all processes, with their KV"
+YOUNG_S, WARM_S = 8.0, 120.0
+"""Up to the first all are of one age; after the second a worker has met what it will meet."""
 
 
 def cases() -> list[dict[str, Any]]:
@@ -67,8 +71,10 @@ class Play:
         self.quiet: dict[tuple[str, int], Answer] = {}
         self.tally: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.memory: defaultdict[str, list[int]] = defaultdict(list)
-        """Bytes of each role's processes, in the order of the samples."""
+        self.memory: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Each role's processes in the order of the samples: of which age, and the bytes of each."""
+        self.lives: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        """Seconds and bytes of each worker that is ready and no longer young."""
         self.together: list[tuple[str, int]] = []
         """Of each sample the workers' states, and the bytes of all processes and of all KV."""
         self.firsts_s: list[float] = []
@@ -119,7 +125,7 @@ class Play:
         """Kill a worker every now and then: half of the time when memory has just been asked back from one."""
         chance, kills = random.Random(self.asked.seed), 0
         while time.monotonic() < self._end_s:
-            time.sleep(chance.uniform(0.5, 1.5) * self.asked.kill_every_s)
+            time.sleep(min(chance.uniform(0.5, 1.5) * self.asked.kill_every_s, self._end_s - time.monotonic()))
             kills += 1
             in_take = kills % 2 == 0 and self._wait_take()
             alive = [worker for worker in self.operator.status()["workers"] if worker["pid"]]
@@ -157,7 +163,9 @@ class Play:
             readings = read_all(self.daemon.process.pid, status)
             for one in readings:
                 role = f"a worker that is {states[one.role]}" if one.role in states else f"the {one.role}"
-                self.memory[role].append(one.own_bytes)
+                self.memory[role].append((f"of 2^{math.ceil(math.log2(max(one.age_s, YOUNG_S)))} s", one.own_bytes))
+                if role == READY and one.age_s > WARM_S:
+                    self.lives[one.pid].append((one.at_s, float(one.own_bytes)))
             workers = ", ".join(sorted(states[one.role] for one in readings if one.role in states))
             self.together.append((workers, arenas + sum(one.own_bytes for one in readings)))
             time.sleep(SAMPLE_S)
@@ -181,16 +189,16 @@ class Play:
 
 
 def risen(samples: list[tuple[str, int]]) -> tuple[int, float]:
-    """Return how many samples of the last third had the workers of one in the middle third, and how much more memory.
+    """Return how many samples of the last third were like one of the middle third, and how much more memory they had.
 
-    All memory goes with how many models are loaded, so that only moments with workers in the same states compare.
+    All memory goes with how many models are loaded, and a worker's with its age: each sample has a word for that.
     """
     third = len(samples) // 3
     parts: list[defaultdict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
-    for place, (workers, count) in enumerate(samples[third : 3 * third]):
-        parts[place // third][workers].append(count)
+    for place, (kind, count) in enumerate(samples[third : 3 * third]):
+        parts[place // third][kind].append(count)
     early, late = parts
-    both = {workers: len(late[workers]) for workers in late if workers in early}
+    both = {kind: len(late[kind]) for kind in late if kind in early}
     rises = [statistics.median(late[one]) / statistics.median(early[one]) - 1.0 for one in both]
     shared = sum(both.values())
     return shared, sum(rise * many for rise, many in zip(rises, both.values(), strict=True)) / max(shared, 1)
@@ -203,26 +211,25 @@ def history(daemon: DaemonProcess, asked: argparse.Namespace) -> tuple[dict[str,
     print(f"learned {len(played.quiet)} answers", flush=True)
     played.run()
     wrong = played.wrong + played.accounts()
-    memory_mib = {}
-    for role, samples in played.memory.items():
-        third = len(samples) // 3
-        if third < LEAST_SAMPLES:
-            continue
-        early, late = (statistics.median(part) / 2**20 for part in (samples[third : 2 * third], samples[2 * third :]))
-        memory_mib[role] = [round(early, 1), round(late, 1)]
-        if late > early * (1 + FLAT_PART):
-            wrong.append(f"the memory of {role} rose from {early:.0f} to {late:.0f} MiB")
-    shared, rise = risen(played.together)
-    if shared >= LEAST_SAMPLES and rise > FLAT_PART:
-        wrong.append(f"all memory rose by {rise:.1%} beside the same workers")
+    rises = {}
+    for role, samples in {**played.memory, EVERYTHING: played.together}.items():
+        alike, rise = risen(samples)
+        if alike >= LEAST_SAMPLES:
+            level_mib = statistics.median(count for _, count in samples) / 2**20
+            rises[role] = f"{level_mib:.0f} MiB, {rise:+.1%} over {alike} samples"
+            if rise > FLAT_PART:
+                wrong.append(f"the memory of {role} rose by {rise:.1%}")
+    old = trend(played.lives.values())
+    if old is not None and not old.is_flat:
+        wrong.append(f"a worker's memory rises as it runs: {old}")
     firsts_s = sorted(played.firsts_s)
     happened = {
         "tally": dict(sorted(played.tally.items())),
         "loads": played.metric("melld_model_loads_total"),
         "takes": played.takes(),
         "moved blocks": played.metric("melld_kv_moved_blocks_total"),
-        "memory, MiB (middle third, last third)": memory_mib,
-        "all memory with the same workers, last third over middle third": f"{rise:+.1%} over {shared} samples",
+        "memory: median, and the last third over the middle one at the same age, or beside the same workers": rises,
+        "memory of a ready worker as it runs": "too short lives" if old is None else old.in_mib(),
         "first token, s (median, p99)": [round(firsts_s[int(part * len(firsts_s))], 3) for part in (0.5, 0.99)],
     }
     return happened, wrong

@@ -103,6 +103,14 @@ class Trend(msgspec.Struct, frozen=True):
         is_sure = self.slope_per_hour > SURE * self.error_per_hour
         return not is_sure or self.slope_per_hour <= RISE_PER_HOUR * self.level
 
+    def in_mib(self) -> str:
+        """Return it in words, for a quantity in bytes."""
+        mib = 2**20
+        return (
+            f"{self.level / mib:.1f} MiB, slope {self.slope_per_hour / mib:+.2f} MiB/h, its standard error "
+            f"{self.error_per_hour / mib:.2f}, spread {self.spread / mib:.2f} MiB, {self.points} points of {self.lives}"
+        )
+
 
 def trend(lives: Iterable[Sequence[tuple[float, float]]]) -> Trend | None:
     """Least squares over points (seconds, quantity) of each life; None where these are too few or too close."""

@@ -115,12 +115,7 @@ def _memory(lives: dict[tuple[str, int], list[Reading]], warm_up_s: float) -> It
 def _flat(promise: str, found: Trend | None) -> Verdict:
     if found is None:
         return Verdict(promise, None, "too few points, or too close together, to tell")
-    mib = 2**20
-    figures = (
-        f"{found.level / mib:.1f} MiB, slope {found.slope_per_hour / mib:+.2f} MiB/h, its standard error "
-        f"{found.error_per_hour / mib:.2f}, spread {found.spread / mib:.2f} MiB, {found.points} points of {found.lives}"
-    )
-    return Verdict(promise, found.is_flat, figures)
+    return Verdict(promise, found.is_flat, found.in_mib())
 
 
 def _counts(quiets: Sequence[Quiet], lives: dict[tuple[str, int], list[Reading]]) -> Iterable[Verdict]:
