@@ -111,7 +111,7 @@ def _rank_of(adapter: AdapterConfig) -> int | None:
     if not directory.exists() and not adapter.path.startswith((".", "/", "~")):
         return None
     try:
-        return int(json.loads((directory / "adapter_config.json").read_text())["r"])
+        return int(json.loads((directory / "adapter_config.json").read_bytes())["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{adapter.path} holds no adapter: it wants adapter_config.json and adapter_model.safetensors"
         raise ConfigError(f"[[model.lora]] {adapter.name}", reason) from error

@@ -85,7 +85,7 @@ def test_ranks_leave_no_memory_behind(group: Group) -> None:
     """Workers that come and go for weeks, or are killed, do not fill /dev/shm: 64 MiB in many containers."""
     maps = [Path(f"/proc/{rank}/maps").read_text() for worker in ("w0", "w1") for rank in group.ranks(worker)]
     shared = [line for text in maps for line in text.splitlines() if "/dev/shm/vllm_dist_" in line]  # noqa: S108
-    assert shared
+    assert shared or "avx512f" not in Path("/proc/cpuinfo").read_text()  # without it, vLLM's ranks use sockets alone
     assert [line for line in shared if not line.endswith(" (deleted)")] == []
 
 
